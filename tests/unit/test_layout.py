@@ -119,6 +119,7 @@ LAYERS = (
     {"signals"},
     {"embedding_models"},
     {"command_line_model", "front_ports", "open_ports"},
+    {"served_models"},
     {"front_server", "lifecycle"},
     {"ray_serve"},
     {"cli"},

@@ -68,7 +68,7 @@ def _serve(config: Config, answer: tuple[Path, Path] | None) -> int:
 
 
 def _check(config: Config, gpus: int | None) -> Sequence[Verdict]:
-    from penstock.gateway.composition import check_models  # only now: --help stays quick
+    from penstock.gateway.composition.models import check_models  # only now: --help stays quick
 
     return check_models(config, gpus)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.engines.errors import AlreadyExistsError
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER, DoorConfig, ReplicaConfig
+from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER, DoorConfig, ReplicaConfig
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.hub import fetch_model
 from penstock.gateway.llm.models import ModelSource, find_model, is_hub_id

@@ -17,9 +17,9 @@ from starlette.types import ASGIApp
 
 from penstock.engines.errors import EngineError
 from penstock.engines.host.cores import usable_cores
-from penstock.gateway.composition import grpc_settings, tls_settings
+from penstock.gateway.composition.ports import grpc_settings, tls_settings
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import TrafficConfig
+from penstock.gateway.configuration.sections.other_models import TrafficConfig
 from penstock.gateway.front.access import Restrictions
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.listening import cannot_listen

@@ -24,18 +24,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.engines.door.attached import AttachedEngine
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import PenstockError
-from penstock.gateway.composition import (
+from penstock.gateway.composition.ports import (
     app_settings,
-    build_access_log,
-    build_journal,
     build_kserve,
-    build_load_reports,
     build_restrictions,
-    build_spans,
     connection_limits,
     grpc_settings,
     tls_settings,
 )
+from penstock.gateway.composition.records import RequestRecords
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.context import RequestContext
@@ -87,8 +84,6 @@ from penstock.gateway.llm.engine_sharing import watchdog_config
 from penstock.gateway.metrics.http_port import HttpPortMetrics
 from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.registry import Metrics
-from penstock.gateway.metrics.requests import RequestMetrics
-from penstock.gateway.metrics.server_load import EndedRequests
 from penstock.gateway.model_host.host_link import HostLink
 from penstock.gateway.ports.requests_in_flight import chosen
 from penstock.gateway.usage.ledger import usage_of
@@ -162,15 +157,10 @@ class _Front:
         self._models = FrontModels(dataplane, link.models, self._attach, self._hold)
         self._keys = ApiKeys({} if config.server.has_keys else None)
         self._quotas = QuotaClient(channel.send)
-        self._access_log = build_access_log(config)
-        self._spans = build_spans(config)
-        requests = RequestMetrics()
-        ended = EndedRequests()
-        load = build_load_reports(config, dataplane, ended)
-        self._journal = build_journal(self._access_log, self._spans, requests, ended, self._tell_usage)
-        requests.in_flight = self._journal.in_flight
+        self._records = RequestRecords(config, dataplane, self._tell_usage)
+        self._journal, load = self._records.journal, self._records.load_reports
         self._metrics = Metrics(
-            lambda: (requests, IntakeMetrics(self._intake, pools), *self._port_metrics(), self), list
+            lambda: (self._records.metrics, IntakeMetrics(self._intake, pools), *self._port_metrics(), self), list
         )
         settings = app_settings(config, self._keys, self._metrics, self._journal, ServerHealth(), load)
         bodies = max(_LEAST_BODY_BYTES, config.server.body_memory // begin.fronts)
@@ -183,7 +173,7 @@ class _Front:
         app = FrontApp(self._models, settings, kserve, forwarder, self._quotas)
         self._http = self._new_http_server(app, config, sockets["http"]) if "http" in sockets else None
         guard = FrontGuard(
-            self._quotas, self._keys, self._drain, self._journal, build_restrictions(config)[1], self._intake, load
+            self._quotas, self._keys, self._drain, self._journal, build_restrictions(config, "grpc"), self._intake, load
         )
         service = FrontService(kserve, guard, grpc_settings(config), self._models, forwarder)
         self._grpc = self._new_grpc_server(service, config, sockets["grpc"]) if "grpc" in sockets else None
@@ -313,10 +303,7 @@ class _Front:
         self._link.close()
         self._quotas.close()
         self._intake.lag.stop()
-        if self._access_log is not None:
-            self._access_log.flush()
-        if self._spans is not None:
-            self._spans.close()
+        self._records.close()
 
 
 def _resident_bytes() -> int:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
-from penstock.gateway.composition import tls_settings
+from penstock.gateway.composition.ports import tls_settings
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.listening import cannot_listen

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway import cli
-from penstock.gateway.composition import repository_settings
+from penstock.gateway.composition.models import repository_settings
 from penstock.gateway.configuration.config import SECTIONS, Config, ConfigError, load_config
-from penstock.gateway.configuration.sections import RepositoryConfig
+from penstock.gateway.configuration.sections.other_models import RepositoryConfig
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
 
 

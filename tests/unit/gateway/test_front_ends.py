@@ -28,7 +28,7 @@ class Admitted:
 
 
 class Drained:
-    """A model."""
+    """The models of a server."""
 
     closes = 0
 
@@ -48,7 +48,7 @@ async def test_engines_stay_open_for_fronts_until_these_have_ended_what_they_let
     vars(server).update(
         _folder="a folder" if with_fronts else None,
         _drain=DrainState(),
-        _dataplane=SimpleNamespace(known_models=lambda: [model]),
+        _models=model,
     )
     server.drain.admit(request)
     idle = asyncio.create_task(server._idle())

@@ -15,7 +15,7 @@ from penstock.engines.kv_events.settings import KVEventsConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError, load_config
-from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER
+from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER
 from penstock.gateway.llm.adapters import new_adapter
 from penstock.gateway.llm.model_builder import build_model, engine_spec
 from penstock.gateway.llm.model_parsers import choose_parsers

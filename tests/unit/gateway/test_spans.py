@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.gateway.composition import build_spans
+from penstock.gateway.composition.records import build_spans
 from penstock.gateway.configuration.config import Config, ConfigError, load_config
 from penstock.gateway.front.context import Principal, RequestContext, read_context
 from penstock.gateway.front.journal import RequestJournal

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.gateway.configuration.sections import EngineConfig, Positive, SimulatedOptions
+from penstock.gateway.configuration.sections.language_model import EngineConfig, SimulatedOptions
+from penstock.gateway.configuration.sections.types import Positive
 
 SETTINGS = (
     *("model", "revision", "engine", "device", "max_model_len", "dtype", "weights", "activations", "weights_cache"),

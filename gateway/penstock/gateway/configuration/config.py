@@ -15,25 +15,29 @@ from typing import Any
 import msgspec
 import yaml
 
-from penstock.gateway.configuration.sections import (
-    AccessLogConfig,
+from penstock.gateway.configuration.sections.language_model import (
     AdapterConfig,
     CacheConfig,
-    DataConfig,
     DoorConfig,
-    EmbeddingsConfig,
     EngineConfig,
-    GrpcConfig,
-    HttpConfig,
     LanguageModelConfig,
-    OpenTelemetryConfig,
     ReplicaConfig,
-    RepositoryConfig,
     SchedulingConfig,
-    ServerConfig,
     SimulatedOptions,
+)
+from penstock.gateway.configuration.sections.other_models import (
+    EmbeddingsConfig,
+    RepositoryConfig,
     TrafficConfig,
     UpstreamConfig,
+)
+from penstock.gateway.configuration.sections.server import (
+    AccessLogConfig,
+    DataConfig,
+    GrpcConfig,
+    HttpConfig,
+    OpenTelemetryConfig,
+    ServerConfig,
 )
 from penstock.gateway.configuration.service_links import is_service_link
 from penstock.gateway.configuration.upstream_settings import upstream_fields

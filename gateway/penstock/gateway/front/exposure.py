@@ -6,7 +6,8 @@ import re
 from typing import get_args
 
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import ListeningPort, ServerConfig
+from penstock.gateway.configuration.sections.server import ServerConfig
+from penstock.gateway.configuration.sections.types import ListeningPort
 from penstock.gateway.front.addresses import ip_literal, is_loopback
 from penstock.gateway.front.browser_rules import ANY_ORIGIN, BrowserRules
 

@@ -7,7 +7,8 @@ import os
 import socket
 
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.configuration.sections import ListeningPort, ServerConfig
+from penstock.gateway.configuration.sections.server import ServerConfig
+from penstock.gateway.configuration.sections.types import ListeningPort
 from penstock.gateway.front.addresses import url_host
 
 

@@ -15,13 +15,13 @@ from penstock.engines.contract.messages import StepRecord
 from penstock.engines.door.spec import DoorAddress, DoorSpec, ModelDigests
 from penstock.engines.process import WatchdogConfig
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import (
+from penstock.gateway.configuration.sections.language_model import (
     DoorConfig,
     LanguageModelConfig,
     ReplicaConfig,
     SchedulingConfig,
-    ServerConfig,
 )
+from penstock.gateway.configuration.sections.server import ServerConfig
 from penstock.gateway.llm.adapters import AdapterSet
 from penstock.gateway.llm.models import ModelSource
 

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import ReplicaConfig
+from penstock.gateway.configuration.sections.language_model import ReplicaConfig
 from penstock.gateway.llm.block_hosts import BLOCK_HOSTS, is_block_host
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from penstock.engines.replicas.state import Replicated
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import Policy
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import (
+from penstock.gateway.configuration.sections.language_model import (
     OF_OUR_SCHEDULER,
     CacheConfig,
     EngineConfig,

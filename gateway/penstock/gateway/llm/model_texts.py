@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.configuration.sections import LanguageModelConfig
+from penstock.gateway.configuration.sections.language_model import LanguageModelConfig
 from penstock.gateway.llm.model_parsers import ModelParsers, choose_parsers
 from penstock.gateway.llm.models import ModelSource, TextSettings, default_params, load_chat_template
 from penstock.tokenizers import ChatTemplate, SpecialTextGuard, Tokenizer, TokenizerError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.gateway.configuration.config import Config, overlay
-from penstock.gateway.configuration.sections import (
+from penstock.gateway.configuration.sections.language_model import (
     AdapterConfig,
     CacheConfig,
     EngineConfig,

@@ -15,7 +15,7 @@ from penstock.engines.encoder.text_queue import TextQueue
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.formats.model_files import read_json
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections import DoorConfig
+from penstock.gateway.configuration.sections.language_model import DoorConfig
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.engine_choice import choose_engine
 from penstock.gateway.llm.model_builder import build_model

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.gateway.configuration.config import ConfigError, explain
-from penstock.gateway.configuration.sections import Name, Port, Positive, Seconds
+from penstock.gateway.configuration.sections.types import Name, Port, Positive, Seconds
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 Amount = Annotated[float, Meta(ge=0)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.composition import repository_settings
+from penstock.gateway.composition.models import repository_settings
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.configuration.sections import RepositoryConfig
+from penstock.gateway.configuration.sections.other_models import RepositoryConfig
 
 
 def test_settings_are_of_one_backend_or_of_all() -> None:

@@ -14,7 +14,7 @@ from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.formats.gguf.files import SUFFIX
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections import (
+from penstock.gateway.configuration.sections.language_model import (
     AdapterConfig,
     CacheConfig,
     DoorConfig,

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.classic.base import ModelContext
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections import (
+from penstock.gateway.configuration.sections.language_model import (
     OF_OUR_SCHEDULER,
     AdapterConfig,
     CacheConfig,

@@ -14,7 +14,7 @@ import yaml
 from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelInstanceGroup
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER
+from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER
 from penstock.gateway.llm.kserve.folder_layout import (
     beside,
     check_fetching,

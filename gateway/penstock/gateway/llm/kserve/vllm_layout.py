@@ -12,7 +12,7 @@ from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections import OF_OUR_SCHEDULER
+from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER
 from penstock.gateway.llm.kserve.folder_layout import (
     beside,
     check_fetching,

@@ -1,0 +1,1 @@
+"""The composition root: how configuration, models, data plane and fronts fit together."""

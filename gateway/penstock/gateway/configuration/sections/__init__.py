@@ -1,0 +1,1 @@
+"""The sections of the configuration tree: each setting's type, bounds, default and description stand here once."""

@@ -1,0 +1,321 @@
+"""Settings of a language model: what runs it, its memory, its scheduler."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.engines.scheduler import config as scheduler_config
+from penstock.gateway.configuration.sections.types import Name, Positive, Seconds
+
+
+class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which model, run by which engine."""
+
+    model: Annotated[
+        str | None,
+        Meta(description="a local Hugging Face folder or a hub id; without one, the built-in demo model"),
+    ] = None
+    revision: Annotated[Name | None, Meta(description="branch, tag or commit of a hub model; default: main")] = None
+    sleep_idle_seconds: Annotated[
+        Seconds,
+        Meta(
+            description="a model without requests for so long gives its memory back, and is loaded again at the next "
+            "request, which waits; 0: never"
+        ),
+    ] = 0.0
+    served_model_name: Annotated[
+        tuple[Name, ...], Meta(description="the model's public names, the first one is reported; default: MODEL's name")
+    ] = ()
+    engine: Annotated[
+        Literal["auto", "openvino", "vllm", "tensorrt_llm", "torch", "simulated"],
+        Meta(
+            description="what runs the model; auto: vllm or torch with a GPU, torch where openvino lacks the "
+            "architecture, else openvino; simulated needs no weights and talks nonsense"
+        ),
+    ] = "auto"
+    device: Annotated[
+        str,
+        Meta(
+            description="cpu, cuda or cuda:N; auto: the GPU where the engine can use one",
+            pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
+        ),
+    ] = "auto"
+    max_model_len: Annotated[
+        Positive | None, Meta(description="most tokens of a request, prompt and output; default: the model's own limit")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "bf16", "f16", "f32"],
+        Meta(description="precision of the computation; auto: bf16 where the CPU has it, f32 for encoders"),
+    ] = "auto"
+    weights: Annotated[
+        Literal["auto", "bf16", "f16", "f32", "int8", "int4"],
+        Meta(description="how weights are kept; auto: as in the checkpoint"),
+    ] = "auto"
+    activations: Annotated[
+        Literal["auto", "int8", "mixed", "bf16", "f16", "f32"],
+        Meta(
+            description="what int8 and int4 weights are multiplied with: int8, or the type that dtype means; auto: "
+            "int8 where the CPU has that in this type, else the type; int8: dtype=auto may become f32 for it; mixed: "
+            "int8 in small steps and bf16 in large ones, for CPUs with AMX, with twice the memory for weights"
+        ),
+    ] = "auto"
+    weights_cache: Annotated[
+        int, Meta(ge=0, description="bytes of quantized weights kept on disk for later starts; 0: none")
+    ] = 20 << 30
+    kv_cache_dtype: Annotated[
+        Literal["auto", "u8", "u8-u4", "u4", "fp8", "bf16", "f16", "f32"],
+        Meta(
+            description="how keys and values are kept: u8, u4, and u8-u4 (keys in 8 bits, values in 4) by openvino, "
+            "fp8 by vllm and tensorrt_llm"
+        ),
+    ] = "auto"
+    threads: Annotated[Positive | None, Meta(description="compute threads; default: by model size and cores")] = None
+    cpus: Annotated[
+        Name | None, Meta(description="CPUs that the engine's process runs on, as 0-15,32-47; default: all")
+    ] = None
+    numa_nodes: Annotated[
+        Name | None,
+        Meta(
+            description="NUMA nodes whose CPUs and memory the engine's process uses, as 0 or 0-1; auto: those of the "
+            "socket with the most free memory; default: all"
+        ),
+    ] = None
+    speculative_model: Annotated[
+        Name | None,
+        Meta(
+            description="openvino: a smaller model with the same vocabulary (a folder, a GGUF file or a hub id), or an "
+            "EAGLE-3 head, that guesses next tokens, of which several are verified in a step; answers stay the same"
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None, Meta(description="file with a chat template to use instead of the model's own")
+    ] = None
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"],
+        Meta(description="how the chat template takes content parts: joined, or as a list; auto: as its loops tell"),
+    ] = "auto"
+    special_tokens_in_content: Annotated[
+        bool,
+        Meta(description="the text of a special token in a chat message is that token; default: it is ordinary text"),
+    ] = False
+    tool_parser: Annotated[
+        str, Meta(description="finds tool calls in answers: a parser's name, none, or auto: by the chat template")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, Meta(description="finds reasoning in answers: a parser's name, none, or auto: by the chat template")
+    ] = "auto"
+
+
+class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many engines a language model has, and what becomes of a request when one of them dies."""
+
+    replicas: Annotated[
+        Annotated[int, Meta(ge=0, le=64)],
+        Meta(
+            description="engines of the same model, each a process with the model in its memory; they share the CPUs, "
+            "or have the numa-nodes one by one; 0: none here, with replica-address"
+        ),
+    ] = 1
+    replica_address: Annotated[
+        tuple[Name, ...],
+        Meta(description="engine-doors of other Penstocks with the same model, whose engines are further replicas"),
+    ] = ()
+    replica_routing: Annotated[
+        Literal["prefix", "least-loaded", "round-robin"],
+        Meta(
+            description="which replica gets a request: prefix: where the least has to be computed before its first "
+            "token, by cached prefix and load; least-loaded: by load; round-robin: in turn"
+        ),
+    ] = "prefix"
+    prefill_replicas: Annotated[
+        Annotated[int, Meta(ge=0, le=63)],
+        Meta(
+            description="openvino, vllm on CPUs, simulated: so many of the replicas compute long prompts, and hand "
+            "their keys and values over to the others, which generate; 0: each computes its own prompts"
+        ),
+    ] = 0
+    handover_bytes: Annotated[
+        Positive, Meta(description="most bytes of shared memory for what prefill-replicas hand over")
+    ] = 2 << 30
+    handover_min_tokens: Annotated[
+        Positive,
+        Meta(description="prompts of which less is left to compute are computed where they go on, not handed over"),
+    ] = 128
+    resume: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="a stream whose engine dies goes on behind its tokens; auto: where there are several replicas; "
+            "on: with a single one, too, once it has been restarted; off: it ends with an error"
+        ),
+    ] = "auto"
+    resume_wait: Annotated[
+        Seconds, Meta(description="the longest that such a stream waits for an engine that can take it, in seconds")
+    ] = 60.0
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What only the large engines have: several devices, quantized kernels, options of their own."""
+
+    tensor_parallel_size: Annotated[
+        Positive, Meta(description="vllm, tensorrt_llm: devices that share each layer of the model")
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        Positive, Meta(description="vllm, tensorrt_llm: devices that have different layers of the model")
+    ] = 1
+    gpu_memory_utilization: Annotated[
+        Annotated[float, Meta(gt=0, le=1)],
+        Meta(description="vllm, tensorrt_llm: share of each GPU's memory that this model may take"),
+    ] = 0.9
+    quantization: Annotated[
+        Name | None, Meta(description="vllm: its name of a quantization; default: what the checkpoint says")
+    ] = None
+    engine_args: Annotated[
+        str | dict[str, Any],
+        Meta(
+            description="more options of the engine itself, as a JSON object: fields of vLLM's EngineArgs, arguments "
+            "of TensorRT-LLM's LLM"
+        ),
+    ] = {}
+
+
+class DoorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An engine that other Penstocks use, or that runs in another Penstock."""
+
+    engine_door: Annotated[
+        Name | None,
+        Meta(
+            description="where other Penstocks can use the engine of MODEL, as ipc:///PATH or tcp://HOST:PORT; "
+            "default: nowhere"
+        ),
+    ] = None
+    engine_door_clients: Annotated[Positive, Meta(description="most of them at one time")] = 64
+    engine_address: Annotated[
+        Name | None,
+        Meta(description="the engine-door of another Penstock, whose engine runs MODEL; no engine is started here"),
+    ] = None
+    engine_key: Annotated[
+        Name | None,
+        Meta(description="file with the key that both sides share, made by `penstock key new --engine`; tcp needs one"),
+    ] = None
+
+
+class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """LoRA adapters, each a model of its own for clients; on the openvino, vllm, tensorrt_llm and torch engines."""
+
+    lora: Annotated[
+        tuple[Name, ...], Meta(description="an adapter, as NAME=FOLDER with files in PEFT's format; may be repeated")
+    ] = ()
+    lora_directory: Annotated[
+        Name | None,
+        Meta(description="clients may load and unload adapters at run time, from below this folder; default: no"),
+    ] = None
+    max_loras: Annotated[Positive, Meta(description="adapters that may be loaded at the same time")] = 8
+    max_lora_rank: Annotated[Positive, Meta(description="highest rank of an adapter")] = 16
+
+
+class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Memory for keys and values."""
+
+    kv_cache_memory: Annotated[
+        str | Positive | None,
+        Meta(description="bytes, a size like 4GiB, or a share of free memory like 40%%; default: a bounded share"),
+    ] = None
+    num_kv_blocks: Annotated[Positive | None, Meta(description="the same as a number of blocks")] = None
+    prefix_caching: Annotated[bool, Meta(description="reuse the keys and values of prompts with equal beginnings")] = (
+        True
+    )
+    kv_offload_dir: Annotated[
+        Name | None,
+        Meta(
+            description="openvino, vllm on CPUs, simulated: folder for what the prefix cache evicts, also for later "
+            "starts; default: it is lost"
+        ),
+    ] = None
+    kv_offload_bytes: Annotated[Positive, Meta(description="most bytes of a model's blocks in kv-offload-dir")] = (
+        10 << 30
+    )
+    kv_events: Annotated[
+        Name | None,
+        Meta(
+            description="address, as tcp://127.0.0.1:5557, where routers learn which blocks the prefix cache has; who "
+            "reaches it reads the tokens of all prompts; default: none"
+        ),
+    ] = None
+    kv_events_replay: Annotated[
+        Name | None, Meta(description="address where they can ask for events that they have missed; default: none")
+    ] = None
+    kv_events_topic: Annotated[
+        str | None, Meta(description="topic of these events; default: kv@HOST@MODEL, as llm-d reads it")
+    ] = None
+
+
+class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who runs when, and how many may wait."""
+
+    scheduler: Annotated[
+        Literal["auto", "penstock", "engine"],
+        Meta(
+            description="whose scheduler runs vllm or simulated: penstock's with its own KV cache, or the engine's own "
+            "behind penstock's queue; auto: penstock's for the models that it can drive"
+        ),
+    ] = "auto"
+    max_num_seqs: Annotated[Positive, Meta(description="most requests in one step")] = 256
+    max_num_batched_tokens: Annotated[
+        Positive | None,
+        Meta(
+            description="most tokens in one step; long prompts are computed in chunks; default: 512, with a GPU 4096, "
+            "or max-num-seqs"
+        ),
+    ] = None
+    itl_target_ms: Annotated[
+        Annotated[float, Meta(ge=0)],
+        Meta(
+            description="while requests generate, prompts get as much of a step as keeps it within so many "
+            "milliseconds, by the measured speed (while none generates: four times as many); 0: always as much as "
+            "max-num-batched-tokens allows"
+        ),
+    ] = 200.0
+    steps_in_flight: Annotated[
+        Positive, Meta(description="steps that are under way at the same time, as far as the engine can; 1: one by one")
+    ] = 2
+    speculative: Annotated[
+        Literal["off", "ngram", "mtp"],
+        Meta(
+            description="ngram: next tokens are guessed from what the request has said before (prompt lookup), and "
+            "several are verified in a step; answers stay the same. mtp: the checkpoint's own layer for multi-token "
+            "prediction guesses (openvino, MiMo)"
+        ),
+    ] = "off"
+    max_draft_tokens: Annotated[Positive, Meta(description="most guesses verified in one step of a request")] = 8
+    policy: Annotated[
+        Literal["fcfs", "priority", "fair"],
+        Meta(description="fcfs: by arrival; priority: lower first, with ageing; fair: by tokens served per tenant"),
+    ] = "fcfs"
+    ageing: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="policy priority: seconds of waiting worth one level")
+    ] = 10.0
+    max_queued_requests: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="requests that may wait; more get 503 with Retry-After")
+    ] = 1024
+    max_queued_tokens: Annotated[Positive, Meta(description="prompt tokens that may wait")] = 1_048_576
+    request_timeout: Annotated[
+        Seconds, Meta(description="seconds from arrival to the last token, queueing included; 0: no limit")
+    ] = 0.0
+
+
+OF_OUR_SCHEDULER = {name: getattr(SchedulingConfig(), name) for name in scheduler_config.OF_OUR_SCHEDULER}
+"""Settings that mean nothing to an engine that schedules by itself, and their defaults."""
+
+
+class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The simulated engine's latency model."""
+
+    sim_step_ms: Annotated[Seconds, Meta(description="milliseconds per step")] = 0.0
+    sim_prefill_us: Annotated[Seconds, Meta(description="microseconds per prompt token")] = 0.0
+    sim_sequence_us: Annotated[Seconds, Meta(description="microseconds per sequence in a step")] = 0.0
+    sim_faults: Annotated[
+        str, Meta(description='faults by marker token in the prompt, e.g. "kill=7,slow=8:2.5"; for tests')
+    ] = ""

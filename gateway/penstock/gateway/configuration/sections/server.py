@@ -1,0 +1,359 @@
+"""Settings of the process: ports, keys, limits, its end, and what is kept of requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.gateway.configuration.sections.types import ListeningPort, Name, Port, Positive, Seconds
+
+
+class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the server listens, and how it behaves towards clients."""
+
+    id: Annotated[Name, Meta(description="the server's name in its KServe metadata")] = "penstock"
+    host: Annotated[
+        str,
+        Meta(
+            description="address to listen on; 0.0.0.0 for all; beyond this machine, it needs keys or --allow-anonymous"
+        ),
+    ] = "127.0.0.1"
+    http_address: Annotated[str | None, Meta(description="another address for HTTP")] = None
+    grpc_address: Annotated[str | None, Meta(description="another address for gRPC")] = None
+    metrics_address: Annotated[str | None, Meta(description="another address for metrics")] = None
+    http_port: Annotated[Port, Meta(description="OpenAI API, KServe v2 and health")] = 8000
+    grpc_port: Annotated[Port, Meta(description="KServe v2 over gRPC, and the standard health service")] = 8001
+    metrics_port: Annotated[
+        Port,
+        Meta(description="Prometheus metrics and the scheduler's state; without a key on this machine's addresses"),
+    ] = 8002
+    allow_http: Annotated[bool, Meta(description="listen for HTTP")] = True
+    allow_http2: Annotated[bool, Meta(description="HTTP/2 on the HTTP port, beside HTTP/1.1")] = True
+    allow_grpc: Annotated[bool, Meta(description="listen for gRPC")] = True
+    allow_metrics: Annotated[bool, Meta(description="listen on the metrics port")] = True
+    http_max_input_size: Annotated[
+        Positive, Meta(description="bytes of a KServe request, decompressed; gRPC messages have the same limit")
+    ] = 64 << 20
+    strict_liveness: Annotated[
+        bool,
+        Meta(description="not live as soon as one language model is down for good; off: when no other model is left"),
+    ] = False
+    body_memory: Annotated[
+        Positive, Meta(description="bytes of request bodies that may be in memory at one time, decompressed ones too")
+    ] = 1 << 30
+    stored_responses: Annotated[
+        int, Meta(ge=0, description="responses that are kept, and conversations, and chats; 0: none")
+    ] = 1000
+    stored_responses_per_tenant: Annotated[
+        Positive | None, Meta(description="of one key's tenant; default: stored-responses")
+    ] = None
+    stored_responses_memory: Annotated[
+        Positive,
+        Meta(description="bytes of responses, conversations, chats, each together; the longest unused goes first"),
+    ] = 64 << 20
+    stored_responses_memory_per_tenant: Annotated[
+        Positive | None, Meta(description="of one key's tenant; default: stored-responses-memory")
+    ] = None
+    background_responses: Annotated[
+        int, Meta(ge=0, description="responses that are being made in the background at one time; 0: none")
+    ] = 100
+    background_responses_per_tenant: Annotated[
+        Positive | None, Meta(description="of one key's tenant; default: background-responses")
+    ] = None
+    max_loop_lag: Annotated[
+        Seconds,
+        Meta(description="while the server is so many seconds late with what is due, requests get 503; 0: never"),
+    ] = 2.0
+    body_timeout: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="seconds that the whole body of an HTTP request may take")
+    ] = 600.0
+    http_header_forward_pattern: Annotated[
+        str, Meta(description="HTTP headers whose whole name matches this become request parameters")
+    ] = ""
+    grpc_header_forward_pattern: Annotated[
+        str, Meta(description="gRPC metadata whose whole name matches this become request parameters")
+    ] = ""
+    allow_client_shm: Annotated[
+        bool, Meta(description="clients on this machine may pass tensors through system shared memory")
+    ] = False
+    api_key: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="accepted bearer keys for inference, metadata and metrics; each is a tenant of its own; "
+            "default: no key is asked for"
+        ),
+    ] = ()
+    admin_key: Annotated[
+        tuple[Name, ...],
+        Meta(description="accepted bearer keys that may also load and unload models and change settings"),
+    ] = ()
+    api_key_file: Annotated[
+        str | None,
+        Meta(
+            description="a TOML file of keys with tenants, roles and limits, written by `penstock key new`; read again "
+            "on SIGHUP"
+        ),
+    ] = None
+    http_restricted_api: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="as API[,API]:HEADER=VALUE: requests to these KServe APIs need this header too; may be repeated"
+        ),
+    ] = ()
+    grpc_restricted_protocol: Annotated[
+        tuple[str, ...],
+        Meta(description="the same over gRPC, where the header is triton-grpc-protocol-HEADER; may be repeated"),
+    ] = ()
+    allow_anonymous: Annotated[
+        bool,
+        Meta(description="other machines may use ports without a key: all where there are no keys, else /metrics"),
+    ] = False
+    allowed_hosts: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="names by which clients may call a server without keys, besides localhost and its addresses; "
+            "others are refused, since a web page may be behind them"
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[Name, ...],
+        Meta(description="web pages of these origins may use the server, as http://localhost:3000; with keys also *"),
+    ] = ()
+    memory_limit: Annotated[
+        str | Positive | None,
+        Meta(
+            description="what the language models may take together, as bytes, a size like 16GiB, or a share of free "
+            "memory; a model that would not fit is not loaded; default: what is free"
+        ),
+    ] = None
+    fronts: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | Literal["auto"],
+        Meta(
+            description="processes that speak the protocols, all on the same ports; auto: one for every 8 cores, at "
+            "least 1 and at most 8"
+        ),
+    ] = 1
+    load_reports: Annotated[
+        Literal["request", "text", "json", "bin"],
+        Meta(
+            description="answers to inferences carry the server's load for balancers (ORCA): request: those whose "
+            "request asks; text, json, bin: all of them, in this form; over gRPC always as bin"
+        ),
+    ] = "request"
+    vllm_metric_names: Annotated[
+        bool,
+        Meta(
+            description="metrics that endpoint pickers read (Gateway API inference extension, llm-d) also have vLLM's "
+            "names"
+        ),
+    ] = False
+    drain_delay: Annotated[
+        Seconds,
+        Meta(
+            description="seconds after SIGTERM in which the server says that it is not ready and still serves new "
+            "requests, for balancers that need a moment to notice"
+        ),
+    ] = 0.0
+    drain_timeout: Annotated[Seconds, Meta(description="seconds that running requests get to finish after SIGTERM")] = (
+        30.0
+    )
+    stream_interval_ms: Annotated[
+        Seconds,
+        Meta(
+            description="running streams get their new tokens at most this often; first tokens never wait; 0: each step"
+        ),
+    ] = 10.0
+    clamp_max_tokens: Annotated[
+        bool,
+        Meta(
+            description="requests for more tokens than the context leaves behind their prompt get what it leaves, for "
+            "clients that always ask for much; off: they are refused with the number that would fit"
+        ),
+    ] = False
+    keep_alive: Annotated[
+        Annotated[float, Meta(gt=0)],
+        Meta(description="seconds that an idle HTTP connection stays open; more than proxies before the server have"),
+    ] = 75.0
+    heartbeat_s: Annotated[
+        Seconds,
+        Meta(
+            description="seconds without a token after which a stream of the OpenAI API gets an SSE comment, so that "
+            "nothing on the way takes it for dead; 0: never"
+        ),
+    ] = 15.0
+    resumable_streams: Annotated[
+        Seconds,
+        Meta(
+            description="seconds for which a stream of chats or text completions goes on without its client, who gets "
+            "the rest for Last-Event-ID; 0: it ends with its client"
+        ),
+    ] = 0.0
+    send_timeout: Annotated[
+        Annotated[float, Meta(gt=0)], Meta(description="seconds after which a client that does not read is cut off")
+    ] = 60.0
+    watchdog_timeout: Annotated[
+        Annotated[float, Meta(ge=0.4)],
+        Meta(
+            description="seconds without progress after which the engine is replaced; a step that was expected to take "
+            "long gets more"
+        ),
+    ] = 60.0
+    ready_timeout: Annotated[
+        Annotated[float, Meta(ge=0.2)] | None,
+        Meta(
+            description="seconds without progress of the engine after which the server is not ready; a step that was "
+            "expected to take long gets more; default: 10, or half of watchdog-timeout where that is less"
+        ),
+    ] = None
+    load_timeout: Annotated[
+        Seconds, Meta(description="seconds after which an engine that is still loading its model is ended; 0: never")
+    ] = 1800.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="how much is logged, to stderr")
+    ] = "info"
+    log_verbose: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="above 0: the same as log level debug, as Triton calls it")
+    ] = 0
+    log_info: Annotated[bool, Meta(description="log information")] = True
+    log_warning: Annotated[bool, Meta(description="log warnings")] = True
+    log_error: Annotated[bool, Meta(description="log errors")] = True
+    log_format: Annotated[
+        Literal["default", "ISO8601"], Meta(description="how the log writes times; ISO8601: in UTC, with a T and a Z")
+    ] = "default"
+    trace_config: Annotated[
+        tuple[Name, ...],
+        Meta(description="a setting of the request trace, as level=, rate=, count= or triton,file= and the like"),
+    ] = ()
+    metrics_config: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="which latencies nv_* show: summary_latencies=, histogram_latencies= or counter_latencies= "
+            "true or false, summary_quantiles=0.5:0.05,0.9:0.01; may be repeated"
+        ),
+    ] = ()
+
+    def address(self, port: ListeningPort) -> str:
+        """Where that port listens."""
+        own: str | None = getattr(self, f"{port}_address")
+        return own or self.host
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_key or self.admin_key or self.api_key_file is not None)
+
+    @property
+    def logging_level(self) -> str:
+        """The name of Python's level, for this process and those that it starts: the lowest that is logged."""
+        levels = ("DEBUG", "INFO", "WARNING", "ERROR")
+        first = 0 if self.log_verbose else levels.index(self.log_level.upper())
+        return next((level for level in levels[first:] if getattr(self, f"log_{level.lower()}", True)), "CRITICAL")
+
+    @property
+    def log_switches(self) -> dict[str, bool | str]:
+        """Triton's log settings as far as they are not its defaults."""
+        off: dict[str, bool | str] = {
+            name: False for name in ("log_info", "log_warning", "log_error") if not getattr(self, name)
+        }
+        return off if self.log_format == "default" else off | {"log_format": self.log_format}
+
+
+class HttpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """TLS of the HTTP port, under names like those of the gRPC port's."""
+
+    http_use_ssl: Annotated[bool, Meta(description="TLS; needs a certificate and its key")] = False
+    http_use_ssl_mutual: Annotated[bool, Meta(description="clients must show a certificate, too")] = False
+    http_server_cert: Annotated[str, Meta(description="PEM file with the server's certificate")] = ""
+    http_server_key: Annotated[str, Meta(description="PEM file with its private key")] = ""
+    http_root_cert: Annotated[str, Meta(description="PEM file with the authority of clients' certificates")] = ""
+
+
+class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """TLS, keepalive and compression of the gRPC port, under Triton's own flags."""
+
+    grpc_transport: Annotated[
+        Literal["penstock", "grpcio"],
+        Meta(description="who speaks HTTP/2 on the gRPC port: this server itself, or the gRPC library"),
+    ] = "penstock"
+    grpc_use_ssl: Annotated[bool, Meta(description="TLS; needs a certificate and its key")] = False
+    grpc_use_ssl_mutual: Annotated[bool, Meta(description="clients must show a certificate, too")] = False
+    grpc_server_cert: Annotated[str, Meta(description="PEM file with the server's certificate")] = ""
+    grpc_server_key: Annotated[str, Meta(description="PEM file with its private key")] = ""
+    grpc_root_cert: Annotated[str, Meta(description="PEM file with the authority of clients' certificates")] = ""
+    grpc_infer_response_compression_level: Annotated[
+        Literal["none", "low", "medium", "high"], Meta(description="compression of inference responses")
+    ] = "none"
+    grpc_keepalive_time: Annotated[Positive, Meta(description="milliseconds of silence before a ping")] = 7_200_000
+    grpc_keepalive_timeout: Annotated[Positive, Meta(description="milliseconds that its answer may take")] = 20_000
+    grpc_keepalive_permit_without_calls: Annotated[bool, Meta(description="ping connections without calls")] = False
+    grpc_http2_max_pings_without_data: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="pings in a row without data between them; 0: any number")
+    ] = 2
+    grpc_http2_min_recv_ping_interval_without_data: Annotated[
+        Positive, Meta(description="milliseconds that clients must leave between pings without data")
+    ] = 300_000
+    grpc_http2_max_ping_strikes: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="pings too early before a connection is closed; 0: any number")
+    ] = 2
+    grpc_max_connection_age: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="milliseconds after which a connection is closed; 0: never")
+    ] = 0
+    grpc_max_connection_age_grace: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="milliseconds that its calls get then; 0: as long as they take")
+    ] = 0
+
+
+class AccessLogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is told of each request, on standard error."""
+
+    access_log: Annotated[
+        Literal["text", "json", "off"],
+        Meta(description="a line for each request that has ended, without its contents; probes have none"),
+    ] = "text"
+    access_log_sample: Annotated[
+        Annotated[float, Meta(ge=0, le=1)],
+        Meta(description="share of the good requests that get a line; those that fail always do"),
+    ] = 1.0
+    access_log_slow_s: Annotated[
+        Seconds, Meta(description="of the good requests only those get a line that took so many seconds")
+    ] = 0.0
+
+
+class OpenTelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Spans of requests, for a collector."""
+
+    otlp_endpoint: Annotated[
+        Annotated[str, Meta(pattern=r"^https?://[^\s/?#]+[^\s?#]*$")] | None,
+        Meta(
+            description="URL of a collector that gets spans of requests by OTLP over HTTP, as http://localhost:4318; "
+            "needs the extra [otel]; default: none"
+        ),
+    ] = None
+    otlp_sample: Annotated[
+        Annotated[float, Meta(ge=0, le=1)],
+        Meta(description="share of the requests that get spans, of those that come without a traceparent"),
+    ] = 1.0
+
+
+class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Files, batches, and responses that are kept."""
+
+    data_dir: Annotated[
+        str | None,
+        Meta(
+            description="folder for files, batches and responses, of this server alone; default: none, files and "
+            "batches are refused, and responses kept in memory"
+        ),
+    ] = None
+    data_size: Annotated[Positive, Meta(description="bytes of all files together")] = 10 << 30
+    data_size_per_tenant: Annotated[
+        Positive | None, Meta(description="bytes of the files of one key's tenant; default: data-size")
+    ] = None
+    data_retention: Annotated[
+        Seconds,
+        Meta(description="seconds after which files, ended batches, responses and conversations go; 0: never"),
+    ] = 30 * 86400.0
+    batch_lines_in_flight: Annotated[
+        Positive, Meta(description="lines of batches that are with the models at one time")
+    ] = 32

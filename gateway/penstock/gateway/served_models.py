@@ -1,0 +1,153 @@
+"""All models of a server, wherever they come from: the command line, repositories, and other servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import chain
+
+from penstock.engines.client.engine import Engine
+from penstock.engines.door.spec import DoorSpec
+from penstock.gateway.command_line_model import CommandLineModel
+from penstock.gateway.composition.models import (
+    NO_TRAFFIC_RULES,
+    build_budget,
+    build_dataplane,
+    build_on_demand,
+    build_other_servers,
+    build_pooling,
+    build_repository,
+)
+from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.embedding_models import EmbeddingModels
+from penstock.gateway.front.first_steps import Kind
+from penstock.gateway.front.loading_board import LoadingBoard
+from penstock.gateway.front.server_health import is_live
+from penstock.gateway.front.work_pool import WorkPools
+from penstock.gateway.llm.endpoint_metrics import EndpointMetrics
+from penstock.gateway.metrics.custom import CustomMetrics
+from penstock.gateway.metrics.gpu import GpuMetrics
+from penstock.gateway.metrics.latencies import latency_observers
+from penstock.gateway.metrics.metrics_config import read_metrics_config
+from penstock.gateway.metrics.prometheus_text import Family
+from penstock.gateway.metrics.registry import Source
+from penstock.gateway.metrics.triton import TritonMetrics
+from penstock.gateway.traffic.service import TrafficService
+
+logger = logging.getLogger("penstock")
+
+
+class ServedModels:
+    """Public names of traffic rules count as models, too: `traffic` knows which one each request gets."""
+
+    def __init__(
+        self, config: Config, pools: WorkPools, board: LoadingBoard, new_door: Callable[[], DoorSpec] | None = None
+    ) -> None:
+        """`new_door`: as for `build_model`. Raises ConfigError."""
+        self._server = config.server
+        self.on_demand = build_on_demand(config)
+        self.dataplane = build_dataplane(config, pools, board, self.on_demand)
+        self.other_servers = build_other_servers(config, self.dataplane)
+        self._custom, self._gpus = CustomMetrics(), GpuMetrics()
+        latencies = read_metrics_config(config.server.metrics_config)
+        budget = build_budget(config, self._gpus)
+        self.repository = build_repository(
+            config,
+            self.dataplane,
+            self._custom,
+            budget,
+            board,
+            self.other_servers,
+            latency_observers(latencies),
+            self.on_demand,
+            new_door,
+        )
+        self._triton = TritonMetrics(
+            self.repository.models, self.repository.load_seconds, self.repository.cache_counters, latencies
+        )
+        self.pooling = build_pooling(config, self.dataplane, pools)
+        self._embeddings = EmbeddingModels(config, self.pooling, self.repository, budget, board)
+        self._named: CommandLineModel | None = None
+        if _names_one(config):
+            self._named = CommandLineModel(
+                config, self.dataplane, self.repository, budget, board, self._embeddings, new_door
+            )
+        refusal = None if self.on_demand is None else NO_TRAFFIC_RULES
+        self.traffic = TrafficService(
+            config.traffic.traffic, self.repository, self.dataplane, self.pooling, refusal=refusal
+        )
+        self.repository.host.route(self.traffic.models, self.traffic.table.names.__contains__)
+
+    async def start(self) -> None:
+        """Loads those that are to be there from the beginning. Raises ConfigError, PenstockError."""
+        if self._named is not None:
+            await self._named.start()
+        await self._embeddings.start()
+        self.other_servers.start()
+        await self.repository.start()
+
+    async def stop(self, wait: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
+        """A model that still executes what nobody waits for, or that hangs, must not keep the process from ending:
+        models of repositories get the time that `wait` gives their end, and then they are stopped."""
+        if self._named is not None:
+            await self._named.stop()
+        await self._embeddings.stop()
+        stopping = asyncio.create_task(self.repository.stop())
+        await wait(stopping)
+        if not stopping.done():
+            logger.warning("some models have not ended what they execute: they are stopped")
+            stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
+        self.other_servers.stop()
+
+    async def drain(self) -> None:
+        """Until nothing is in flight in the engines, from this server or another."""
+        await asyncio.gather(*(model.drain() for model in self.dataplane.known_models()))
+
+    @property
+    def live(self) -> bool:
+        failed = [model.engine.failed for model in self.dataplane.known_models()]
+        failed += [model.source.failed for model in self.pooling.known_models()]
+        others_ready = any(model.ready for model in self.repository.models())
+        return is_live(failed, others_ready, strict=self._server.strict_liveness)
+
+    @property
+    def ready(self) -> bool:
+        return self.repository.ready and self.pooling.ready
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Of the language models that are loaded."""
+        return [model.engine for _, model in self.dataplane.loaded_models()]
+
+    @property
+    def first_to_ask(self) -> tuple[str, Kind] | None:
+        """Name and kind of the model that a person tries first; None: the server was started for none in particular."""
+        if self._named is not None and self._named.name_and_kind is not None:
+            return self._named.name_and_kind
+        return next(((name, model.task) for name, model in self.pooling.loaded_names()), None)
+
+    def metrics(self) -> Iterator[Source]:
+        yield from self.dataplane.metrics()
+        yield EndpointMetrics(self.dataplane.loaded_models, vllm_names=self._server.vllm_metric_names)
+        yield from self.pooling.metrics()
+        yield self.traffic.metrics
+        yield from self.other_servers.metrics()
+        if self.on_demand is not None:
+            yield self.on_demand.counts
+
+    def triton_metrics(self) -> Iterator[Family]:
+        """With Triton's names, and those that models have made themselves."""
+        return chain(self._triton.families(), self._gpus.families(), self._custom.families())
+
+
+def _names_one(config: Config) -> bool:
+    """Whether the command names a model, or means the demo model. Raises ConfigError."""
+    others = config.repository.model_repository or config.embeddings.embedding_model or config.upstream.upstream
+    wanted = config.model.model is not None or not others
+    if not wanted and (config.adapters.lora or config.adapters.lora_directory):
+        raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
+    if not wanted and config.cache.kv_events is not None:
+        raise ConfigError("kv-events: there is no MODEL; a model in a repository has it in its model.json")
+    return wanted

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import compileall
 import functools
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 
 import httpx
 import pytest
+
+with suppress(ImportError):  # not all environments of .ci/ have it
+    from hypothesis import settings
+
+    # a machine that is busy is no failure
+    settings.register_profile("penstock", deadline=None)
+    settings.load_profile("penstock")
 
 # A shell starts what it runs in the background with Ctrl-C ignored, which everything started from here would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,18 +28,12 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
-ROOT = Path(__file__).parents[1]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Keeps bytecode, as an installation does, even where PYTHONDONTWRITEBYTECODE is set: each of the hundreds of
-    processes that tests start would spend two seconds on it. With xdist, the process that starts the workers compiles
-    the server's modules for all."""
+def pytest_configure() -> None:
+    """Bytecode is kept, as by an installation, even where PYTHONDONTWRITEBYTECODE is set: each of the hundreds of
+    processes that tests start would spend seconds on it."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     gc.disable()  # until all tests are collected: what they import stays
-    if not hasattr(config, "workerinput"):
-        for folder in ROOT.glob("*/penstock"):
-            compileall.compile_dir(folder, quiet=1)
 
 
 def pytest_collection_finish() -> None:

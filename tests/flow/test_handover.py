@@ -238,7 +238,7 @@ async def test_without_decode_replicas_the_others_do_it_all(make: MakeFleet) -> 
     assert fleet.engine.moves.handed_over == 1
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), num_prefill=st.integers(1, 2), num_decode=st.integers(1, 2))
 def test_whatever_dies_and_is_overwritten(seed: int, num_prefill: int, num_decode: int) -> None:
     asyncio.run(_storm(random.Random(seed), num_prefill, num_decode))

@@ -463,7 +463,7 @@ async def test_a_pulse_waits_for_the_replica_that_has_the_request(make: MakeFlee
     assert stream.is_taken_in(fleet.stats)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), number=st.integers(2, 4))
 def test_whatever_dies_every_stream_is_what_it_would_have_been(seed: int, number: int) -> None:
     asyncio.run(_storm(random.Random(seed), number))

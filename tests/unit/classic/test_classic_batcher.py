@@ -262,4 +262,4 @@ class Queueing(RuleBasedStateMachine):
 
 
 TestQueueing = Queueing.TestCase
-TestQueueing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueueing.settings = settings(max_examples=60, stateful_step_count=40)

@@ -436,5 +436,5 @@ class Sequences(RuleBasedStateMachine):
         assert self.of.idle
 
 
-Sequences.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Sequences.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestSequences = Sequences.TestCase

@@ -64,7 +64,7 @@ def test_the_first_bytes_of_a_connection_are_free() -> None:
         ConnectionShare(budget).take(SMALL_BODY + 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 600_000)), max_size=40))
 def test_shares_cover_what_is_held_and_give_all_of_it_back(sizes: list[tuple[int, int]]) -> None:
     budget = BodyBudget(2 * MIB)

@@ -19,7 +19,6 @@ def machine_settings(max_examples: int, step_count: int) -> settings:
     return settings(
         max_examples=max_examples * _FACTOR,
         stateful_step_count=step_count,
-        deadline=None,
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )

@@ -53,7 +53,7 @@ damaged = st.tuples(st.sampled_from(TEXTS), st.integers(0, 200), st.integers(0, 
 texts = st.one_of(markup, damaged, st.tuples(damaged, markup).map("".join), st.text())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(name=st.sampled_from(sorted(STAGES)), text=texts, cuts=st.lists(st.integers(0, 200), max_size=12))
 def test_parts_do_not_depend_on_how_the_text_is_cut(name: str, text: str, cuts: list[int]) -> None:
     make = STAGES[name]

@@ -72,7 +72,7 @@ def ids_of(loaded: dict[str, Tokenizer]) -> dict[str, st.SearchStrategy[list[int
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(data=st.data())
 def test_any_ids_in_any_split(
     loaded: dict[str, Tokenizer], ids_of: dict[str, st.SearchStrategy[list[int]]], kind: str, data: st.DataObject
@@ -85,7 +85,7 @@ def test_any_ids_in_any_split(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_text_in_any_split(loaded: dict[str, Tokenizer], kind: str, data: st.DataObject) -> None:
     tokenizer = loaded[kind]
@@ -96,7 +96,7 @@ def test_any_text_in_any_split(loaded: dict[str, Tokenizer], kind: str, data: st
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "unigram_fallback"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.binary(max_size=12))
 def test_any_bytes(loaded: dict[str, Tokenizer], kind: str, data: bytes) -> None:
     tokenizer = loaded[kind]
@@ -115,7 +115,7 @@ def test_nothing_of_an_unfinished_character_comes_out(loaded: dict[str, Tokenize
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_completion_continues_the_text_of_its_prompt(
     loaded: dict[str, Tokenizer], kind: str, data: st.DataObject

@@ -77,7 +77,7 @@ def made(name: str) -> Tokenizer:
     return tokenizer_of(metadata_of(original(name), "gpt2", pre=name))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TEXTS, st.sampled_from(["qwen2", "llama-bpe"]))
 def test_byte_level(text: str, name: str) -> None:
     ids = original(name).encode(text, add_special_tokens=False).ids
@@ -123,7 +123,7 @@ def test_merges_are_in_the_order_of_the_scores(text: str) -> None:
     assert made_pieces(True).encode(text, add_special_tokens=False).ids == ids
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TEXTS, st.booleans())
 def test_sentencepiece(text: str, begins: bool) -> None:
     ids = sentencepiece(begins).encode(text, add_special_tokens=False).ids

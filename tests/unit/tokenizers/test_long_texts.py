@@ -66,7 +66,7 @@ def in_pieces(backend: tokenizers.Tokenizer, text: str, size: int, special: bool
 
 
 @pytest.mark.parametrize(("split", "form"), EVERYWHERE)
-@settings(deadline=None, max_examples=50)  # the first example trains the tokenizer
+@settings(max_examples=50)  # the first example trains the tokenizer
 @given(text=HARD_TEXTS, size=st.integers(1, 32), special=st.booleans())
 def test_pieces_have_the_tokens_of_the_whole(split, form, text, size, special):
     backend = trained(split, form)
@@ -74,7 +74,6 @@ def test_pieces_have_the_tokens_of_the_whole(split, form, text, size, special):
 
 
 @pytest.mark.parametrize("form", ["none", "NFC"])
-@settings(deadline=None)  # the first example trains the tokenizer
 @given(text=HARD_TEXTS, size=st.integers(1, 16))
 def test_added_tokens_are_not_cut(form, text, size):
     backend = with_flagged_tokens(form)
@@ -82,7 +81,7 @@ def test_added_tokens_are_not_cut(form, text, size):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@settings(deadline=None, max_examples=40)  # the first example trains the tokenizer
+@settings(max_examples=40)  # the first example trains the tokenizer
 @given(text=HARD_TEXTS)
 @example(text="".join(FRAGMENTS))
 def test_each_cut_is_between_words(split, text):
@@ -162,7 +161,6 @@ def demo() -> Tokenizer:
     return Tokenizer(find_model(None).folder)
 
 
-@settings(deadline=None)  # the first example trains the tokenizer
 @given(text=HARD_TEXTS, size=st.integers(1, 32))
 def test_the_demo_model_s_tokenizer(demo, text, size):
     assert in_pieces(demo._backend, text, size) == in_one_call(demo._backend, text)

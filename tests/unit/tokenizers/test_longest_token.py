@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from tokenizers import AddedToken, normalizers
 
 from helpers_long_texts import HARD_TEXTS, SPLITS, split_bpe
@@ -24,7 +24,6 @@ def backend(name: str) -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama3+NFC", "gpt2_with_first_space", "deepseek3", "byte_fallback"])
-@settings(deadline=None)  # the first example trains the tokenizer
 @given(text=HARD_TEXTS)
 def test_a_text_never_has_fewer(name, text):
     tokens = backend(name).encode(text, add_special_tokens=False).ids

@@ -88,7 +88,7 @@ def taken(writer: BlindWriter, schema: Any) -> Iterator[Any]:
             yield instance
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(schema=ROOTS)
 def test_what_a_grammar_takes_the_schema_allows(writer: BlindWriter, schema: dict[str, Any]) -> None:
     validator = Draft202012Validator(schema)

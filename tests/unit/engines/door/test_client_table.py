@@ -149,7 +149,7 @@ class Clients(RuleBasedStateMachine):
             assert {client.engine_id(local) for local in self.live[client]} == client.live
 
 
-Clients.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Clients.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestClients = Clients.TestCase
 
 

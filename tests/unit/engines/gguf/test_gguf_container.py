@@ -56,7 +56,7 @@ def test_everything_is_read(file: Path) -> None:
     assert large.rows.view(np.float16)[1].tolist() == list(range(64, 128))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_damage_is_refused_or_read_but_never_a_crash(
     damaged: tuple[bytes, Path],

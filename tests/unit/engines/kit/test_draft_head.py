@@ -82,7 +82,7 @@ def make(
     return StepRunner(model, info, max_num_seqs=8, model_dir=Path("unused"), draft_model=drafts), head
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     requests=REQUESTS,
     num_blocks=st.integers(18, 60),

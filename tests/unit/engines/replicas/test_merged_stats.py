@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engines.contract.messages import EngineStats
@@ -12,7 +12,6 @@ grown = st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans())
 """Which engine, by how much, and whether it is restarted first."""
 
 
-@settings(deadline=None)
 @given(st.lists(grown, max_size=30))
 def test_counters_never_fall_and_count_everything(events: list[tuple[int, int, bool]]) -> None:
     merged, engines, total = MergedStats(3), [EngineStats() for _ in range(3)], 0

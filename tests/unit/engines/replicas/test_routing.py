@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engines.replicas.prefix_index import PrefixIndex
@@ -28,7 +28,6 @@ def prompt(length: int, first: int = 1) -> list[int]:
     return list(range(first, first + length))
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 20), unique=True, max_size=12)), st.integers(1, 10))
 def test_an_index_holds_what_was_used_last(sent: list[list[int]], capacity: int) -> None:
     index, expected = PrefixIndex(capacity), OrderedDict[bytes, None]()

@@ -19,7 +19,7 @@ from penstock.gateway.http2.fields import request_head
 from penstock.gateway.http2.hpack_decoder import HpackDecoder
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=8), st.integers(1, 50), st.booleans())
 def test_messages_in_pieces_of_any_size(messages: list[tuple[bytes, bool]], size: int, read_at_once: bool) -> None:
     whole = b"".join([prefix(len(data), compressed=flag) + data for data, flag in messages])

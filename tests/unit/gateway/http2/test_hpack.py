@@ -105,7 +105,7 @@ TEXT = st.one_of(
 FIELDS = st.lists(st.tuples(TEXT, TEXT), max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lists=st.lists(FIELDS, max_size=8), huffman=st.booleans(), sizes=st.lists(st.integers(0, 4096), max_size=8))
 def test_what_another_encoder_writes(lists: list[list[tuple[bytes, bytes]]], huffman: bool, sizes: list[int]) -> None:
     """With a dynamic table whose size changes."""
@@ -116,14 +116,14 @@ def test_what_another_encoder_writes(lists: list[list[tuple[bytes, bytes]]], huf
         assert decoder.decode(encoder.encode(fields, huffman=huffman)) == fields
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(FIELDS)
 def test_what_another_decoder_reads(fields: list[tuple[bytes, bytes]]) -> None:
     assert list(hpack.Decoder().decode(encode_fields(fields), raw=True)) == fields
     assert HpackDecoder(1 << 20).decode(encode_fields(fields)) == fields
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_any_bytes_mean_the_same_to_both(blocks: list[bytes]) -> None:
     ours, theirs = HpackDecoder(64 << 10), hpack.Decoder()

@@ -29,7 +29,7 @@ def fed(connection: Http2Connection, sent: bytes, cuts: list[int]) -> list[DataR
     return [event for event in found if isinstance(event, DataReceived)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(

@@ -201,7 +201,7 @@ class Conversation(RuleBasedStateMachine):
                 assert stream_id not in self.server.streams
 
 
-Conversation.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Conversation.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestConversation = Conversation.TestCase
 
 BLOCK = encode_fields(REQUEST)
@@ -342,7 +342,7 @@ _OTHER_CODES = {
 """Where `h2` has PROTOCOL_ERROR."""
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(FRAMES)
 def test_frames_in_any_order(sent: list[bytes]) -> None:
     """Both understand the same up to the first fault, find it at the same frame, and call it the same. Whether it ends
@@ -355,7 +355,7 @@ def test_frames_in_any_order(sent: list[bytes]) -> None:
     assert code == judge or (code in _OTHER_CODES and judge is ErrorCode.PROTOCOL_ERROR)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(FRAMES, st.data())
 def test_any_bytes_end_in_an_event_at_worst(sent: list[bytes], draw: st.DataObject) -> None:
     """A byte changed, taken away or put in anywhere, in pieces of any size."""

@@ -252,7 +252,7 @@ def test_parameters() -> None:
     assert refusal(message).startswith("invalid value type for 'y' parameter")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_an_error_of_ours(data: bytes) -> None:
     try:
@@ -265,7 +265,7 @@ def test_any_bytes_are_a_message_or_an_error_of_ours(data: bytes) -> None:
         return
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(

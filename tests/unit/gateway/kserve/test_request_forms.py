@@ -64,7 +64,7 @@ SHAPES = st.lists(
 ).map(tuple)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     SHAPES,
     st.text(max_size=200),
@@ -84,7 +84,7 @@ def test_the_same_as_protobuf_reads(
     assert same(found.request(), decode(parse(later.SerializeToString()), MODEL, REGIONS).request)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_no_other_bytes_are_taken_for_it(choose: st.DataObject) -> None:
     """Whatever is changed, cut or added: it is read as protobuf reads it, or not at all."""

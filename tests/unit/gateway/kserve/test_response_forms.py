@@ -32,7 +32,7 @@ OUTPUTS = st.lists(
 FORMS = ResponseForms()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(OUTPUTS, st.booleans()), max_size=12), st.text(max_size=5), st.integers(1, 3))
 def test_the_same_as_protobuf_writes(responses: list[tuple[list[Tensor], bool]], request_id: str, version: int) -> None:
     encoder = ResponseEncoder(FORMS, "m", version, request_id)

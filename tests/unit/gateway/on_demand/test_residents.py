@@ -107,7 +107,7 @@ class ResidentsMachine(RuleBasedStateMachine):
         assert self.residents.kept() == expected
 
 
-ResidentsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+ResidentsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestResidents = ResidentsMachine.TestCase
 
 

@@ -243,7 +243,7 @@ async def test_deltas_leave_as_they_come() -> None:
     assert b"late" in running.bodies[-1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=6)), max_size=4), max_size=6))
 def test_however_deltas_are_split_their_concatenation_arrives(batches: list[list[tuple[int, str]]]) -> None:
     steps: list[Step] = [[delta(index, text) for index, text in dict(batch).items()] for batch in batches]

@@ -144,7 +144,7 @@ junk = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(text=junk)
 def test_junk_in_a_file_gives_a_configuration_or_our_error(tmp_path: Path, text: str | bytes) -> None:
     if isinstance(text, str):
@@ -162,7 +162,7 @@ values = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(document=st.dictionaries(st.sampled_from(FIELDS), values, max_size=4) | values, text=st.text(max_size=50))
 def test_junk_in_an_override_gives_a_configuration_or_our_error(tmp_path: Path, document: object, text: str) -> None:
     for override in (json.dumps(document), text):

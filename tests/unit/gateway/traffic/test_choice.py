@@ -22,7 +22,7 @@ def test_shares_are_as_the_weights_say() -> None:
     assert abs(long_names.count(shared + "1") - 5000) < 250
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(), weights, st.data())
 def test_a_weight_that_grows_takes_keys_and_moves_no_other(key: bytes, given_weights: dict[str, float], data) -> None:
     grown = data.draw(st.sampled_from(sorted(given_weights)))
@@ -31,7 +31,7 @@ def test_a_weight_that_grows_takes_keys_and_moves_no_other(key: bytes, given_wei
     assert after in (before, grown)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(), weights, st.data())
 def test_only_the_keys_of_one_that_goes_move(key: bytes, given_weights: dict[str, float], data) -> None:
     gone = data.draw(st.sampled_from(sorted(given_weights)))
@@ -40,7 +40,7 @@ def test_only_the_keys_of_one_that_goes_move(key: bytes, given_weights: dict[str
     assert after == before or before == gone
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(), weights)
 def test_the_same_key_has_the_same_target_in_any_order_and_none_without_a_weight(key, given_weights) -> None:
     found = choose(key, given_weights.items())
@@ -49,7 +49,7 @@ def test_the_same_key_has_the_same_target_in_any_order_and_none_without_a_weight
     assert found is None or given_weights[found] > 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(), st.text())
 def test_a_fraction_is_above_0_and_at_most_1(key: bytes, salt: str) -> None:
     assert 0 < fraction(key, salt.encode("utf-8", "replace").decode()) <= 1

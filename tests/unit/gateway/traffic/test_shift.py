@@ -212,4 +212,4 @@ class RouteMachine(RuleBasedStateMachine):
 
 
 TestRoute = RouteMachine.TestCase
-TestRoute.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestRoute.settings = settings(max_examples=40, stateful_step_count=40)

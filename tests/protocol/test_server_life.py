@@ -30,14 +30,15 @@ def body(max_tokens: int = 8, **more: object) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Server]:
-    """A server for tests that leave it as they found it."""
+    """A server for tests that leave it idle and ready."""
     with serving(*SLOW) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[Server]:
-    """A server that replaces an engine whose step takes 2 s. Its step with token 1000 never ends."""
+    """A server that replaces an engine whose step takes longer than 2 s, five times at most: each test here that makes
+    it do so counts. A step with token 1000 never ends."""
     with serving(*SLOW, "--watchdog-timeout", "2", "--sim-faults", "stall=1000") as server:
         yield server
 
@@ -328,6 +329,7 @@ def test_the_live_feed_tells_the_scheduler_s_state(shared):
             "http-address: cannot listen on no.such.host.invalid:",
         ),
         (("--grpc-use-ssl",), "grpc-server-key: TLS needs this file"),
+        (("--grpc-restricted-protocol", "no-header", "--allow-grpc=false"), "grpc-restricted-protocol: "),
         (("--http-use-ssl",), "http-server-key: TLS needs this file"),
         (("--kv-cache-memory", "plenty"), "plenty"),
         (("--max-num-seqs", "64", "--max-num-batched-tokens", "8"), "max_num_batched_tokens"),

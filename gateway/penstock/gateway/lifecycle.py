@@ -140,6 +140,7 @@ class Server:
         self._ledger = build_ledger(config, self._database)
         self._records = RequestRecords(config, models.dataplane, self._ledger)
         self._keys = build_keys(config, self._ledger)
+        self._grpc_restrictions = build_restrictions(config, "grpc")
         metrics = Metrics(self._metrics, models.triton_metrics)
         self._settings = app_settings(
             config,
@@ -212,7 +213,7 @@ class Server:
             self._drain,
             self._keys,
             self._records.journal,
-            build_restrictions(self._config, "grpc"),
+            self._grpc_restrictions,
             self._intake,
             self._records.load_reports,
         )
@@ -223,7 +224,7 @@ class Server:
         shared = Shared(
             app=self.app,
             kserve=self._kserve,
-            restrictions=build_restrictions(self._config, "grpc"),
+            restrictions=self._grpc_restrictions,
             would_serve=self._would_serve,
             settings=self._settings,
             dataplane=self._models.dataplane,
@@ -266,8 +267,10 @@ class Server:
 
     def grpc_service(self) -> Service:
         """What the gRPC port answers, for another transport. Raises ConfigError."""
-        records, restrictions = self._records, build_restrictions(self._config, "grpc")
-        guard = Guard(self._keys, self._drain, records.journal, restrictions, self._intake, records.load_reports)
+        records = self._records
+        guard = Guard(
+            self._keys, self._drain, records.journal, self._grpc_restrictions, self._intake, records.load_reports
+        )
         return build_service(self._kserve, guard, Health(self._would_serve), grpc_settings(self._config))
 
     async def start(self) -> None:
@@ -382,7 +385,7 @@ class Server:
         await self._ports.stop()
         self._ledger.write()
         self._database.close()
-        await self._models.stop(lambda stopping: self._wait_for_models(stopping, ends))
+        await self._models.stop(lambda unloading: self._give_models_time(unloading, ends))
         self._intake.lag.stop()
         self._kserve.tracing.close()
         self._records.close()
@@ -400,8 +403,8 @@ class Server:
             await self._drain.wait_idle()
         await asyncio.gather(self._drain.wait_idle(), self._models.drain())
 
-    async def _wait_for_models(self, stopping: asyncio.Task[None], ends: float) -> None:
-        await self._wait_in_hurry(stopping, max(_UNLOAD_SECONDS, ends - asyncio.get_running_loop().time()))
+    async def _give_models_time(self, unloading: asyncio.Task[None], ends: float) -> None:
+        await self._wait_in_hurry(unloading, max(_UNLOAD_SECONDS, ends - asyncio.get_running_loop().time()))
 
     async def _wait_in_hurry(self, task: asyncio.Task[Any], seconds: float | None = None) -> None:
         """Until the task is done, the time is over, or a second signal has come."""

@@ -1,4 +1,4 @@
-"""All models of a server, wherever they come from: the command line, repositories, and other servers."""
+"""All models of a server: of the command line, embedding models, those of repositories and of other servers."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ logger = logging.getLogger("penstock")
 
 
 class ServedModels:
-    """Public names of traffic rules count as models, too: `traffic` knows which one each request gets."""
+    """The models of a server from its start to its end, and what they share. `traffic` has the public names that
+    several of them serve."""
 
     def __init__(
         self, config: Config, pools: WorkPools, board: LoadingBoard, new_door: Callable[[], DoorSpec] | None = None
     ) -> None:
         """`new_door`: as for `build_model`. Raises ConfigError."""
-        self._server = config.server
+        self._settings = config.server
         self.on_demand = build_on_demand(config)
         self.dataplane = build_dataplane(config, pools, board, self.on_demand)
         self.other_servers = build_other_servers(config, self.dataplane)
@@ -68,9 +69,9 @@ class ServedModels:
         )
         self.pooling = build_pooling(config, self.dataplane, pools)
         self._embeddings = EmbeddingModels(config, self.pooling, self.repository, budget, board)
-        self._named: CommandLineModel | None = None
-        if _names_one(config):
-            self._named = CommandLineModel(
+        self._command_line_model: CommandLineModel | None = None
+        if _has_command_line_model(config):
+            self._command_line_model = CommandLineModel(
                 config, self.dataplane, self.repository, budget, board, self._embeddings, new_door
             )
         refusal = None if self.on_demand is None else NO_TRAFFIC_RULES
@@ -81,24 +82,24 @@ class ServedModels:
 
     async def start(self) -> None:
         """Loads those that are to be there from the beginning. Raises ConfigError, PenstockError."""
-        if self._named is not None:
-            await self._named.start()
+        if self._command_line_model is not None:
+            await self._command_line_model.start()
         await self._embeddings.start()
         self.other_servers.start()
         await self.repository.start()
 
-    async def stop(self, wait: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
-        """A model that still executes what nobody waits for, or that hangs, must not keep the process from ending:
-        models of repositories get the time that `wait` gives their end, and then they are stopped."""
-        if self._named is not None:
-            await self._named.stop()
+    async def stop(self, give_time: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
+        """`give_time` waits for the end of the repositories' models, as long as they may take: one that still executes
+        what nobody waits for, or that hangs, must not keep the process from ending."""
+        if self._command_line_model is not None:
+            await self._command_line_model.stop()
         await self._embeddings.stop()
-        stopping = asyncio.create_task(self.repository.stop())
-        await wait(stopping)
-        if not stopping.done():
+        unloading = asyncio.create_task(self.repository.stop())
+        await give_time(unloading)
+        if not unloading.done():
             logger.warning("some models have not ended what they execute: they are stopped")
-            stopping.cancel()
-        await asyncio.gather(stopping, return_exceptions=True)
+            unloading.cancel()
+        await asyncio.gather(unloading, return_exceptions=True)
         self.other_servers.stop()
 
     async def drain(self) -> None:
@@ -107,13 +108,15 @@ class ServedModels:
 
     @property
     def live(self) -> bool:
+        """Restarting the process would not help: see `is_live`."""
         failed = [model.engine.failed for model in self.dataplane.known_models()]
         failed += [model.source.failed for model in self.pooling.known_models()]
         others_ready = any(model.ready for model in self.repository.models())
-        return is_live(failed, others_ready, strict=self._server.strict_liveness)
+        return is_live(failed, others_ready, strict=self._settings.strict_liveness)
 
     @property
     def ready(self) -> bool:
+        """Those that have to be there answer."""
         return self.repository.ready and self.pooling.ready
 
     @property
@@ -124,13 +127,14 @@ class ServedModels:
     @property
     def first_to_ask(self) -> tuple[str, Kind] | None:
         """Name and kind of the model that a person tries first; None: the server was started for none in particular."""
-        if self._named is not None and self._named.name_and_kind is not None:
-            return self._named.name_and_kind
+        if self._command_line_model is not None and self._command_line_model.name_and_kind is not None:
+            return self._command_line_model.name_and_kind
         return next(((name, model.task) for name, model in self.pooling.loaded_names()), None)
 
     def metrics(self) -> Iterator[Source]:
+        """Of language, embedding and other servers' models, and of traffic rules."""
         yield from self.dataplane.metrics()
-        yield EndpointMetrics(self.dataplane.loaded_models, vllm_names=self._server.vllm_metric_names)
+        yield EndpointMetrics(self.dataplane.loaded_models, vllm_names=self._settings.vllm_metric_names)
         yield from self.pooling.metrics()
         yield self.traffic.metrics
         yield from self.other_servers.metrics()
@@ -138,11 +142,11 @@ class ServedModels:
             yield self.on_demand.counts
 
     def triton_metrics(self) -> Iterator[Family]:
-        """With Triton's names, and those that models have made themselves."""
+        """Those with Triton's names, and those that models have made themselves."""
         return chain(self._triton.families(), self._gpus.families(), self._custom.families())
 
 
-def _names_one(config: Config) -> bool:
+def _has_command_line_model(config: Config) -> bool:
     """Whether the command names a model, or means the demo model. Raises ConfigError."""
     others = config.repository.model_repository or config.embeddings.embedding_model or config.upstream.upstream
     wanted = config.model.model is not None or not others

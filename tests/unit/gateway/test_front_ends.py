@@ -30,10 +30,10 @@ class Admitted:
 class Drained:
     """The models of a server."""
 
-    closes = 0
+    drains = 0
 
     async def drain(self) -> None:
-        self.closes += 1
+        self.drains += 1
 
 
 async def settle() -> None:
@@ -44,19 +44,15 @@ async def settle() -> None:
 @pytest.mark.parametrize("with_fronts", [True, False])
 async def test_engines_stay_open_for_fronts_until_these_have_ended_what_they_let_in(with_fronts: bool) -> None:
     """Other servers are told at once: they have other engines."""
-    server, model, request = Server.__new__(Server), Drained(), Admitted()
-    vars(server).update(
-        _folder="a folder" if with_fronts else None,
-        _drain=DrainState(),
-        _models=model,
-    )
+    server, models, request = Server.__new__(Server), Drained(), Admitted()
+    vars(server).update(_folder="a folder" if with_fronts else None, _drain=DrainState(), _models=models)
     server.drain.admit(request)
     idle = asyncio.create_task(server._idle())
     await settle()
-    assert model.closes == (not with_fronts)
+    assert models.drains == (not with_fronts)
     server.drain.release(request)
     await idle
-    assert model.closes == 1
+    assert models.drains == 1
 
 
 async def test_a_front_that_has_lost_the_model_host_says_so(no_models: ModelStore, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def in_pieces(backend: tokenizers.Tokenizer, text: str, size: int, special: bool
 
 
 @pytest.mark.parametrize(("split", "form"), EVERYWHERE)
-@settings(max_examples=50)  # the first example trains the tokenizer
+@settings(max_examples=50)
 @given(text=HARD_TEXTS, size=st.integers(1, 32), special=st.booleans())
 def test_pieces_have_the_tokens_of_the_whole(split, form, text, size, special):
     backend = trained(split, form)
@@ -81,7 +81,7 @@ def test_added_tokens_are_not_cut(form, text, size):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@settings(max_examples=40)  # the first example trains the tokenizer
+@settings(max_examples=40)
 @given(text=HARD_TEXTS)
 @example(text="".join(FRAGMENTS))
 def test_each_cut_is_between_words(split, text):

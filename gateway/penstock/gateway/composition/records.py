@@ -35,7 +35,7 @@ class RequestRecords:
     """Who is told of a process's requests: its access log, spans, metrics, and what balancers learn with answers."""
 
     def __init__(self, config: Config, dataplane: DataPlane, on_end: Hook) -> None:
-        """`on_end`: who is told of requests that have ended, beside them. Raises ConfigError."""
+        """`on_end` is told of requests that have ended, too. Raises ConfigError."""
         self._access_log = build_access_log(config)
         self._spans = build_spans(config)
         self.metrics = RequestMetrics()

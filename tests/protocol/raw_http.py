@@ -45,12 +45,12 @@ def receive_until(client: socket.socket, mark: bytes) -> bytes:
     return received
 
 
-def read_slowly(client: socket.socket) -> bytes:
-    """The end of all that comes until the server closes."""
+def read_slowly(client: socket.socket, pause: float = 0.002) -> bytes:
+    """The end of all that comes until the server closes. `pause`: seconds between two reads."""
     got = b""
     while part := client.recv(1 << 18):
         got = got[-100:] + part
-        time.sleep(0.002)  # the pace of this reader
+        time.sleep(pause)
     return got
 
 

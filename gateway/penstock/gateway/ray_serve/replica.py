@@ -34,8 +34,8 @@ class PenstockReplica:
         os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
         name = serve.get_replica_context().replica_id.unique_id
         self._server = ReplicaServer(overlay(Config(), settings), name)
+        self._service = self._server.grpc_service()  # settings that are wrong are told before models are loaded
         await self._server.start()
-        self._service = self._server.grpc_service()
         self._reporting = asyncio.create_task(self._report())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

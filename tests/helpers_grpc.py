@@ -21,7 +21,9 @@ from helpers_model_host import served_from_a_front
 from penstock.gateway.front.access import Restrictions
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.grpc.rpc import Guard
 from penstock.gateway.kserve.grpc.server import GrpcServer
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.logs import LogSettings
@@ -95,9 +97,7 @@ async def serving(
             GrpcSettings(port=0, **{"transport": _TRANSPORT.get(), **settings}),
             served,
             lambda: running is not None and running.ready,
-            drain,
-            keys,
-            restrictions=restrictions,
+            Guard(keys, drain, RequestJournal(), restrictions),
         )
         await server.start()
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")

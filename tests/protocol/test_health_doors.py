@@ -92,7 +92,7 @@ def test_all_doors_agree_while_an_engine_hangs_and_afterwards() -> None:
         assert said(server) == (True, False)
         assert not model_is_ready(server, "m")
         os.kill(engine, signal.SIGCONT)
-        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
+        server.wait_ready()
         assert said(server) == (True, True)
 
 

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from helpers_adapters import save_adapter
-from helpers_server import Server, refusal, serving, wait_until
+from helpers_server import Server, refusal, serving
 
 ASK = [{"role": "user", "content": "Which weights are yours?"}]
 SIMULATED = ("--engine", "simulated", "--served-model-name", "base", "--served-model-name", "alias")
@@ -180,7 +180,7 @@ def test_adapters_survive_their_engine(server: Server, client: openai.OpenAI) ->
     before = [answer(client, name) for name in ("org/first", "new")]
     os.kill(server.engine_pid(), signal.SIGKILL)
     server.wait_for_log(r"the engine is back")
-    wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
+    server.wait_ready()
     assert [answer(client, name) for name in ("org/first", "new")] == before
     assert 'penstock_lora_adapters{model="base"} 2.0' in httpx.get(server.operator + "/metrics").text
 

@@ -58,7 +58,7 @@ def assert_idle(server: Server) -> None:
 
 
 def assert_recovers(server: Server) -> None:
-    wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
+    server.wait_ready()
     assert server.post(COMPLETIONS, body()).status_code == 200
     assert_idle(server)
 
@@ -168,7 +168,7 @@ def test_a_slow_step_turns_readiness_off_and_is_waited_for():
             [age] = re.findall(r"^penstock_engine_step_age_seconds{.*} (.*)$", metrics, re.MULTILINE)
             assert 0.5 <= float(age) < 10
             assert answer.result().status_code == 200
-        wait_until(lambda: httpx.get(server.url + "/health/ready").status_code == 200)
+        server.wait_ready()
         assert server.engine_pid() == engine
 
 

@@ -20,7 +20,6 @@ from penstock.engines.host.cores import usable_cores
 from penstock.gateway.composition.ports import grpc_settings, tls_settings
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.other_models import TrafficConfig
-from penstock.gateway.front.access import Restrictions
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.front.quota import Quota
@@ -84,7 +83,7 @@ class Shared:
     app: ASGIApp
     """Answers HTTP requests that fronts do not serve themselves."""
     kserve: KServe
-    restrictions: Restrictions
+    guard: Guard
     """Of gRPC."""
     would_serve: Callable[[], bool]
     settings: AppSettings
@@ -108,17 +107,13 @@ class FrontPorts:
         self._ports: dict[Literal["http", "grpc"], int] = {}
         self._host: ModelHost | None = None
         self._health = Health(shared.would_serve)
-        settings = shared.settings
-        guard = Guard(
-            settings.keys, settings.drain, settings.journal, shared.restrictions, settings.intake, settings.load
-        )
-        service = build_service(shared.kserve, guard, self._health, grpc_settings(config))
+        service = build_service(shared.kserve, shared.guard, self._health, grpc_settings(config))
         self._private = PrivatePort(shared.app, service.service)
         self.fronts = Fronts(
             self._first,
             ModelTable(shared.dataplane, shared.models, empty=config.repository.load_on_demand),
             shared.models,
-            settings.drain,
+            shared.settings.drain,
             self._quota_of,
             shared.ledger.add,
             lambda: shared.traffic.names,

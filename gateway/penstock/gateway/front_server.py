@@ -28,9 +28,8 @@ from penstock.gateway.composition.ports import (
     app_settings,
     build_kserve,
     build_restrictions,
-    connection_limits,
     grpc_settings,
-    tls_settings,
+    http_settings,
 )
 from penstock.gateway.composition.records import RequestRecords
 from penstock.gateway.configuration.config import Config, ConfigError
@@ -77,7 +76,7 @@ from penstock.gateway.fronts.model_counts import take
 from penstock.gateway.fronts.quotas import QuotaClient
 from penstock.gateway.fronts.samples import samples_of
 from penstock.gateway.grpc_transport.server import Http2Transport
-from penstock.gateway.http.server import HttpServer, ServerSettings
+from penstock.gateway.http.server import HttpServer
 from penstock.gateway.kserve.grpc.server import http2_transport
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.engine_sharing import watchdog_config
@@ -171,7 +170,9 @@ class _Front:
         self._logs = kserve.logs
         forwarder = Forwarder(str(Path(begin.folder) / REQUESTS), max(_LEAST_PASSED_ON, _PASSED_ON // begin.fronts))
         app = FrontApp(self._models, settings, kserve, forwarder, self._quotas)
-        self._http = self._new_http_server(app, config, sockets["http"]) if "http" in sockets else None
+        self._http: HttpServer | None = None
+        if "http" in sockets:
+            self._http = HttpServer(app, http_settings(config, self._intake, sockets["http"]))
         guard = FrontGuard(
             self._quotas, self._keys, self._drain, self._journal, build_restrictions(config, "grpc"), self._intake, load
         )
@@ -188,17 +189,6 @@ class _Front:
         found = usage_of(context)
         if found is not None:
             self._channel.send(Counted(usage=found))
-
-    def _new_http_server(self, app: FrontApp, config: Config, listener: socket) -> HttpServer:
-        server = config.server
-        settings = ServerSettings(
-            listener=listener,
-            tls=tls_settings(config, "http"),
-            limits=replace(connection_limits(config), send_timeout=server.send_timeout),
-            intake=self._intake,
-            http2=server.allow_http2,
-        )
-        return HttpServer(app, settings)
 
     def _new_grpc_server(self, service: FrontService, config: Config, listener: socket) -> Http2Transport:
         return http2_transport(grpc_settings(config), service.service, self._intake, listener)

@@ -28,8 +28,8 @@ from penstock.gateway.composition.ports import (
     connection_limits,
     granted_keys,
     grpc_settings,
+    http_settings,
     metrics_settings,
-    tls_settings,
 )
 from penstock.gateway.composition.records import (
     RequestRecords,
@@ -130,7 +130,7 @@ class Server:
         self._pools = WorkPools()
         new_door = None if self._folder is None else self._folder.doors.new
         self._models = models = ServedModels(config, self._pools, board, new_door)
-        health = ServerHealth(lambda: models.live, self._would_serve, board.texts)
+        health = ServerHealth(models.is_live, self._would_serve, board.texts)
         self._kserve = build_kserve(
             config, models.traffic.models, models.dataplane, self._pools, health, models.on_demand
         )
@@ -140,7 +140,6 @@ class Server:
         self._ledger = build_ledger(config, self._database)
         self._records = RequestRecords(config, models.dataplane, self._ledger)
         self._keys = build_keys(config, self._ledger)
-        self._grpc_restrictions = build_restrictions(config, "grpc")
         metrics = Metrics(self._metrics, models.triton_metrics)
         self._settings = app_settings(
             config,
@@ -153,6 +152,15 @@ class Server:
         )
         self._drain = self._settings.drain
         self._intake = self._settings.intake
+        self._guard = Guard(
+            self._keys,
+            self._drain,
+            self._records.journal,
+            build_restrictions(config, "grpc"),
+            self._intake,
+            self._records.load_reports,
+        )
+        """Of RPCs, whatever transport they come by."""
         self._endpoints = batch_endpoints(models.dataplane, self._settings, models.pooling)
         self._batches = build_batches(config, self._database, self._endpoints, self._settings)
         self._responses = build_responses(config, self._database, self._settings)
@@ -167,7 +175,7 @@ class Server:
             self._ledger,
         )
         """What the HTTP port answers."""
-        self._http = self._new_http_server()
+        self._http = HttpServer(self.app, http_settings(config, self._intake))
         if self._folder is None:
             self._ports: OpenPorts | FrontPorts = OpenPorts(
                 config, self._http, self._new_operator_port(), self._new_grpc_server, self._signals
@@ -184,18 +192,6 @@ class Server:
         if self._batches is not None:
             yield self._batches
 
-    def _new_http_server(self) -> HttpServer:
-        server = self._config.server
-        settings = ServerSettings(
-            host=server.address("http"),
-            port=server.http_port,
-            tls=tls_settings(self._config, "http"),
-            limits=replace(connection_limits(self._config), send_timeout=server.send_timeout),
-            intake=self._intake,
-            http2=server.allow_http2,
-        )
-        return HttpServer(self.app, settings)
-
     def _new_operator_port(self) -> HttpServer:
         server, dataplane = self._config.server, self._models.dataplane
         others = None if self._folder is None else self._requests_in_fronts
@@ -206,17 +202,7 @@ class Server:
         return HttpServer(app, settings)
 
     def _new_grpc_server(self) -> GrpcServer:
-        return GrpcServer(
-            grpc_settings(self._config),
-            self._kserve,
-            self._would_serve,
-            self._drain,
-            self._keys,
-            self._records.journal,
-            self._grpc_restrictions,
-            self._intake,
-            self._records.load_reports,
-        )
+        return GrpcServer(grpc_settings(self._config), self._kserve, self._would_serve, self._guard)
 
     def _new_front_ports(self, folder: FrontFolder) -> FrontPorts:
         from penstock.gateway.front_ports import FrontPorts, Shared
@@ -224,7 +210,7 @@ class Server:
         shared = Shared(
             app=self.app,
             kserve=self._kserve,
-            restrictions=self._grpc_restrictions,
+            guard=self._guard,
             would_serve=self._would_serve,
             settings=self._settings,
             dataplane=self._models.dataplane,
@@ -254,7 +240,7 @@ class Server:
 
     @property
     def live(self) -> bool:
-        return self._models.live
+        return self._models.is_live()
 
     @property
     def ready(self) -> bool:
@@ -267,11 +253,7 @@ class Server:
 
     def grpc_service(self) -> Service:
         """What the gRPC port answers, for another transport. Raises ConfigError."""
-        records = self._records
-        guard = Guard(
-            self._keys, self._drain, records.journal, self._grpc_restrictions, self._intake, records.load_reports
-        )
-        return build_service(self._kserve, guard, Health(self._would_serve), grpc_settings(self._config))
+        return build_service(self._kserve, self._guard, Health(self._would_serve), grpc_settings(self._config))
 
     async def start(self) -> None:
         """Opens the ports that are allowed, and loads the models. Raises ConfigError, PenstockError; `stop` frees what
@@ -294,7 +276,7 @@ class Server:
         if self._config.server.api_key_file:
             self._signals.on_hangup(self._read_keys_again)
         self._begin()
-        self._manager.start_watchdog(lambda: self.live)
+        self._manager.start_watchdog(self._models.is_live)
         if file is not None:
             file.check(self._endpoints, self._settings)
         await self._ports.open()
@@ -327,7 +309,7 @@ class Server:
         if self._batches is not None:
             await self._batches.start()
         if file is not None:
-            await file.answer(self._endpoints, self._settings, lambda: self.live)
+            await file.answer(self._endpoints, self._settings, self._models.is_live)
             return
         settle()
         self._manager.ready("ready")
@@ -343,8 +325,9 @@ class Server:
         if not server.allow_http:
             return
         url = self._ports.http_url(reachable_host(server.address("http")))
-        if self._models.first_to_ask is not None:
-            logger.info("%s", first_steps(url, *self._models.first_to_ask, needs_key=self._keys.needed))
+        asked = self._models.first_to_ask
+        if asked is not None:
+            logger.info("%s", first_steps(url, *asked, needs_key=self._keys.needed))
 
     def _read_keys_again(self) -> None:
         try:

@@ -106,9 +106,8 @@ class ServedModels:
         """Until nothing is in flight in the engines, from this server or another."""
         await asyncio.gather(*(model.drain() for model in self.dataplane.known_models()))
 
-    @property
-    def live(self) -> bool:
-        """Restarting the process would not help: see `is_live`."""
+    def is_live(self) -> bool:
+        """False where only another process would help: see `server_health.is_live`."""
         failed = [model.engine.failed for model in self.dataplane.known_models()]
         failed += [model.source.failed for model in self.pooling.known_models()]
         others_ready = any(model.ready for model in self.repository.models())

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from socket import socket
 from typing import Any, Literal
 
 from penstock.engines.errors import PenstockError
@@ -24,6 +25,7 @@ from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.limits import ConnectionLimits
+from penstock.gateway.http.server import ServerSettings
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.text_models import TextModels
 from penstock.gateway.kserve.context import KServe
@@ -128,6 +130,20 @@ def tls_settings(config: Config, port: Literal["http", "grpc"]) -> TlsSettings:
     names = ("use_ssl", "use_ssl_mutual", "server_cert", "server_key", "root_cert")
     files = {name: getattr(section, f"{port}_{name}") for name in names}
     return TlsSettings(port=port, http2=config.server.allow_http2, **files)
+
+
+def http_settings(config: Config, intake: Intake, listener: socket | None = None) -> ServerSettings:
+    """Of the public HTTP port. `listener` is bound already; None: the port binds its address."""
+    server = config.server
+    return ServerSettings(
+        host=server.address("http"),
+        port=server.http_port,
+        listener=listener,
+        tls=tls_settings(config, "http"),
+        limits=replace(connection_limits(config), send_timeout=server.send_timeout),
+        intake=intake,
+        http2=server.allow_http2,
+    )
 
 
 def connection_limits(config: Config) -> ConnectionLimits:

@@ -77,7 +77,7 @@ class Guard:
     ) -> None:
         """Without `keys` everybody is let in; without `load` balancers are told nothing of the server's load."""
         self._load = load
-        self._intake = intake or Intake()
+        self.intake = intake or Intake()
         self._keys = keys or ApiKeys()
         self._restrictions = restrictions or {}
         self.journal = journal
@@ -131,9 +131,9 @@ class Guard:
 
     def hold(self, context: RequestContext, data: bytes) -> None:
         """Its message stays in memory until its end. Raises OverloadedError."""
-        self._intake.lag.check()
+        self.intake.lag.check()
         size = len(data)  # small ones count, too: a connection may send thousands at a time
-        context.hold_body(self._intake.bodies, size, small=size <= SMALL_BODY)
+        context.hold_body(self.intake.bodies, size, small=size <= SMALL_BODY)
 
     def recorded(self, context: RequestContext) -> Recorded:
         return Recorded(self.journal, context)

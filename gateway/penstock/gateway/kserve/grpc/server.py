@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from socket import socket
 
-from penstock.gateway.front.access import Restrictions
-from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
-from penstock.gateway.front.load_report import LoadReporter
 from penstock.gateway.grpc_transport.connection import FindHandler
 from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.kserve.context import KServe
@@ -31,23 +28,17 @@ class GrpcServer:
         settings: GrpcSettings,
         kserve: KServe,
         ready: Callable[[], bool],
-        drain: DrainState | None = None,
-        keys: ApiKeys | None = None,
-        journal: RequestJournal | None = None,
-        restrictions: Restrictions | None = None,
-        intake: Intake | None = None,
-        load: LoadReporter | None = None,
+        guard: Guard | None = None,
     ) -> None:
-        """Binds. `ready` says whether the server as a whole is; without `keys` everybody is let in.
+        """Binds. `ready` says whether the server as a whole is; without `guard` everybody is let in.
 
         Raises OSError when the address cannot be bound, ConfigError, with the flag to blame, when the TLS files are not
         usable.
         """
-        intake = intake or Intake()
+        guard = guard or Guard(None, DrainState(), RequestJournal())
         self._health = Health(ready)
-        guard = Guard(keys, drain or DrainState(), journal or RequestJournal(), restrictions, intake, load)
         service = build_service(kserve, guard, self._health, settings)
-        self._transport = _transport(settings, service, intake)
+        self._transport = _transport(settings, service, guard.intake)
         self.port = self._transport.port
 
     async def start(self) -> None:

@@ -37,7 +37,7 @@ def bootstrap(port: int, admin: int, servers: list[Server]) -> dict[str, Any]:
                 },
             }
         ],
-        "host_selection_retry_max_attempts": 5,
+        "host_selection_retry_max_attempts": 20,
     }
     route = {"match": {"prefix": "/"}, "route": {"cluster": "penstock", "timeout": "0s", "retry_policy": retry}}
     manager = {
@@ -67,6 +67,7 @@ def bootstrap(port: int, admin: int, servers: list[Server]) -> dict[str, Any]:
                 }
             ]
         },
+        "circuit_breakers": {"thresholds": [{"max_retries": 10_000}]},
         "health_checks": [
             {
                 "timeout": "3s",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import TO_BE_DRAFTED, Drafting, ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import EngineError, InvalidRequestError, NumericalError, PenstockError
 from penstock.engines.host.cores import usable_cores
-from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, Floats, Ints, Model, Outputs
+from penstock.engines.kit.batch import NO_TOKENS, Floats, Model, Outputs
 from penstock.engines.kit.draft_model import DraftModel
 from penstock.engines.kit.grammars import Grammars
 from penstock.engines.kit.planned_step import PlannedBatch, PlannedStep
 from penstock.engines.kit.request_table import RequestTable
 from penstock.engines.kit.sampling import Sampler, SamplingState, token_logprobs_rows
+from penstock.engines.kit.step_planner import StepPlanner
 
 _SCORED_BYTES = 256 << 20
 """Most logits that prompt logprobs may take at a time; longer prompts are computed in several batches."""
@@ -57,13 +58,11 @@ class StepRunner:
         self._grammars = Grammars(model_dir, info)
         self._table = RequestTable(info, num_rows, model.adapter_slot, self._grammars)
         self._sampler = Sampler(info.vocab_size, min(usable_cores(), _SAMPLING_THREADS))
-        self._max_scored = max(1, _SCORED_BYTES // (4 * info.vocab_size))
+        self._planner = StepPlanner(self._table, max_scored=max(1, _SCORED_BYTES // (4 * info.vocab_size)))
         self._under_way: deque[PlannedStep] = deque()
         self._computing: int | None = None
         """The buffer that was started and not yet waited for."""
         self._next_buffer = 0
-        self._last: tuple[list[int], PlannedBatch] | None = None
-        """The newest step's requests and batch, if it `only_decodes`."""
         self.watch_prompt_logits: Callable[[int, Floats], None] | None = None
         """Called with the id of a request that has `prompt_logprobs`, and the logits [N, vocab] of N of its prompt's
         positions, which come in order. They are valid during the call."""
@@ -80,8 +79,7 @@ class StepRunner:
         """`ModelRunner.submit`."""
         self._table.apply(step)
         step, drafting = self._draft(step)
-        batches = self._plan_again(step) or list(self._plan(step))
-        self._last = (step.request_ids, batches[0]) if len(batches) == 1 and batches[0].only_decodes else None
+        batches = self._planner.plan(step, is_first=not self._under_way)
         buffer, self._next_buffer = self._next_buffer, (self._next_buffer + 1) % self._model.num_buffers
         if batches:
             self._model.prepare(buffer, batches[0].batch)
@@ -117,7 +115,7 @@ class StepRunner:
         """`ModelRunner.reset`."""
         self._under_way.clear()
         self._table.clear()
-        self._last = None
+        self._planner.reset()
         if self._draft_model is not None:
             self._draft_model.reset()
         if self._computing is not None:
@@ -144,161 +142,6 @@ class StepRunner:
             return step, None
         under_way = {request_id for planned in self._under_way for request_id in planned.request_ids}
         return self._draft_model.guess(step, self._table, under_way)
-
-    def _plan_again(self, step: SchedulerOutput) -> list[PlannedBatch]:
-        """What `_plan` gives for a step in which the requests of the step before get one more token each, made from
-        that one's batch; empty for other steps."""
-        if self._last is None or step.new_requests or step.drafts or step.forced or step.request_ids != self._last[0]:
-            return []
-        table, last = self._table, self._last[1]
-        positions = last.batch.positions + 1
-        if positions.tolist() != step.num_computed_tokens or step.total_num_scheduled_tokens != len(positions):
-            return []
-        groups, places = last.batch.groups, last.places + 1
-        if step.block_updates or not table.suffice(groups, places):
-            groups = table.group_tables(last.rows, positions, places)
-        batch = Batch(
-            token_ids=table.tokens[last.rows, positions],
-            positions=positions,
-            begins=last.batch.begins,
-            computed=positions,
-            scheduled=last.batch.scheduled,
-            groups=groups,
-            logits_at=last.batch.logits_at,
-            adapter_slots=last.batch.adapter_slots,
-            wants_hidden=False,
-        )
-        table.num_tokens[last.rows] = places + 1
-        return [
-            PlannedBatch(
-                batch=batch,
-                indices=last.indices,
-                rows=last.rows,
-                sampling=last.sampling,
-                sampling_rows=last.rows,
-                places=places,
-                states=last.states,
-                late=batch.logits_at if self._under_way else NO_INTS,
-                late_places=positions,
-                verifying=[],
-                drafts=[],
-                forced={},
-                pooling=[],
-                prompts=[],
-            )
-        ]
-
-    def _plan(self, step: SchedulerOutput) -> Iterator[PlannedBatch]:
-        """The batches of a step, which are computed one after the other.
-
-        There is one, unless prompt logprobs need more logits than memory should be spent on: then those prompts are
-        computed by themselves, in pieces.
-        """
-        table = self._table
-        if not step.request_ids:
-            return
-        rows = table.rows_of(step.request_ids)
-        computed = np.array(step.num_computed_tokens, np.int64)
-        scheduled = np.array(step.num_scheduled_tokens, np.int64)
-        indices = np.arange(len(rows))
-        if table.refused:
-            indices = np.flatnonzero([request_id not in table.refused for request_id in step.request_ids])
-        scored = indices[(table.num_prompt_logprobs[rows] >= 0)[indices]]
-        scored = scored[(computed < table.num_prompt_tokens[rows] - 1)[scored]]
-        if len(scored):
-            scored = scored if scheduled[scored].sum() > self._max_scored else NO_INTS
-            indices = np.setdiff1d(indices, scored)
-        if len(indices):
-            yield self._plan_batch(step, indices, rows[indices], computed[indices], scheduled[indices])
-        for i in scored:
-            end = int(computed[i] + scheduled[i])
-            for start in range(int(computed[i]), end, self._max_scored):
-                count = min(self._max_scored, end - start)
-                yield self._plan_batch(step, np.array([i]), rows[[i]], np.array([start]), np.array([count]))
-
-    def _plan_batch(
-        self, step: SchedulerOutput, indices: Ints, rows: Ints, computed: Ints, scheduled: Ints
-    ) -> PlannedBatch:
-        table = self._table
-        total, num_tokens = computed + scheduled, table.num_tokens[rows]
-        begins = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(scheduled, out=begins[1:])
-        sampling = np.flatnonzero(total >= num_tokens)
-        pooling = sampling[table.pools[rows[sampling]]].tolist()
-        verifying = [i for i in sampling.tolist() if step.request_ids[indices[i]] in step.drafts] if step.drafts else []
-        if pooling or verifying:
-            sampling = np.setdiff1d(sampling, pooling + verifying)
-        drafts = [step.drafts[step.request_ids[indices[i]]] for i in verifying]
-        for i, guesses in zip(verifying, drafts, strict=True):
-            table.tokens[rows[i], num_tokens[i] : num_tokens[i] + len(guesses)] = guesses
-        forced = self._put_forced(step, indices, rows, sampling) if step.forced else {}
-        prompts = self._scored_positions(rows, computed, total)
-        logits_at = begins[1:][sampling] - 1
-        if pooling or verifying or prompts:
-            parts = [
-                np.arange(begins[i + 1] - 1 - len(g), begins[i + 1]) for i, g in zip(verifying, drafts, strict=True)
-            ]
-            parts += [begins[1:][pooling] - 1]
-            parts += [begins[i] + first - computed[i] + np.arange(count) for i, first, count in prompts]
-            logits_at = np.concatenate([logits_at, *parts])
-        if begins[-1] == len(rows):
-            owners, positions = rows, computed
-        else:
-            owners = np.repeat(rows, scheduled)
-            positions = np.arange(begins[-1]) + np.repeat(computed - begins[:-1], scheduled)
-        batch = Batch(
-            token_ids=table.tokens[owners, positions],
-            positions=positions,
-            begins=begins,
-            computed=computed,
-            scheduled=scheduled,
-            groups=table.group_tables(rows, computed, total),
-            logits_at=logits_at,
-            adapter_slots=table.adapter_slots[rows],
-            wants_hidden=bool(pooling),
-        )
-        places, sampling_rows = num_tokens[sampling], rows[sampling]
-        late, late_places = logits_at[: len(sampling)] if self._under_way else NO_INTS, places - 1
-        if forced:
-            counts = np.array([len(forced.get(n, ())) for n in range(len(sampling))], np.int64)
-            late, places = late - counts if len(late) else late, places + counts
-        table.num_tokens[sampling_rows] = places + 1
-        states = [table.sampling[row] for row in sampling_rows.tolist()]
-        return PlannedBatch(
-            batch=batch,
-            indices=indices,
-            rows=rows,
-            sampling=sampling,
-            sampling_rows=sampling_rows,
-            places=places,
-            states=states,
-            late=late,
-            late_places=late_places,
-            verifying=verifying,
-            drafts=drafts,
-            forced=forced,
-            pooling=pooling,
-            prompts=prompts,
-        )
-
-    def _put_forced(self, step: SchedulerOutput, indices: Ints, rows: Ints, sampling: Ints) -> dict[int, list[int]]:
-        """Puts forced tokens into the table. Returns them by the place of their request in `sampling`."""
-        table, found = self._table, {}
-        for n, i in enumerate(sampling.tolist()):
-            tokens = step.forced.get(step.request_ids[indices[i]])
-            if tokens:
-                found[n], start = tokens, table.num_tokens[rows[i]]
-                table.tokens[rows[i], start : start + len(tokens)] = tokens
-        return found
-
-    def _scored_positions(self, rows: Ints, computed: Ints, total: Ints) -> list[tuple[int, int, int]]:
-        table, found = self._table, []
-        for i in np.flatnonzero(table.num_prompt_logprobs[rows] >= 0).tolist():
-            first = int(computed[i])
-            count = min(int(total[i]), int(table.num_prompt_tokens[rows[i]]) - 1) - first
-            if count > 0:
-                found.append((i, first, count))
-        return found
 
     def _begin_next(self) -> None:
         """Starts the oldest step under way, if there is one. Its copies may not be made earlier: the steps before may

@@ -40,3 +40,13 @@ class BlockHasher:
         """Hash of one full block behind `parent`."""
         data = parent + array("Q", token_ids).tobytes()
         return hashlib.blake2b(data, key=self._key, digest_size=DIGEST_SIZE).digest()
+
+
+def group_key(block_hash: BlockHash, group: int) -> BlockHash:
+    """What the prefix cache knows a group's block by: groups cache different layers of the same tokens."""
+    return block_hash + bytes((group,)) if group else block_hash
+
+
+def group_and_hash(key: BlockHash) -> tuple[int, BlockHash]:
+    """What `group_key` made it of."""
+    return (key[-1], key[:-1]) if len(key) > DIGEST_SIZE else (0, key)

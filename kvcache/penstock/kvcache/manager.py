@@ -7,28 +7,24 @@ The tensors live in the runners; here are block ids only.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from penstock.kvcache.cache_log import BlocksStored, CacheLog
+from penstock.kvcache.computing_prompts import ComputingPrompts
 from penstock.kvcache.groups import KVGroup, blocks_of_request
-from penstock.kvcache.hashing import DIGEST_SIZE, BlockHasher
+from penstock.kvcache.hashing import BlockHasher, group_and_hash, group_key
 from penstock.kvcache.integrity import require
 from penstock.kvcache.pool import BlockHash, BlockPool
+from penstock.kvcache.prefix_matcher import PrefixMatcher
 from penstock.kvcache.retention import Retention
-from penstock.kvcache.table import NO_BLOCK, BlockTable, BlockTables, Growth, HashChain
+from penstock.kvcache.table import NO_BLOCK, BlockTable, BlockTables, Chains, Growth, HashChain
 from penstock.kvcache.tier import BlockSave, BlockSource, BlockTier
 
 _NOTHING: Mapping[BlockHash, Any] = MappingProxyType({})
-
-Chains = tuple[HashChain, ...]
-"""One for each group; groups with equal block sizes share theirs."""
-Rank = tuple[float, ...]
-"""Of a request among those that run or wait: the lower one is ahead."""
 
 
 class KVCacheManager:
@@ -62,10 +58,8 @@ class KVCacheManager:
         self._hasher = hasher or BlockHasher()
         self.holders: set[BlockTables] = set()
         """All tables that were given and not freed."""
-        self._computing: dict[BlockHash, tuple[BlockTables, Rank]] = {}
-        """Blocks of prompts that are being computed: by whom."""
-        self._match_unit = math.lcm(*(group.block_size for group in groups))
-        self._has_windows = any(group.window for group in groups)
+        self.computing = ComputingPrompts(self.pool, enabled=enable_prefix_caching)
+        self._prefixes = PrefixMatcher(self.groups, self.pool)
 
     def chains(self, *, adapter: str = "", salt: str = "") -> Chains:
         """For a new sequence of tokens: its owner keeps them for as long as it appends to that sequence."""
@@ -77,7 +71,7 @@ class KVCacheManager:
     def keep_log(self) -> CacheLog:
         """Notes what enters and leaves the prefix cache from now on; who asks for that takes it after each step."""
         self._log = log = CacheLog()
-        self.pool.on_eviction = lambda key: log.removed(*_group_and_hash(key))
+        self.pool.on_eviction = lambda key: log.removed(*group_and_hash(key))
         return log
 
     # -- a prompt comes in -----------------------------------------------------------------------------------
@@ -105,10 +99,10 @@ class KVCacheManager:
             return None
         length = len(token_ids)
         read_cache = read_cache and self.enable_prefix_caching
-        matched = self._match(token_ids, chains, length, fetched) if read_cache else 0
+        matched = self._prefixes.match(token_ids, chains, length, fetched) if read_cache else 0
         admitted = self._admit_behind(matched, length, chains, chunk, reserve, fetched)
         if admitted is None and matched == length:
-            matched = self._match(token_ids, chains, length - 1, fetched)
+            matched = self._prefixes.match(token_ids, chains, length - 1, fetched)
             admitted = self._admit_behind(matched, length, chains, chunk, reserve, fetched)
         return admitted
 
@@ -135,7 +129,7 @@ class KVCacheManager:
         if self.in_use is not None:
             for table in tables.tables:
                 hashes = table.chain.hashes[table.first : len(table.block_ids)]
-                self.in_use.update(dict.fromkeys(_key(block_hash, table.index) for block_hash in hashes))
+                self.in_use.update(dict.fromkeys(group_key(block_hash, table.index) for block_hash in hashes))
         if fetched:
             for table in tables.tables:
                 tables.loads += self._take_fetched(table, fetched)
@@ -156,7 +150,7 @@ class KVCacheManager:
         many are not in the pool: NO_BLOCK is in their places, for `_take_fetched`."""
         count = matched // table.group.block_size
         table.first = min(table.group.first_block(start), count)
-        found = [self.pool.lookup(_key(table.chain.hashes[i], table.index)) for i in range(table.first, count)]
+        found = [self.pool.lookup(group_key(table.chain.hashes[i], table.index)) for i in range(table.first, count)]
         cached = [block_id for block_id in found if block_id is not None]
         self.pool.retain(cached)  # before counting what is free: a cached block must not count as both
         table.block_ids = [NO_BLOCK] * table.first + [NO_BLOCK if block_id is None else block_id for block_id in found]
@@ -173,53 +167,8 @@ class KVCacheManager:
         for entry, block_id in zip(entries, blocks, strict=True):
             table.block_ids[entry] = block_id
         table.num_published = entries[0]
-        hashes = [_key(table.chain.hashes[entry], table.index) for entry in entries]
+        hashes = [group_key(table.chain.hashes[entry], table.index) for entry in entries]
         return [(block_id, fetched[block_hash]) for block_id, block_hash in zip(blocks, hashes, strict=True)]
-
-    def _match(
-        self, token_ids: Sequence[int], chains: Chains, limit: int, beside: Container[BlockHash] = _NOTHING
-    ) -> int:
-        """Tokens of the longest known prefix, at most `limit`: every group has what the token behind it reads, in the
-        pool or `beside` it."""
-        length = limit // self._match_unit * self._match_unit
-        for g, group in enumerate(self.groups):
-            if not group.window:
-                length = self._match_whole(g, chains[g], token_ids, length, beside)
-        while self._has_windows and length:
-            before = length
-            for g, group in enumerate(self.groups):
-                if group.window:
-                    length = self._match_window(g, chains[g], token_ids, length, beside)
-            if length == before:
-                break
-        return length
-
-    def _match_whole(
-        self, g: int, chain: HashChain, token_ids: Sequence[int], length: int, beside: Container[BlockHash]
-    ) -> int:
-        """Hashes no further than the first miss."""
-        size, lookup = chain.block_size, self.pool.lookup
-        for index in range(length // size):
-            chain.extend(token_ids, index + 1)
-            key = _key(chain.hashes[index], g)
-            if lookup(key) is None and key not in beside:
-                return index * size // self._match_unit * self._match_unit
-        return length
-
-    def _match_window(
-        self, g: int, chain: HashChain, token_ids: Sequence[int], length: int, beside: Container[BlockHash]
-    ) -> int:
-        """The longest prefix up to `length` behind which this group's window is cached."""
-        group, size = self.groups[g], chain.block_size
-        chain.extend(token_ids, length // size)
-        last_miss = [-1]  # before each block: the newest one that is not cached
-        for index in range(length // size):
-            key = _key(chain.hashes[index], g)
-            known = self.pool.lookup(key) is not None or key in beside
-            last_miss.append(last_miss[-1] if known else index)
-        while length and last_miss[length // size] >= group.first_block(min(length, len(token_ids) - 1)):
-            length -= self._match_unit
-        return length
 
     # -- what is behind the pool, or beside it ---------------------------------------------------------------
 
@@ -230,24 +179,15 @@ class KVCacheManager:
         if source is None or source.is_empty or not self.enable_prefix_caching:
             return []
         while limit > 0:
-            matched = self._match(token_ids, chains, limit, source)
-            if matched <= self._match(token_ids, chains, matched):
+            matched = self._prefixes.match(token_ids, chains, limit, source)
+            if matched <= self._prefixes.match(token_ids, chains, matched):
                 return []
-            found = self._not_in_pool(chains, matched, len(token_ids))
+            found = self._prefixes.not_in_pool(chains, matched, len(token_ids))
             if len(found) <= most:
                 slots = [source.use(key) for key in reversed(found)]  # beginnings stay longest
                 return list(zip(found, reversed(slots), strict=True))
             limit = min(matched - 1, matched * most // len(found))
         return []
-
-    def _not_in_pool(self, chains: Chains, matched: int, length: int) -> list[BlockHash]:
-        """Of the blocks that are read behind the first `matched` tokens of a prompt."""
-        found = []
-        for g, group in enumerate(self.groups):
-            first = group.first_block(min(matched, length - 1))
-            keys = [_key(block_hash, g) for block_hash in chains[g].hashes[first : matched // group.block_size]]
-            found += [key for key in keys if self.pool.lookup(key) is None]
-        return found
 
     def take_saves(self) -> list[BlockSave]:
         """What has been evicted since the last call and the tier takes in. The next step has not been submitted yet: it
@@ -272,49 +212,6 @@ class KVCacheManager:
         if self.tier is not None and self.pool.evicted is not None:
             self.pool.evicted.clear()
             self.tier.clear()
-
-    # -- the same prompt twice -------------------------------------------------------------------------------
-
-    def announce(self, tables: BlockTables, token_ids: Sequence[int], rank: Rank) -> None:
-        """Tells that those full blocks of these tokens which are not cached are about to be computed (`computing`). Of
-        two that compute the same, the one ahead counts."""
-        if not self.enable_prefix_caching:
-            return
-        table, own = tables.tables[0], (tables, rank)
-        count = len(token_ids) // table.group.block_size
-        table.chain.extend(token_ids, count)
-        for block_hash in table.chain.hashes[table.num_published : count]:
-            if self.pool.lookup(block_hash) is None:
-                known = self._computing.setdefault(block_hash, own)
-                if rank < known[1]:
-                    self._computing[block_hash] = own
-
-    def computing(self, token_ids: Sequence[int], chains: Chains, rank: Rank) -> BlockHash | None:
-        """The last block of this prompt that a request ahead of `rank` is computing right behind what is cached, if
-        any. Once it is published, or given up, it need not be computed again."""
-        if not self._computing:
-            return None
-        chain, found = chains[0], None
-        for index in range(len(token_ids) // chain.block_size):
-            chain.extend(token_ids, index + 1)
-            block_hash = chain.hashes[index]
-            known = self._computing.get(block_hash)
-            if known is not None and known[1] < rank:
-                found = block_hash
-            elif found is not None or self.pool.lookup(block_hash) is None:
-                break
-        return found
-
-    def is_computing(self, block_hash: BlockHash) -> bool:
-        return block_hash in self._computing
-
-    def _withdraw(self, tables: BlockTables) -> None:
-        """What these were going to compute is given up."""
-        table = tables.tables[0]
-        for block_hash in table.chain.hashes[table.num_published :]:
-            known = self._computing.get(block_hash)
-            if known is not None and known[0] is tables:
-                del self._computing[block_hash]
 
     # -- tokens come in --------------------------------------------------------------------------------------
 
@@ -392,16 +289,17 @@ class KVCacheManager:
             table.chain.extend(token_ids, count)
             first = max(start, table.first)
             new = [
-                self.pool.publish(table.block_ids[index], _key(hashes[index], table.index))
+                self.pool.publish(table.block_ids[index], group_key(hashes[index], table.index))
                 for index in range(first, count)
             ]
             if self.in_use is not None:
-                self.in_use.update(dict.fromkeys(_key(block_hash, table.index) for block_hash in hashes[first:count]))
+                self.in_use.update(
+                    dict.fromkeys(group_key(block_hash, table.index) for block_hash in hashes[first:count])
+                )
             if self._log is not None:
                 _note_stored(self._log, table, token_ids, first, new)
             if not table.index:
-                for block_hash in hashes[start:count]:
-                    self._computing.pop(block_hash, None)  # others need not compute it any more
+                self.computing.published(hashes[start:count])
             table.num_published = count
         self._set_marks(tables)
 
@@ -410,7 +308,9 @@ class KVCacheManager:
         keys = []
         for g, chain in enumerate(chains):
             size = chain.block_size
-            keys += [(i * size, _key(block_hash, g)) for i, block_hash in enumerate(chain.hashes[: num_tokens // size])]
+            keys += [
+                (i * size, group_key(block_hash, g)) for i, block_hash in enumerate(chain.hashes[: num_tokens // size])
+            ]
         if len(chains) > 1:
             keys.sort()  # a beginning is of use only if all groups have it
         self.pool.mark([key for _, key in keys], retention, now)
@@ -445,7 +345,7 @@ class KVCacheManager:
         tables = BlockTables(children)
         self._set_marks(tables)
         # the next write of either may need a copy, so it has to ask
-        parent.capacity = min(parent.capacity, num_computed // self._match_unit * self._match_unit)
+        parent.capacity = min(parent.capacity, num_computed // self._prefixes.unit * self._prefixes.unit)
         self.holders.add(tables)
         return tables, tuple(child.chain for child in children)
 
@@ -454,7 +354,7 @@ class KVCacheManager:
         self.holders.remove(tables)
         self.copied(tables)
         self.loaded(tables)
-        self._withdraw(tables)
+        self.computing.withdraw(tables)
         for table in tables.tables:
             self.pool.release(table.held[::-1])
             table.block_ids = []
@@ -477,18 +377,7 @@ class KVCacheManager:
             for table in tables.tables:
                 require(set(table.block_ids[: table.first]) <= {NO_BLOCK}, "a block behind the window is held")
                 require(tables.capacity <= len(table.block_ids) * table.group.block_size, "capacity without blocks")
-        for tables, _ in self._computing.values():
-            require(tables in self.holders, "nobody computes an announced block")
-
-
-def _key(block_hash: BlockHash, group: int) -> BlockHash:
-    """Groups cache different layers of the same tokens."""
-    return block_hash + bytes((group,)) if group else block_hash
-
-
-def _group_and_hash(key: BlockHash) -> tuple[int, BlockHash]:
-    """What `_key` was made of."""
-    return (key[-1], key[:-1]) if len(key) > DIGEST_SIZE else (0, key)
+        self.computing.check_integrity(self.holders)
 
 
 def _note_stored(log: CacheLog, table: BlockTable, token_ids: Sequence[int], first: int, new: Sequence[bool]) -> None:

@@ -47,6 +47,10 @@ class HashChain:
         return HashChain(self._hasher, self.root, self.block_size, hashes, self.adapter)
 
 
+Chains = tuple[HashChain, ...]
+"""One for each group of layers; groups with equal block sizes share theirs."""
+
+
 class BlockTable:
     """One group's blocks: position p lives in block_ids[p // block_size], slot p % block_size."""
 

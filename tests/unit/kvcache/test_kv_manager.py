@@ -177,7 +177,7 @@ def test_trying_again_hashes_nothing_again() -> None:
     assert kv.admit(tokens, chains, ALL, reserve=5) is None
     assert hashed == 5, "four that are found and the first that is not"
     assert kv.admit(tokens, chains, ALL, reserve=5) is None
-    assert kv.computing(tokens, chains, LATER) is None
+    assert kv.computing.find(tokens, chains[0], LATER) is None
     admitted = kv.admit(tokens, chains, ALL)
     assert admitted is not None
     assert (admitted[1], hashed) == (8, 5)
@@ -476,31 +476,31 @@ def test_others_can_see_what_is_being_computed() -> None:
     kv = manager(16, 2)
     tokens = list(range(7))
     table, _ = admit(kv, tokens)
-    assert kv.computing(tokens, kv.chains(), LATER) is None
-    kv.announce(table, tokens, FIRST)
-    last = kv.computing(tokens, kv.chains(), LATER)
-    first = kv.computing([0, 1, 9, 9], kv.chains(), LATER)
+    assert kv.computing.find(tokens, kv.chains()[0], LATER) is None
+    kv.computing.announce(table, tokens, FIRST)
+    last = kv.computing.find(tokens, kv.chains()[0], LATER)
+    first = kv.computing.find([0, 1, 9, 9], kv.chains()[0], LATER)
     assert last is not None
     assert first is not None
-    assert kv.computing([9, 1], kv.chains(), LATER) is None
-    assert kv.computing(tokens, kv.chains(salt="s"), LATER) is None
+    assert kv.computing.find([9, 1], kv.chains()[0], LATER) is None
+    assert kv.computing.find(tokens, kv.chains(salt="s")[0], LATER) is None
     kv.publish(table, tokens, 3)
-    assert not kv.is_computing(first)
-    assert kv.is_computing(last)
-    assert kv.computing(tokens, kv.chains(), LATER) == last, "right behind what is cached"
+    assert first not in kv.computing
+    assert last in kv.computing
+    assert kv.computing.find(tokens, kv.chains()[0], LATER) == last, "right behind what is cached"
     kv.publish(table, tokens, 7)
-    assert not kv.is_computing(last)
-    assert kv.computing(tokens, kv.chains(), LATER) is None
+    assert last not in kv.computing
+    assert kv.computing.find(tokens, kv.chains()[0], LATER) is None
 
 
 def test_who_gives_up_computes_nothing() -> None:
     kv = manager(16, 2)
     table, _ = admit(kv, list(range(6)))
-    kv.announce(table, list(range(6)), FIRST)
-    last = kv.computing(list(range(6)), kv.chains(), LATER)
+    kv.computing.announce(table, list(range(6)), FIRST)
+    last = kv.computing.find(list(range(6)), kv.chains()[0], LATER)
     assert last is not None
     kv.free(table)
-    assert not kv.is_computing(last)
+    assert last not in kv.computing
     kv.check_integrity()
 
 
@@ -508,26 +508,26 @@ def test_nobody_waits_for_who_is_behind() -> None:
     kv = manager(16, 2)
     tokens = list(range(6))
     behind, _ = admit(kv, tokens)
-    kv.announce(behind, tokens, LATER)
-    assert kv.computing(tokens, kv.chains(), FIRST) is None
+    kv.computing.announce(behind, tokens, LATER)
+    assert kv.computing.find(tokens, kv.chains()[0], FIRST) is None
     ahead, _ = admit(kv, tokens)
-    kv.announce(ahead, tokens, FIRST)
-    last = kv.computing(tokens, kv.chains(), LATER)
+    kv.computing.announce(ahead, tokens, FIRST)
+    last = kv.computing.find(tokens, kv.chains()[0], LATER)
     assert last is not None
     kv.free(behind)
-    assert kv.computing(tokens, kv.chains(), LATER) == last
+    assert kv.computing.find(tokens, kv.chains()[0], LATER) == last
     kv.publish(ahead, tokens, 6)
-    assert kv.computing(tokens, kv.chains(), LATER) is None
+    assert kv.computing.find(tokens, kv.chains()[0], LATER) is None
 
 
 def test_what_anybody_has_published_nobody_waits_for() -> None:
     kv = manager(16, 2)
     tokens = list(range(6))
     tables = [admit(kv, tokens)[0] for _ in range(2)]
-    kv.announce(tables[0], tokens, FIRST)
-    kv.announce(tables[1], tokens, LATER)
+    kv.computing.announce(tables[0], tokens, FIRST)
+    kv.computing.announce(tables[1], tokens, LATER)
     kv.publish(tables[1], tokens, 6)
-    assert kv.computing(tokens, kv.chains(), (2,)) is None
+    assert kv.computing.find(tokens, kv.chains()[0], (2,)) is None
     kv.publish(tables[0], tokens, 6)
     for table in tables:
         kv.free(table)
@@ -538,5 +538,5 @@ def test_nobody_waits_for_what_is_cached() -> None:
     kv = manager(16, 2)
     serve(kv, [1, 2, 3, 4])
     table, _ = admit(kv, [1, 2, 3, 4])  # computes the last token again, on a copy
-    kv.announce(table, [1, 2, 3, 4], FIRST)
-    assert kv.computing([1, 2, 3, 4], kv.chains(), LATER) is None
+    kv.computing.announce(table, [1, 2, 3, 4], FIRST)
+    assert kv.computing.find([1, 2, 3, 4], kv.chains()[0], LATER) is None

@@ -111,8 +111,8 @@ class KVMachine(RuleBasedStateMachine):
         if not tokens:
             return
         before, chains = self._snapshot(), self.kv.chains(adapter=adapter, salt=salt)
-        waited_for = self.kv.computing(tokens, chains, rank)
-        assert self.kv.computing(tokens, chains, (0,)) is None, "nobody is ahead of that"
+        waited_for = self.kv.computing.find(tokens, chains[0], rank)
+        assert self.kv.computing.find(tokens, chains[0], (0,)) is None, "nobody is ahead of that"
         fetched = {key: list(self.store[slot]) for key, slot in self.kv.missing(tokens, chains, most)}
         assert len(fetched) <= most
         for key in data.draw(st.sets(st.sampled_from(sorted(fetched)))) if fetched else ():
@@ -132,12 +132,12 @@ class KVMachine(RuleBasedStateMachine):
             assert group.window or len(ids) * group.block_size >= len(tokens), "room for all of its tokens"
         sequence = Sequence(tables, chains, tokens, num_cached, salt, adapter)
         self.live.append(sequence)
-        self.kv.announce(tables, tokens, rank)
+        self.kv.computing.announce(tables, tokens, rank)
         if waited_for is None and self.kv.enable_prefix_caching:
             size = self.groups[0].block_size
             full = len(tokens) // size
             uncached = [i for i in range(full) if self.kv.pool.lookup(chains[0].hashes[i]) is None]
-            found = self.kv.computing(tokens, self.kv.chains(adapter=adapter, salt=salt), (4,))
+            found = self.kv.computing.find(tokens, self.kv.chains(adapter=adapter, salt=salt)[0], (4,))
             assert found is None or found in [chains[0].hashes[i] for i in uncached]
 
     @rule(
@@ -438,7 +438,7 @@ class KVMachine(RuleBasedStateMachine):
         if hasattr(self, "kv"):
             note(f"{self.kv.pool.num_evictions} evictions")
             assert self.kv.pool.num_free == self.kv.pool.num_blocks
-            assert not self.kv._computing
+            self.kv.computing.check_integrity(())
             assert not self.kv.holders
 
 

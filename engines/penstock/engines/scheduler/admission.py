@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from functools import partial
 
 from penstock.engines.scheduler.drafts import DraftModelGuesses, Guesser, PredictedOutput, PromptLookup
@@ -61,7 +62,7 @@ class Admission:
             if same_prompt is not None:
                 if self._intake.num_waiting_for_prompts >= self._config.max_num_seqs:
                     break
-                self._intake.wait_for_prompt(request, partial(self._kv.is_computing, same_prompt))
+                self._intake.wait_for_prompt(request, partial(operator.contains, self._kv.computing, same_prompt))
                 continue
             is_fetching = self._prefetches.blocks(request, now)
             if is_fetching is not None:
@@ -99,7 +100,7 @@ class Admission:
         behind may be kept from advancing, by this one too."""
         if request.scores_prompt or not self._config.enable_prefix_caching:
             return None
-        return self._kv.computing(request.token_ids, self._chains_of(request), request.key)
+        return self._kv.computing.find(request.token_ids, self._chains_of(request)[0], request.key)
 
     def _chains_of(self, request: Request) -> tuple[HashChain, ...]:
         if request.chains is None:
@@ -135,7 +136,7 @@ class Admission:
         request.charged_tokens = max(request.charged_tokens, cached)  # hits are free
         self._intake.waiting.charge(request, request.num_prompt_tokens)
         if read_cache:
-            self._kv.announce(tables, request.token_ids, request.key)
+            self._kv.computing.announce(tables, request.token_ids, request.key)
         count = min(request.num_tokens - cached, limit, self._chunk)
         new.include(self.start(request, tables, cached), count)
         return count

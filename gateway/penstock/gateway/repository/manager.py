@@ -19,7 +19,6 @@ from penstock.engines.errors import (
     AlreadyExistsError,
     EngineError,
     InvalidRequestError,
-    ModelNotFoundError,
     NotReadyError,
     PenstockError,
 )
@@ -31,8 +30,9 @@ from penstock.gateway.repository.catalogue import DUPLICATE, Catalogue, Duplicat
 from penstock.gateway.repository.dependencies import Dependencies, composing, wire_again
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.host import MetricFactory, RepositoryHost
-from penstock.gateway.repository.layout import check_model_name, check_version
+from penstock.gateway.repository.layout import check_model_name
 from penstock.gateway.repository.loading import LoadError, ModelLoading, load_failures
+from penstock.gateway.repository.model_table import ModelTable
 from penstock.gateway.repository.models import UNLOADED, Deployment, ModelEntry, VersionStatus
 from penstock.gateway.repository.on_demand_loads import OnDemandLoads
 from penstock.gateway.repository.operations import STOPPING, Operations
@@ -76,19 +76,16 @@ class ModelRepository:
         self._on_demand = on_demand
         self._cache = cache
         self._observe = observe
-        self._board = board or LoadingBoard()
         self.host = RepositoryHost(self, metric, on_demand)
         self._catalogue = Catalogue(repositories)
         ensembles = EnsembleLoader(self, self._load_composing)
         self._loading = ModelLoading(settings, loaders, self.host, ensembles, cache, observe)
-        self._serving: dict[str, Deployment] = {}
-        self._dependencies = Dependencies(self._serving.get)
+        self._table = table = ModelTable(self._catalogue, board or LoadingBoard())
+        self._dependencies = Dependencies(table.serving.get)
         self._kept: frozenset[str] = frozenset()
         """Loaded at the start: loading on demand does not unload them."""
         self._implied: set[str] = set()
         """Loaded for an ensemble only."""
-        self._entries: dict[str, ModelEntry] = {}
-        self._added: set[str] = set()
         self._wanted: set[str] = set()
         """What strict readiness waits for."""
         self._started = False
@@ -104,31 +101,21 @@ class ModelRepository:
     # What serves
 
     def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
-        try:
-            return self._serving[name].by_version[version]
-        except KeyError:
-            raise self._missing(name, version) from None
+        return self._table.model(name, version)
 
     def versions(self, name: str) -> list[int]:
-        serving = self._serving.get(name)
-        return sorted(serving.models) if serving is not None else []
+        return self._table.versions(name)
 
     def models(self) -> Iterable[InferModel]:
-        return [model for _, serving in sorted(self._serving.items()) for _, model in sorted(serving.models.items())]
+        return self._table.models()
 
     def load_seconds(self) -> dict[tuple[str, int], float]:
         """How long each version of the repositories that serves took to load, by name and version."""
-        return {
-            (name, version): seconds
-            for name, serving in sorted(self._serving.items())
-            for version, seconds in sorted(serving.load_seconds.items())
-        }
+        return self._table.load_seconds()
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         self._catalogue.refresh_local()
-        names = sorted({*self._catalogue.names, *self._entries, *self._added, *self._board.names()})
-        lines = [line for name in names for line in self._lines(name)]
-        return [line for line in lines if line.state == "READY"] if ready else lines
+        return self._table.index(ready=ready)
 
     def cache_counters(self) -> CacheCounters | None:
         """Of a response cache that is in this process."""
@@ -140,18 +127,18 @@ class ModelRepository:
             return False
         if not self._settings.strict_readiness:
             return True
-        serving = self._serving
-        return all(name in serving and serving[name].ready for name in (*self._wanted, *self._added))
+        serving = self._table.serving
+        return all(name in serving and serving[name].ready for name in (*self._wanted, *self._table.added))
 
     def add(self, model: InferModel) -> None:
         """A model that belongs to no repository: its owner starts and stops it. Raises AlreadyExistsError."""
         name = model.name
-        if name in self._serving or name in self._entries or name in self._catalogue.names:
+        if name in self._table.serving or name in self._table.entries or name in self._catalogue.names:
             raise AlreadyExistsError(f"there is already a model '{name}'")
         if self._observe is not None:
             self._observe(model)
-        self._added.add(name)
-        self._serving[name] = Deployment({model.version: model})
+        self._table.added.add(name)
+        self._table.serving[name] = Deployment({model.version: model})
         self.changes.tell()
 
     # What changes it
@@ -160,7 +147,7 @@ class ModelRepository:
         """Loads what the control mode says. Raises PenstockError: a repository that cannot be read, an added model's
         name in it, and, with `exit_on_error`, models that cannot be loaded; `stop` has to follow then."""
         await asyncio.to_thread(self._catalogue.refresh)
-        if taken := sorted(self._added & self._catalogue.names):
+        if taken := sorted(self._table.added & self._catalogue.names):
             raise AlreadyExistsError(f"model '{taken[0]}' is in a model repository, too: it needs another name")
         if self._on_demand is not None:
             await self._demand_loads.look()
@@ -172,7 +159,7 @@ class ModelRepository:
         results = await asyncio.gather(*loads, return_exceptions=True)
         failed = {name: each for name, each in zip(names, results, strict=True) if isinstance(each, BaseException)}
         if failed and self._settings.exit_on_error:
-            raise EngineError(load_failures({name: self._reason(name, error) for name, error in failed.items()}))
+            raise EngineError(load_failures({name: self._table.reason(name, error) for name, error in failed.items()}))
         self._started = True
         if self._settings.control_mode == "poll":
             self._poller = asyncio.create_task(poll_forever(self.poll, self._settings.poll_seconds))
@@ -188,7 +175,7 @@ class ModelRepository:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for entry in self._entries.values():
+        for entry in self._table.entries.values():
             self._withdraw(entry)
         await asyncio.gather(*self._drains)
         if self._cache is not None:
@@ -214,25 +201,25 @@ class ModelRepository:
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Of an ensemble, `unload_dependents` unloads the models, too, that were loaded only for it, as in Triton."""
         self._check_change(name)
-        held_out = [name, *self._all_ensembles_of(name)]
+        held_out = [name, *self._table.all_ensembles_of(name)]
         self._hold_out(held_out)
-        if name not in self._entries:
+        if name not in self._table.entries:
             self._wanted.discard(name)
             return
-        models = composing(self._serving.get(name)) & self._implied
-        await self._operations.asked(name, self._unload(self._entries[name]))
+        models = composing(self._table.serving.get(name)) & self._implied
+        await self._operations.asked(name, self._unload(self._table.entries[name]))
         self._hold_out(held_out)  # it may have been loaded meanwhile
         if unload_dependents:
-            for each in sorted(models - self._used()):
-                await self._operations.asked(each, self._unload(self._entries[each]))
+            for each in sorted(models - self._table.used()):
+                await self._operations.asked(each, self._unload(self._table.entries[each]))
 
     # What loading on demand needs, beside `load_stored`
 
     def deployment(self, name: str) -> Deployment | None:
-        return self._serving.get(name)
+        return self._table.serving.get(name)
 
     def is_changing(self, name: str) -> bool:
-        entry = self._entries.get(name)
+        entry = self._table.entries.get(name)
         return name in self._dependencies.needed_by_loads() or (entry is not None and entry.lock.locked())
 
     async def load_stored(self, name: str) -> None:
@@ -243,7 +230,7 @@ class ModelRepository:
         """From the call on nobody finds the model, nor the ensembles that it is part of; to be awaited until what was
         accepted has ended and it is unloaded."""
         before = set(self._drains)
-        if (entry := self._entries.get(name)) is not None:
+        if (entry := self._table.entries.get(name)) is not None:
             self._wanted.discard(name)
             self._dependencies.forget(name)
             self._withdraw(entry, reason)
@@ -254,10 +241,10 @@ class ModelRepository:
         nothing changes then."""
         await asyncio.to_thread(self._catalogue.refresh)
         present = self._catalogue.names
-        for name in present & self._added:
+        for name in present & self._table.added:
             logger.error("model '%s' is in a model repository, too: it needs another name", name)
-        present -= self._added
-        gone = [entry for name, entry in self._entries.items() if name not in present]
+        present -= self._table.added
+        gone = [entry for name, entry in self._table.entries.items() if name not in present]
         await asyncio.gather(
             *(self._operations.run(name, self._load_stored(name, only_changed=True)) for name in sorted(present)),
             *(self._operations.run(entry.name, self._unload(entry)) for entry in gone),
@@ -265,7 +252,7 @@ class ModelRepository:
         )
         for entry in gone:
             if not entry.versions:
-                del self._entries[entry.name]
+                del self._table.entries[entry.name]
         self._wanted = present
 
     # Loads and unloads, one at a time for a model
@@ -276,13 +263,13 @@ class ModelRepository:
         try:
             repository = await asyncio.to_thread(self._catalogue.find, name)
         except DuplicateModelError:
-            entry = self._entry(name)
+            entry = self._table.entry(name)
             async with entry.lock:
                 if only_changed:
                     self._withdraw(entry, DUPLICATE)
                 entry.failed(DUPLICATE, {})
             raise
-        entry = self._entry(name)
+        entry = self._table.entry(name)
         async with entry.lock:
             fingerprint = await asyncio.to_thread(repository.fingerprint, name)
             if config is not None:
@@ -291,7 +278,7 @@ class ModelRepository:
                 await self._replace(entry, partial(repository.fetch, name), None, fingerprint)
 
     async def _load_files(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        entry = self._entry(name)
+        entry = self._table.entry(name)
         async with entry.lock:
             await self._replace(entry, partial(write_files, files), config, None)
 
@@ -308,7 +295,7 @@ class ModelRepository:
             self._dependencies.end(entry.name)
         old = entry.loaded
         retired = entry.published(deployment, fingerprint)
-        self._serving[entry.name] = deployment
+        self._table.serving[entry.name] = deployment
         self.changes.tell()
         self._dependencies.published(entry.name, deployment)
         self._wanted.add(entry.name)
@@ -333,9 +320,9 @@ class ModelRepository:
         """From now on nobody finds the model, nor the ensembles that it is part of; what was accepted goes on."""
         old = entry.loaded
         if old is not None:
-            for ensemble in self._ensembles_of(entry.name):
+            for ensemble in self._table.ensembles_of(entry.name):
                 self._withdraw_ensemble(ensemble, f"its model '{entry.name}' was unloaded")
-            del self._serving[entry.name]
+            del self._table.serving[entry.name]
             self.changes.tell()
             if self._on_demand is not None:
                 self._on_demand.left(entry.name)
@@ -361,7 +348,7 @@ class ModelRepository:
         self._dependencies.begin(ensemble, models)
         explicit = self._settings.control_mode == "explicit"
         await asyncio.to_thread(self._catalogue.refresh)
-        unknown = sorted(models - self._catalogue.names - self._added)
+        unknown = sorted(models - self._catalogue.names - self._table.added)
         for name in filter(self.host.is_public, unknown):
             told = f"ensemble {ensemble}: '{name}' is a name with traffic rules, which no step can have; name a model"
             raise InvalidRequestError(told)
@@ -369,15 +356,15 @@ class ModelRepository:
             raise InvalidRequestError(
                 f"ensemble {ensemble} contains models that are not available or ambiguous: {', '.join(unknown)}"
             )
-        names = [name for name in sorted(models - self._added) if name not in self._serving or not explicit]
+        names = [name for name in sorted(models - self._table.added) if name not in self._table.serving or not explicit]
         if explicit:
             self._implied.update(name for name in names if name not in self._wanted)
         with self._on_demand.together(models) if self._on_demand is not None else nullcontext():
             loads = [self._operations.run(name, self._load_stored(name, only_changed=not explicit)) for name in names]
         results = dict(zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True))
         for name in sorted(models):
-            if name not in self._serving:
-                known = self._entries[name].reason if name in self._entries else ""
+            if name not in self._table.serving:
+                known = self._table.entries[name].reason if name in self._table.entries else ""
                 reason = results.get(name) or known or "it is not loaded"
                 raise InvalidRequestError(
                     f"ensemble '{ensemble}' depends on '{name}' which has no loaded version. Model '{name}' loading"
@@ -387,8 +374,8 @@ class ModelRepository:
     def _adapt_ensembles(self, name: str) -> None:
         """A model serves, for the first time or in new versions: those made of it fit it, or serve no longer, and
         those that lacked only this one are loaded."""
-        for model in sorted(composing(self._serving[name])):
-            if model not in self._serving:  # unloaded while this ensemble was being loaded
+        for model in sorted(composing(self._table.serving[name])):
+            if model not in self._table.serving:  # unloaded while this ensemble was being loaded
                 self._withdraw_ensemble(name, f"its model '{model}' was unloaded")
                 return
         self._wire_ensembles_of(name)
@@ -398,11 +385,11 @@ class ModelRepository:
 
     def _wire_ensembles_of(self, name: str) -> None:
         """Those above them, too: an ensemble is decoupled when one of its models is."""
-        for ensemble in self._ensembles_of(name):
-            if ensemble not in self._serving:  # withdrawn with another ensemble that it is made of, too
+        for ensemble in self._table.ensembles_of(name):
+            if ensemble not in self._table.serving:  # withdrawn with another ensemble that it is made of, too
                 continue
             try:
-                wire_again(self._serving[ensemble])
+                wire_again(self._table.serving[ensemble])
             except PenstockError as error:
                 logger.error("ensemble '%s' serves no longer: %s", ensemble, error)
                 self._withdraw_ensemble(ensemble, error.message)
@@ -416,30 +403,16 @@ class ModelRepository:
 
     def _withdraw_ensemble(self, name: str, reason: str) -> None:
         """Nothing happens if it has gone already, with another ensemble that it is made of, too."""
-        if name not in self._serving:
+        if name not in self._table.serving:
             return
-        self._dependencies.lost(name, composing(self._serving[name]))
+        self._dependencies.lost(name, composing(self._table.serving[name]))
         self._wanted.discard(name)
-        self._withdraw(self._entries[name], reason)
-
-    def _ensembles_of(self, name: str) -> list[str]:
-        return [each for each, serving in sorted(self._serving.items()) if name in composing(serving)]
+        self._withdraw(self._table.entries[name], reason)
 
     def _hold_out(self, names: Sequence[str]) -> None:
         """Requests load them no more."""
         if self._on_demand is not None:
             self._on_demand.hold_out(set(names) & self._catalogue.names)
-
-    def _all_ensembles_of(self, name: str) -> list[str]:
-        """Those above them, too."""
-        found = [name]
-        for each in found:
-            found += [ensemble for ensemble in self._ensembles_of(each) if ensemble not in found]
-        return found[1:]
-
-    def _used(self) -> set[str]:
-        """The models that ensembles which serve are made of."""
-        return set().union(*map(composing, self._serving.values()))
 
     # Details
 
@@ -448,7 +421,7 @@ class ModelRepository:
             raise NotReadyError(EXPLICIT_ONLY)
         if self._stopping:
             raise NotReadyError(STOPPING)
-        if name in self._added:
+        if name in self._table.added:
             raise InvalidRequestError(
                 f"model '{name}' does not come from a model repository: it cannot be loaded or unloaded"
             )
@@ -457,45 +430,6 @@ class ModelRepository:
         if self._settings.control_mode == "explicit" and ALL_MODELS not in self._settings.load_models:
             return sorted(set(self._settings.load_models))
         return sorted(self._catalogue.names)
-
-    def _entry(self, name: str) -> ModelEntry:
-        return self._entries.setdefault(name, ModelEntry(name))
-
-    def _lines(self, name: str) -> list[IndexEntry]:
-        progress = self._board.text(name)
-        if name in self._added:
-            return [
-                IndexEntry(name, str(model.version), "READY")
-                if model.ready
-                else IndexEntry(name, str(model.version), "LOADING", progress)
-                for model in self._serving[name].models.values()
-            ]
-        lines = list(self._entries[name].index(progress)) if name in self._entries else []
-        if not lines and name in self._board:  # the model of the command line, before there is anything of it
-            return [IndexEntry(name, "1", "LOADING", progress)]
-        if not lines and self._catalogue.is_duplicate(name):
-            return [IndexEntry(name, "", "UNAVAILABLE", DUPLICATE)]
-        return lines or [IndexEntry(name)]
-
-    def _reason(self, name: str, error: BaseException) -> str:
-        """Why a model could not be loaded."""
-        entry = self._entries.get(name)
-        return entry.reason if entry is not None and entry.reason else str(error)
-
-    def _missing(self, name: str, version: str) -> PenstockError:
-        """What is wrong with a request's name or version, in Triton's words."""
-        number = check_version(version) if version else 0
-        entry = self._entries.get(name)
-        known = entry.versions if entry is not None else {}
-        if name not in self._serving and not known and name in self._board:
-            return NotReadyError(f"Request for unknown model: '{name}' is not at ready state")
-        if name not in self._serving and not known:
-            return ModelNotFoundError(f"Request for unknown model: '{name}' is not found")
-        if not version:
-            return ModelNotFoundError(f"Request for unknown model: '{name}' has no available versions")
-        if number in known:
-            return NotReadyError(f"Request for unknown model: '{name}' version {number} is not at ready state")
-        return ModelNotFoundError(f"Request for unknown model: '{name}' version {number} is not found")
 
 
 async def _all_done(tasks: Collection[asyncio.Task[None]]) -> None:

@@ -17,7 +17,7 @@ from penstock.engines.host.memory import taken_memory
 from penstock.engines.process import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.configuration.config import load_config
-from penstock.gateway.llm.model_builder import engine_spec
+from penstock.gateway.llm.engine_spec import engine_spec
 from penstock.gateway.llm.models import find_model
 from penstock.gateway.memory.budget import MemoryBudget, Reservation
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine

@@ -9,7 +9,7 @@ import pytest
 
 from helpers_server import OPENVINO, VLLM, WITH_VLLM, Server, serving
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.llm.model_builder import engine_spec
+from penstock.gateway.llm.engine_spec import engine_spec
 from penstock.gateway.llm.models import find_model
 from penstock.tokenizers import Tokenizer
 

@@ -15,8 +15,8 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.host.placement import bind
 from penstock.engines.registry import RUNNERS, EngineSpec, load_runner
 from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.llm.engine_spec import engine_spec
 from penstock.gateway.llm.hub import fetch_model
-from penstock.gateway.llm.model_builder import engine_spec
 from penstock.gateway.llm.models import ModelSource
 from penstock.tokenizers import Tokenizer, TokenizerError
 

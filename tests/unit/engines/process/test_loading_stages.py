@@ -9,7 +9,7 @@ from penstock.engines.errors import EngineError
 from penstock.engines.process import ProcessEngine
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.configuration.config import load_config
-from penstock.gateway.llm.model_builder import engine_spec
+from penstock.gateway.llm.engine_spec import engine_spec
 from penstock.gateway.llm.models import find_model
 from penstock.tokenizers import Tokenizer
 

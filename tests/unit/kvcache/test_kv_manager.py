@@ -15,7 +15,7 @@ from penstock.kvcache import (
     largest_chunk,
 )
 from penstock.kvcache.groups import blocks_of_request
-from penstock.kvcache.manager import _key
+from penstock.kvcache.hashing import group_key
 
 ALL = 1000
 """A chunk that is never the limit."""
@@ -391,7 +391,7 @@ def evict(kv: KVCacheManager, tokens: list[int], *lost: tuple[int, int]) -> None
     for g, chain in enumerate(kv.chains()):
         chain.extend(tokens, len(tokens) // chain.block_size)
         for index, block_hash in enumerate(chain.hashes):
-            block_id = kv.pool.lookup(_key(block_hash, g))
+            block_id = kv.pool.lookup(group_key(block_hash, g))
             if (g, index) not in lost and block_id is not None:
                 kv.pool.retain([block_id])  # used again, so the others are older
                 kv.pool.release([block_id])

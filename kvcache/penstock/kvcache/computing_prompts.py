@@ -21,7 +21,7 @@ class ComputingPrompts:
         self._enabled = enabled
         self._by_hash: dict[BlockHash, tuple[BlockTables, Rank]] = {}
 
-    def __contains__(self, block_hash: BlockHash) -> bool:
+    def __contains__(self, block_hash: object) -> bool:
         return block_hash in self._by_hash
 
     def announce(self, tables: BlockTables, token_ids: Sequence[int], rank: Rank) -> None:

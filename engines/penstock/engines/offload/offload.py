@@ -61,6 +61,8 @@ class Offload:
         self._prefetches = prefetches
         self._clock = clock
         self._num_damaged = 0
+        self._was_cleared = False
+        """What a folder holds that this process gets later is deleted then."""
         self._file: BlockFile | None = None
         self._writer = ThreadPoolExecutor(1, "kv-offload-write")
         self._inbox: Inbox[BlocksRead | _Done] = Inbox()
@@ -114,6 +116,7 @@ class Offload:
     def clear(self) -> None:
         """After the tier was cleared: what the files hold is deleted, too."""
         self._prefetches.clear()
+        self._was_cleared = True
         self._writer.submit(self._clear)
 
     def report(self, stats: EngineStats) -> None:
@@ -214,7 +217,7 @@ class Offload:
 
     def _note(self, done: _Done) -> None:
         if done.kept is not None:
-            self._opened(done.kept)
+            self._opened(() if self._was_cleared else done.kept)
         for save in done.saves:
             self._tier.written(save.block_hash, save.slot, succeeded=done.error is None)
 

@@ -315,6 +315,23 @@ def test_a_full_disk_turns_it_off(
     assert caplog.text.count("No space left on device") == 1
 
 
+def test_a_server_starts_on_a_full_disk(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new version has a new folder, for which there is no room."""
+
+    def acquire(self: ModelFolder) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ModelFolder, "acquire", acquire)
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    fill(driver)
+    assert ask(driver, PROMPT) == (expected, 0)
+    assert driver.stats.offload_dropped
+    assert "No space left on device" in caplog.text
+
+
 def test_a_folder_is_one_process_s(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one takes it over once it is free."""
     monkeypatch.setattr("penstock.engines.offload.offload._RETRY_SECONDS", 0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
 """Between two tries to get a folder that another process has: the one that this process replaces, for example."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _SAVED_AT_ONCE = 32
 _LEAST_SECONDS = 1.0
 """For what is being written at the end, whatever was spent before."""
@@ -53,7 +55,8 @@ class Offload:
         prefetches: Prefetches,
         clock: Callable[[], float],
     ) -> None:
-        """Takes the folder, now or as soon as another process leaves it. Raises OSError if it cannot be used."""
+        """Takes the folder, now or as soon as another process leaves it. Raises OSError if it cannot be used. On a full
+        disk nothing is kept."""
         self._host = host
         self._folder = folder
         self._kv = kv
@@ -68,11 +71,21 @@ class Offload:
         self._inbox: Inbox[BlocksRead | _Done] = Inbox()
         self._reader = BlockReader(host, prefetches, self._inbox.put, "kv-offload-read")
         self._closing = threading.Event()
-        kept = self._try_open()
+        self._take_folder()
+
+    def _take_folder(self) -> None:
+        path = self._folder.path
+        try:
+            kept = self._try_open()
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            logger.warning("evicted blocks are not kept: %s: %s", path, error)
+            return
         if kept is not None:
             self._opened(kept)
         else:
-            logger.warning("%s is another process's: evicted blocks are not kept until that one ends", folder.path)
+            logger.warning("%s is another process's: evicted blocks are not kept until that one ends", path)
             self._writer.submit(self._wait_for_folder)
 
     @property

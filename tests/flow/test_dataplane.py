@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from helpers_dataplane import MARKER, Setup, request
+from helpers_tokenizers import byte_level
+from penstock.engines.client.inline import InlineEngine
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.contract.messages import FinishReason, RequestOutput
+from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput
 from penstock.engines.errors import (
     ContextLengthError,
     DeadlineExceededError,
@@ -25,6 +27,7 @@ from penstock.engines.errors import (
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
+from penstock.gateway.llm.token_limits import word_tokens
 
 
 @pytest.fixture
@@ -211,6 +214,22 @@ async def test_tenants_and_salts_divide_the_prefix_cache(setup):
     assert await cached(tenant="a") == 39
     assert await cached(tenant="a", cache_salt="x") == 0
     assert await cached(tenant="ax") == 0
+
+
+async def test_tokens_that_only_the_tokenizer_has_do_not_reach_the_engine(tmp_path, monkeypatch):
+    vocab_size = byte_level().token_to_id("caf\u00e9")
+    s = Setup(tmp_path, SchedulerConfig(), 64, vocab_size=vocab_size)
+    s.model.loaded = True
+    sent: list[AddRequest] = []
+    monkeypatch.setattr(s.engine, "submit", lambda adds: sent.extend(adds) or InlineEngine.submit(s.engine, adds))
+    await s.engine.start()
+    try:
+        await s.generate(bad_words=("one", "caf\u00e9"), prediction="a caf\u00e9 question")
+    finally:
+        await s.engine.stop()
+    [params] = [each.params for each in sent]
+    assert params.bad_words == word_tokens(["one"], s.tokenizer)
+    assert params.prediction == (*s.tokenizer.encode("a ", False), *s.tokenizer.encode(" question", False))
 
 
 async def test_chat_prompts_are_rendered_and_encoded(setup):

@@ -315,6 +315,23 @@ def test_a_full_disk_turns_it_off(
     assert caplog.text.count("No space left on device") == 1
 
 
+def test_a_server_starts_on_a_full_disk(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new version has a new folder, for which there is no room."""
+
+    def acquire(self: ModelFolder) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ModelFolder, "acquire", acquire)
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    fill(driver)
+    assert ask(driver, PROMPT) == (expected, 0)
+    assert driver.stats.offload_dropped
+    assert "No space left on device" in caplog.text
+
+
 def test_a_folder_is_one_process_s(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one takes it over once it is free."""
     monkeypatch.setattr("penstock.engines.offload.offload._RETRY_SECONDS", 0.01)
@@ -332,6 +349,22 @@ def test_a_folder_is_one_process_s(start: Start, monkeypatch: pytest.MonkeyPatch
     assert second.stats.offload_blocks
     fill(second)
     assert ask(second, PROMPT) == (expected, 31)
+
+
+def test_the_prefix_cache_is_emptied_while_the_folder_is_another_process_s(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that one leaves there is deleted, and nobody looks for it."""
+    monkeypatch.setattr("penstock.engines.offload.offload._RETRY_SECONDS", 0.01)
+    first, second = start(), start()
+    expected, _ = ask(first, PROMPT)
+    core_of(second)._reset_prefix_cache()
+    first.core.close()
+    assert select.select(core_of(second).wakeups, [], [], 60)[0]
+    assert ask(second, PROMPT) == (expected, 0)
+    fill(second)
+    assert ask(second, PROMPT) == (expected, 31)
+    assert second.stats.offload_damaged == 0
 
 
 def test_a_file_that_cannot_be_opened_leaves_the_folder_free(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,6 +478,24 @@ def test_folders_that_nobody_uses_go(start: Start, tmp_path: Path) -> None:
     assert not old.exists()
     assert used.exists()
     assert (foreign / "letter").exists()
+
+
+def test_a_folder_that_is_just_being_made_stays(start: Start, tmp_path: Path) -> None:
+    """Another process is about to lock it."""
+    fresh = tmp_path / "kv" / ("d" * 32)
+    fresh.mkdir(parents=True)
+    start()
+    assert fresh.is_dir()
+
+
+def test_a_folder_is_in_use_until_its_process_leaves_it(tmp_path: Path) -> None:
+    """Even if that one has written nothing for a week."""
+    folder = ModelFolder(tmp_path / "kv", "a model")
+    assert folder.acquire()
+    os.utime(folder.path / "lock", (time.time() - 8 * 86400,) * 2)
+    folder.release()
+    ModelFolder(tmp_path / "kv", "another model").remove_unused()
+    assert folder.path.is_dir()
 
 
 def test_what_cannot_be_is_refused_by_name(start: Start, tmp_path: Path) -> None:

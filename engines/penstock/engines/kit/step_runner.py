@@ -212,7 +212,7 @@ class StepRunner:
             self._answer_tokens(step, planned, i, tokens[nth], logits[nth : nth + 1], finite=sampled[nth] >= 0)
         self._answer_forced(step, planned)
         for i, guesses, extension in zip(planned.verifying, planned.drafts, planned.verified, strict=True):
-            following = logits[start : start + len(extension.token_ids)]
+            following = logits[start : start + len(extension.token_ids) + (not extension.finite)]
             self._answer_tokens(step, planned, i, extension.token_ids, following, finite=extension.finite)
             start += 1 + len(guesses)
         if planned.pooling:
@@ -221,7 +221,8 @@ class StepRunner:
     def _answer_tokens(
         self, step: PlannedStep, planned: PlannedBatch, i: int, token_ids: list[int], logits: Floats, *, finite: bool
     ) -> None:
-        """Of request i of the batch: each of `token_ids` was sampled from the row of `logits` at its place."""
+        """Of request i of the batch: each of `token_ids` was sampled from the row of `logits` at its place. `finite` is
+        False where nothing could be sampled from the last row."""
         output, index, state = step.output, planned.indices[i], self._table.sampling[planned.rows[i]]
         request_id = step.request_ids[index]
         if not finite or request_id in output.failed:

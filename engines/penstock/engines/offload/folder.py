@@ -71,7 +71,10 @@ class ModelFolder:
         return self._lock is not None
 
     def release(self) -> None:
+        """The folder counts as used until now, even if nothing was written for long."""
         if self._lock is not None:
+            with suppress(OSError):
+                os.utime(self._lock)
             os.close(self._lock)
             self._lock = None
 
@@ -101,7 +104,8 @@ def _lock(folder: Path) -> int | None:
 
 def _remove_if_unused(folder: Path) -> None:
     found = list(folder.iterdir())
-    newest = max((path.stat().st_mtime for path in found), default=0.0)
+    # One without files was left so, or is being taken by another process right now.
+    newest = max(path.stat().st_mtime for path in found or (folder,))
     if any(path.name not in _FILES for path in found) or time.time() - newest < _UNUSED_SECONDS:
         return
     descriptor = _lock(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
 """Between two tries to get a folder that another process has: the one that this process replaces, for example."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _SAVED_AT_ONCE = 32
 _LEAST_SECONDS = 1.0
 """For what is being written at the end, whatever was spent before."""
@@ -53,7 +55,8 @@ class Offload:
         prefetches: Prefetches,
         clock: Callable[[], float],
     ) -> None:
-        """Takes the folder, now or as soon as another process leaves it. Raises OSError if it cannot be used."""
+        """Takes the folder, now or as soon as another process leaves it. Raises OSError if it cannot be used. On a full
+        disk nothing is kept."""
         self._host = host
         self._folder = folder
         self._kv = kv
@@ -61,16 +64,28 @@ class Offload:
         self._prefetches = prefetches
         self._clock = clock
         self._num_damaged = 0
+        self._was_cleared = False
+        """What a folder holds that this process gets later is deleted then."""
         self._file: BlockFile | None = None
         self._writer = ThreadPoolExecutor(1, "kv-offload-write")
         self._inbox: Inbox[BlocksRead | _Done] = Inbox()
         self._reader = BlockReader(host, prefetches, self._inbox.put, "kv-offload-read")
         self._closing = threading.Event()
-        kept = self._try_open()
+        self._take_folder()
+
+    def _take_folder(self) -> None:
+        path = self._folder.path
+        try:
+            kept = self._try_open()
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            logger.warning("evicted blocks are not kept: %s: %s", path, error)
+            return
         if kept is not None:
             self._opened(kept)
         else:
-            logger.warning("%s is another process's: evicted blocks are not kept until that one ends", folder.path)
+            logger.warning("%s is another process's: evicted blocks are not kept until that one ends", path)
             self._writer.submit(self._wait_for_folder)
 
     @property
@@ -114,6 +129,7 @@ class Offload:
     def clear(self) -> None:
         """After the tier was cleared: what the files hold is deleted, too."""
         self._prefetches.clear()
+        self._was_cleared = True
         self._writer.submit(self._clear)
 
     def report(self, stats: EngineStats) -> None:
@@ -214,7 +230,7 @@ class Offload:
 
     def _note(self, done: _Done) -> None:
         if done.kept is not None:
-            self._opened(done.kept)
+            self._opened(() if self._was_cleared else done.kept)
         for save in done.saves:
             self._tier.written(save.block_hash, save.slot, succeeded=done.error is None)
 

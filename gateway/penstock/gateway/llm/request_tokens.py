@@ -35,15 +35,18 @@ async def prompt_tokens(model: LoadedModel, request: GenerateRequest, pool: Work
 
 
 async def tokenized_params(model: LoadedModel, request: GenerateRequest, pool: WorkPool) -> SamplingParams:
-    """The sampling parameters with the tokens of those that are texts. Raises as `encode_prompts`."""
-    params, fills = request.params, model.tokenizer.fill_in_middle
+    """The sampling parameters with the tokens of those that are texts. A tokenizer may have tokens that the model has
+    not, and so never writes: they are left out. Raises as `encode_prompts`."""
+    params, fills, info = request.params, model.tokenizer.fill_in_middle, model.engine.info
     if request.suffix is not None and fills is not None:
         params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *fills.ends))
     if request.bad_words:
-        params = msgspec.structs.replace(params, bad_words=word_tokens(request.bad_words, model.tokenizer))
+        words = word_tokens(request.bad_words, model.tokenizer)
+        params = msgspec.structs.replace(params, bad_words=tuple(w for w in words if max(w) < info.vocab_size))
     if request.prediction:
         [tokens] = await encode_prompts(model, [request.prediction], pool, add_special_tokens=False, cut=True)
-        params = msgspec.structs.replace(params, prediction=tuple(tokens[: model.engine.info.context_length]))
+        known = [token for token in tokens[: info.context_length] if token < info.vocab_size]
+        params = msgspec.structs.replace(params, prediction=tuple(known))
     return params
 
 

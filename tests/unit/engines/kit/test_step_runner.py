@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from helpers_engine import Driver
 from penstock.engines.contract.messages import PoolingParams, SamplingParams, TokenLogprobs
 from penstock.engines.contract.step import NewRequest, SchedulerOutput
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, InvalidRequestError, NumericalError
 from penstock.engines.kit.sampling import Sampler, SamplingState, token_logprobs_rows
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.kvcache import KVGroup
@@ -169,6 +169,20 @@ def test_guesses_that_run_into_nan() -> None:
     # The guess that was right leads to a token that is not the poison: nobody looks at what follows it.
     assert result.failed == {}
     assert len(result.sampled_token_ids[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("allowed", "guesses", "error"),
+    [((2,), [2], InvalidRequestError), ((2, POISON), [POISON], NumericalError)],
+    ids=["nothing is allowed", "NaN behind a guess that is right"],
+)
+def test_why_nothing_could_be_sampled_among_guesses(allowed: tuple[int, ...], guesses: list[int], error: type) -> None:
+    runner = make()
+    params = SamplingParams(max_tokens=9, temperature=0.0, allowed_token_ids=allowed, bad_words=((2, 2),))
+    runner.submit(SchedulerOutput([new(1, [0, 1], params=params)], [1], [2], [0]))
+    assert runner.collect().sampled_token_ids == [[2]]
+    runner.submit(SchedulerOutput([], [1], [2], [2], drafts={1: guesses}))
+    assert type(runner.collect().failed[1]) is error
 
 
 def test_an_adapter_that_is_not_loaded() -> None:

@@ -153,6 +153,8 @@ def test_special_tokens_in_a_text_and_by_role() -> None:
     assert tokenizer.encode("a</s><tool>[PAD]").ids[1:3] == [2, len(tokens) - 3]
     assert tokenizer.decode([2, len(tokens) - 3], skip_special_tokens=True) == "<tool>"
     assert "[PAD]" not in tokenizer.get_vocab(), "an id without a token"
+    begun = metadata | {"tokenizer.ggml.bos_token_id": len(tokens) - 1, "tokenizer.ggml.add_bos_token": True}
+    assert tokenizer_of(begun).encode("</s>").ids == [2], "nor does a text begin with it"
     assert tokenizer_config_of(metadata) == {
         "bos_token": "<s>",
         "eos_token": "</s>",
@@ -170,6 +172,7 @@ def test_special_tokens_in_a_text_and_by_role() -> None:
         ({"precompiled_charsmap": [1, 2]}, "precompiled_charsmap, which is not supported"),
         ({"unknown_token_id": 10**6}, "vocabulary cannot be used"),
         ({"tokens": ["a"] * 3}, "token_type has"),
+        ({"token_type": 3}, "token_type has 3"),
     ],
 )
 def test_what_cannot_be_served_is_named(more: dict[str, Any], message: str) -> None:

@@ -18,7 +18,7 @@ def read_json(path: Path) -> dict[str, Any]:
         settings = json.loads(path.read_bytes())
     except OSError as e:
         raise EngineError(f"{path} cannot be read: {e.strerror}") from e
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise EngineError(f"{path} is not JSON: {e}") from e
     if not isinstance(settings, dict):
         raise EngineError(f"{path} does not hold an object")
@@ -61,7 +61,7 @@ def weight_files(model_dir: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         strange = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise EngineError(f"{index.name} is damaged: {e!r}") from e
     if strange:
         raise EngineError(f"{index.name} names a file that is no safetensors file of its folder: {strange[0]}")

@@ -12,6 +12,8 @@ from penstock.engines.openvino.quantization import packed_halves, row_chunks
 from penstock.engines.openvino.weight_cache import Array
 
 _HALF_OF_8_BITS, _HALF_A_BYTE = 128, 4
+_LEAST_GROUP = 8
+"""Columns. Scales of smaller groups would take more memory than the weights."""
 _SCALE_ERROR = 1e-3
 """Of a scale as float16, which has 11 bits: beyond this it is one that float16 has no normal number for."""
 
@@ -25,6 +27,8 @@ def obstacle(tensor: IntegerTensor) -> str | None:
         counts = np.bincount(tensor.group_of, minlength=tensor.num_groups)
         if (counts != width // tensor.num_groups).any():
             return "groups of different sizes"
+    if tensor.num_groups > 1 and width // tensor.num_groups // _pieces(tensor) < _LEAST_GROUP:
+        return f"groups that are no multiple of {_LEAST_GROUP} columns"
     zeros = tensor.layout.zeros(0, rows)
     if zeros.min() < 0 or zeros.max() >= 1 << tensor.bits:
         return f"zero points that are no levels of {tensor.bits} bits"
@@ -57,9 +61,16 @@ def column_order(tensor: IntegerTensor) -> npt.NDArray[np.intp] | None:
     return None if tensor.group_of is None else np.argsort(tensor.group_of, kind="stable")
 
 
+def _pieces(tensor: IntegerTensor) -> int:
+    """Into how many each group is divided, with the same scale: the plugin (2026.4, AVX2) multiplies a single row by
+    groups whose size is no power of two wrongly, unless they are whole rows."""
+    size = tensor.shape[1] // tensor.num_groups
+    return 1 if tensor.num_groups == 1 else size // (size & -size)
+
+
 def carried_groups(tensor: IntegerTensor) -> Sequence[Array]:
-    """As `quantize_groups`, with as many groups as the tensor has, of columns in `column_order`; of 8 bits the values
-    and zero points are a byte each."""
+    """As `quantize_groups`, with the groups that the tensor has, or pieces of them, of columns in `column_order`; of 8
+    bits the values and zero points are a byte each."""
     rows, width = tensor.shape
     in_bytes = tensor.bits == 8
     values = np.empty((rows, width) if in_bytes else (rows * width + 1) // 2, np.uint8)
@@ -72,6 +83,7 @@ def carried_groups(tensor: IntegerTensor) -> Sequence[Array]:
             values[start:stop] = levels
         else:
             values[start * width // 2 : (stop * width + 1) // 2] = packed_halves(levels)
-    zeros = np.ascontiguousarray(tensor.layout.zeros(0, rows), np.uint8)
-    scales = tensor.scales(0, rows).astype(np.float16).reshape(rows, tensor.num_groups, 1)
+    pieces = _pieces(tensor)
+    zeros = np.ascontiguousarray(tensor.layout.zeros(0, rows).repeat(pieces, axis=1), np.uint8)
+    scales = np.ascontiguousarray(tensor.scales(0, rows).repeat(pieces, axis=1), np.float16)[:, :, None]
     return values.reshape(-1), zeros.reshape(-1) if in_bytes else packed_halves(zeros), scales

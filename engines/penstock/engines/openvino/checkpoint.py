@@ -51,7 +51,7 @@ def full_name(name: str) -> str | None:
 def _each_expert(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
     """Of a tensor that has all experts of a layer, each with a name of its own; else the tensor as it is."""
     match = _STACKED.fullmatch(name)
-    if match is None or not tensor.shape or not tensor.shape[0]:
+    if match is None or not tensor.shape or not tensor.data.size:
         yield name, tensor
         return
     kind = match[3] or "weight"

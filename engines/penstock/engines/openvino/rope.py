@@ -44,8 +44,9 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, *, may_be_partial: bool
     if settings.get("llama_4_scaling_beta"):
         raise UnsupportedError("llama_4_scaling_beta is not supported: queries that grow with their position")
     partial = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-    if partial != 1.0 and not may_be_partial:
-        raise UnsupportedError(f"partial_rotary_factor={partial} is not supported")
+    known = isinstance(partial, int | float) and 0 < partial <= 1  # larger ones: memory for angles that no head has
+    if not known or (partial != 1 and not may_be_partial):
+        raise UnsupportedError(f"partial_rotary_factor={str(partial)[:50]} is not supported")
     outside = ("max_position_embeddings", "original_max_position_embeddings", "max_model_len")
     given = {key: config[key] for key in outside if key in config} | {**settings}
     try:

@@ -7,6 +7,7 @@ a file can then leave the memory, while what a process has made itself has to st
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -14,6 +15,7 @@ import math
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 
-_FORMAT = "1"
+_FORMAT = "2"
 """Of the file, and of how weights are quantized: a change makes new files."""
 _SUFFIX = ".weights"
 _MAGIC = b"PNSTKW01"
@@ -81,8 +83,9 @@ class WeightCache:
         try:
             index = msgspec.json.encode(self._entries)
             self._file.write(index + len(index).to_bytes(8, "little") + _MAGIC)
+            self._file.flush()
+            Path(self._file.name).replace(self._path)  # before it is closed, which ends its lock
             self._file.close()
-            Path(self._file.name).replace(self._path)
             self._make_room()
         except OSError as error:
             self._give_up(error)
@@ -93,12 +96,10 @@ class WeightCache:
         for mapping in (*self._maps, *([self._mapping] if self._mapping else [])):
             mapping.madvise(mmap.MADV_DONTNEED)
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """After a failure: leaves nothing that is half written."""
         if self._file is not None:
-            self._file.close()
-            with suppress(OSError):
-                os.unlink(self._file.name)
+            _remove(self._file)
             self._file = None
 
     def _open(self) -> None:
@@ -107,17 +108,23 @@ class WeightCache:
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._entries = _read_index(mapping)
             self._mapping = mapping
-            os.utime(self._path)
         except FileNotFoundError:
             self._begin()
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, TypeError, msgspec.MsgspecError) as error:
             logger.warning("the damaged file of cached weights is rebuilt: %s: %s", self._path.name, error)
             self._begin()
+        else:
+            with suppress(OSError):  # of another user, or on a file system that is only read
+                os.utime(self._path)
 
     def _begin(self) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(self._folder)
             self._file = tempfile.NamedTemporaryFile("wb", dir=self._folder, prefix=".", delete=False)  # noqa: SIM115
+            weakref.finalize(self, _remove, self._file)  # loading may fail before `finish`
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._give_up(error)
 
@@ -138,15 +145,19 @@ class WeightCache:
 
     def _give_up(self, error: OSError) -> None:
         logger.warning("converted weights stay in memory: %s: %s", self._folder, error.strerror or error)
-        self.discard()
+        self._discard()
 
     def _make_room(self) -> None:
-        files = sorted(self._folder.glob("*" + _SUFFIX), key=lambda path: path.stat().st_mtime, reverse=True)
+        files = []
+        for path in self._folder.glob("*" + _SUFFIX):
+            with suppress(OSError):  # another process makes room, too
+                files.append((path.stat().st_mtime, path.stat().st_size, path))
         total = 0
-        for path in files:
-            total += path.stat().st_size
+        for _, size, path in sorted(files, reverse=True):
+            total += size
             if total > self._limit and path != self._path:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
 
 
 def content_key(kind: str, tensors: Iterable[tuple[str, str, tuple[int, ...], npt.NDArray[np.uint8]]]) -> str:
@@ -162,6 +173,24 @@ def content_key(kind: str, tensors: Iterable[tuple[str, str, tuple[int, ...], np
     return digest.hexdigest()[:32]
 
 
+def _remove(file: IO[bytes]) -> None:
+    """Unless it is complete, or has been removed."""
+    if file.closed:
+        return
+    with suppress(OSError):  # where the disk is full, what waits in the buffer fails again
+        file.close()
+    with suppress(OSError):
+        os.unlink(file.name)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Files that were begun by processes that ended before they were complete: nobody holds their lock."""
+    for path in folder.glob(".*"):
+        with suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
 def _read_index(mapping: mmap.mmap) -> dict[str, list[_Entry]]:
     """Raises ValueError and MsgspecError for a file that is damaged."""
     end = len(mapping) - len(_MAGIC) - 8
@@ -170,7 +199,7 @@ def _read_index(mapping: mmap.mmap) -> dict[str, list[_Entry]]:
     begin = end - int.from_bytes(mapping[end : end + 8], "little")
     entries = msgspec.json.decode(mapping[max(0, begin) : end], type=dict[str, list[_Entry]])
     for entry in (entry for found in entries.values() for entry in found):
-        if entry.offset + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize > begin:
+        if not 0 <= entry.offset <= begin - math.prod(entry.shape) * np.dtype(entry.dtype).itemsize:
             raise ValueError("it is shorter than it should be")
     return entries
 

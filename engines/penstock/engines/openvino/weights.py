@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from openvino.op import Constant
 
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.formats.gguf.tensors import BlockTensor
 from penstock.engines.formats.quantized.float8 import Float8Tensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
 from penstock.engines.formats.quantized.mxfp4 import GROUP as MXFP4_GROUP
@@ -254,9 +255,15 @@ def open_weights(config: OpenVINOConfig, checkpoint: Checkpoint, report: Report)
 
 def checkpoint_key(kind: str, checkpoint: Checkpoint) -> str:
     """`content_key` of what is made of a checkpoint."""
-    parts = ((name, part) for name in checkpoint for part in checkpoint.stored_parts(name))
-    tensors = ((name, part.dtype, part.shape, part.data) for name, part in parts)
-    return content_key(kind if checkpoint.scheme is None else f"{kind} of {checkpoint.scheme}", tensors)
+    return content_key(kind if checkpoint.scheme is None else f"{kind} of {checkpoint.scheme}", _stored(checkpoint))
+
+
+def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, str, tuple[int, ...], npt.NDArray[np.uint8]]]:
+    for name in checkpoint:
+        for part in checkpoint.stored_parts(name):
+            yield name, part.dtype, part.shape, part.data
+            if isinstance(part, BlockTensor) and part.order is not None:  # which a GGUF file's metadata say
+                yield name, "order", part.order.shape, part.order.view(np.uint8)
 
 
 def integer_type(config: OpenVINOConfig, checkpoint: Checkpoint) -> str | None:

@@ -17,7 +17,7 @@ from penstock.gateway.configuration.config import ConfigError
 from penstock.tokenizers import TokenizerError
 from penstock.tokenizers.gguf import tokenizer_config_of, tokenizer_of
 
-_LAYOUT = "2"
+_LAYOUT = "3"
 """Of what is made here: a change makes new folders."""
 
 
@@ -27,7 +27,7 @@ def unpack(path: Path) -> Path:
     Raises ConfigError for a file that cannot be read, and for a model that cannot be described in this way.
     """
     try:
-        parts = [part.resolve() for part in all_parts(path)]
+        parts = all_parts(path)
         folder = user_cache("gguf") / _digest(parts)
         if not folder.is_dir():
             _fill(folder, parts)
@@ -44,7 +44,7 @@ def unpack(path: Path) -> Path:
 
 def _digest(parts: list[Path]) -> str:
     """Of what these files are now: another file at the same place has another size or time."""
-    known = [(str(part), (stat := part.stat()).st_size, stat.st_mtime_ns) for part in parts]
+    known = [(str(part.resolve()), (stat := part.stat()).st_size, stat.st_mtime_ns) for part in parts]
     return hashlib.sha256(repr((_LAYOUT, known)).encode()).hexdigest()[:32]
 
 
@@ -58,8 +58,8 @@ def _fill(folder: Path, parts: list[Path]) -> None:
         _write(made / "tokenizer_config.json", tokenizer_config_of(metadata))
         _write(made / "config.json", config_of(metadata, tensors))
         _write(made / "generation_config.json", generation_config_of(metadata))
-        for part in parts:
-            (made / part.name).symlink_to(part)
+        for part in parts:  # by their names here: what these lead to may be called by a checksum
+            (made / part.name).symlink_to(part.resolve())
         try:
             made.rename(folder)
         except OSError:

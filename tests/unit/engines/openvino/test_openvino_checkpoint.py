@@ -76,7 +76,15 @@ def test_damaged_files(content: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "index", ["", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "../../etc/passwd"}}']
+    "index",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"weight_map": 3}',
+        '{"weight_map": {"a": 3}}',
+        '{"weight_map": {"a": "../../etc/passwd"}}',
+    ],
 )
 def test_damaged_index(index: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
@@ -88,6 +96,14 @@ def test_missing_shard(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
     with pytest.raises(EngineError, match=r"model-1\.safetensors cannot be read"):
         Checkpoint(tmp_path)
+
+
+def test_experts_without_bytes(tmp_path: Path) -> None:
+    """Any number of them fits into a file."""
+    name = "model.layers.0.mlp.experts.down_proj"
+    text = json.dumps({name: {"dtype": "F32", "shape": [1 << 20, 0], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    assert list(Checkpoint(tmp_path)) == [name]
 
 
 def test_data_that_is_not_aligned(tmp_path: Path) -> None:

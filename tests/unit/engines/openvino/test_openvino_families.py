@@ -125,6 +125,7 @@ def test_no_list_and_an_empty_one_of_layers_without_rope_mean_the_same() -> None
         ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
         ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [1.0]}}, "1 divisors for 4"),
         ("olmo2", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ("stablelm", {"rope_parameters": {"partial_rotary_factor": 1e12}}, "partial_rotary_factor=1000000000000.0 is"),
     ],
 )
 def test_refusals(family: str, changes: dict[str, Any], named: str, tmp_path: Path, make_runner: Any) -> None:

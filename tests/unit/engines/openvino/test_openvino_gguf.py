@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers_gguf import round_weights, write_gguf
 from helpers_models import load_reference, make_model, reference_answers
 from helpers_runner import Driver, prompt
 from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.formats.gguf.architectures import ARCHITECTURES
+from penstock.engines.formats.gguf.container import StoredBlocks
+from penstock.engines.formats.gguf.tensors import named_tensors
+from penstock.engines.openvino.checkpoint import Checkpoint
+from penstock.engines.openvino.weights import checkpoint_key
+from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.llm.gguf_model import unpack
 
 COUNT = 30
@@ -73,6 +81,7 @@ LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_m
         ("gpt-oss", {"swiglu_limit": 7.0}),
         ("stablelm", {}),
         ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": False}),
+        ("stablelm", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
         ("starcoder2", {"sliding_window": None}),
         ("phi", {}),
         ("gpt-neox", {"use_parallel_residual": False}),
@@ -142,10 +151,58 @@ def test_block_formats(family: str, kind: Any, tmp_path: Path, make_runner: Any)
 def test_parts(tmp_path: Path, make_runner: Any) -> None:
     model = make_model(tmp_path / "model")
     first = write_gguf(model, tmp_path / "x-00001-of-00003.gguf", parts=3)
+    for number in (1, 2, 3):  # links to files that are called by a checksum, as in the hub's cache
+        path = first.with_name(f"x-0000{number}-of-00003.gguf")
+        path.symlink_to(path.rename(tmp_path / f"{9 - number}e0d"))
     check(model, first, make_runner)
     first.with_name("x-00002-of-00003.gguf").unlink()
     with pytest.raises(Exception, match=r"one of 3 parts; there is no x-00002-of-00003\.gguf"):
         unpack(first)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("x-00001-of-00000", "is not one of 0 parts"),
+        ("x-00003-of-00002", "is not one of 2 parts"),
+        ("x-00002-of-00002", r"x-00002-of-00002\.gguf has a tensor .*, and so has a file beside it"),
+    ],
+)
+def test_parts_that_do_not_go_together(name: str, message: str, tmp_path: Path) -> None:
+    file = write_gguf(make_model(tmp_path / "model"), tmp_path / "x-00001-of-00002.gguf")
+    shutil.copy(file, tmp_path / f"{name}.gguf")
+    with pytest.raises(ConfigError, match=message):
+        unpack(tmp_path / f"{name}.gguf")
+
+
+@pytest.mark.parametrize("key", ["rope__scaling__factor", "rope__scale_linear"])
+def test_a_factor_without_a_type_is_linear(key: str, tmp_path: Path) -> None:
+    """As llama.cpp reads it; files of 2023 have the second key."""
+    file = write_gguf(make_model(tmp_path / "model"), tmp_path / "x.gguf", **{f"llama__{key}": 4.0})
+    config = json.loads((unpack(file) / "config.json").read_text())
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+
+def test_cached_weights_are_those_of_an_order_of_rows(tmp_path: Path) -> None:
+    """Which the metadata say."""
+    model = make_model(tmp_path / "model")
+    fewer = {
+        "llama__attention__head_count": 2,
+        "llama__attention__head_count_kv": 1,
+        "llama__attention__key_length": 32,
+    }
+    files = [
+        write_gguf(model, tmp_path / f"{len(changes)}.gguf", lambda name: "Q8_0", **changes) for changes in ({}, fewer)
+    ]
+    assert len({checkpoint_key("int8", Checkpoint(unpack(file))) for file in files}) == 2
+
+
+def test_experts_without_bytes(tmp_path: Path) -> None:
+    """Any number of them fits into a file."""
+    blocks = StoredBlocks("F32", (1 << 20, 1, 0), np.zeros((1 << 20, 0), np.uint8))
+    config = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2}
+    with pytest.raises(EngineError, match="which is not that of several experts"):
+        named_tensors({"blk.0.ffn_up_exps.weight": blocks}, ARCHITECTURES["qwen3moe"], config)
 
 
 def test_as_stored_means_integers_for_blocks(tmp_path: Path, make_runner: Any) -> None:
@@ -169,6 +226,13 @@ def test_as_stored_means_integers_for_blocks(tmp_path: Path, make_runner: Any) -
         ({"tokenizer__ggml__merges": ["ab"]}, "'ab', which is no pair"),
         ({"tokenizer__ggml__token_type": [1, 2]}, "token_type has 2"),
         ({"tokenizer__ggml__tokens": None}, "no vocabulary"),
+        ({"tokenizer__ggml__token_type": 3}, "token_type has 3"),
+        ({"tokenizer__ggml__pre": [1]}, r"splits texts by '\[1\]'"),
+        ({"tokenizer__ggml__model": [1]}, r"tokenizer of kind \[1\]"),
+        (
+            {"llama__attention__head_count": 1000, "llama__attention__key_length": None},
+            "1000 heads for embeddings of 64",
+        ),
     ],
 )
 def test_refusals_name_the_reason(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import openvino as ov
+import openvino.opset15 as ops
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -35,8 +37,10 @@ from helpers_runner import Driver, prompt
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.quantized.schemes import parse_scheme
+from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.quantization import quantize_rows
+from penstock.engines.openvino.weights import Weights
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False}
@@ -191,6 +195,23 @@ def test_embeddings_may_be_quantized(name: str, original: Path, tmp_path: Path, 
     assert distance(make_runner(model, activations="f32"), reference.parent) < 1e-3
 
 
+@pytest.mark.parametrize(("bits", "group"), [(4, 48), (4, 120), (4, 15), (8, 30)])
+def test_any_group_size(bits: int, group: int, tmp_path: Path) -> None:
+    """Of a single row, for which the plugin has kernels of its own."""
+    random = np.random.default_rng(0)
+    matrix = round_to_levels(random.standard_normal((16, 240), np.float32), bits, symmetric=False, group=group)
+    save_file({f"m.{part}": values for part, values in gptq(matrix).items()}, tmp_path / "model.safetensors")
+    scheme = parse_scheme({"quantization_config": {**GPTQ, "bits": bits, "group_size": group, "sym": False}})
+    weights = Weights(Checkpoint(tmp_path, scheme=scheme), "auto")
+    x = ops.parameter(ov.PartialShape([-1, 240]), ov.Type.f32)
+    model = ov.Model([ops.result(weights.project(x, "m.weight", (16, 240)))], [x], "m")
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    row = random.standard_normal((1, 240), np.float32)
+    wanted = row @ matrix.floats().T
+    found = ov.Core().compile_model(model, "CPU", exact)(row)[0]
+    assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
 @needs_int8
 def test_activations_are_rounded_as_with_other_integers(original: Path, tmp_path: Path, make_runner: Any) -> None:
     info = make_runner(quantized(original, tmp_path, "gptq, asymmetric")).info
@@ -331,6 +352,18 @@ def test_biases_of_zeros_are_left_out(tmp_path: Path, make_runner: Any) -> None:
         make_runner(model)
 
 
+def test_scales_of_an_fp8_cache_are_left_out() -> None:
+    stored = {f"model.layers.0.self_attn.{name}": stored_one() for name in ("k_scale", "k_proj.k_scale", "kv_scale")}
+    for config in (FP8, compressed("float-quantized", num_bits=8, type="float")):
+        scheme = parse_scheme({"quantization_config": config})
+        assert scheme is not None
+        assert not scheme.assemble(stored)
+
+
+def stored_one() -> StoredTensor:
+    return StoredTensor("F32", (1,), np.ones(1, np.float32).view(np.uint8))
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -382,6 +415,10 @@ def put(part: str, value: torch.Tensor) -> Callable[[Tensors], None]:
     return lambda tensors: tensors.update({MODULE + part: value})
 
 
+def in_bytes(state: dict[str, Any]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -409,6 +446,11 @@ def put(part: str, value: torch.Tensor) -> Callable[[Tensors], None]:
         ("bitsandbytes, 4 bits", cut("weight"), r"has shape \(16383, 1\), which does not go with \(256, 128\)"),
         ("bitsandbytes, 4 bits", cut("weight.absmax"), "absmax has shape"),
         ("bitsandbytes, 4 bits", cut("weight.quant_state.bitsandbytes__nf4"), "is not JSON"),
+        (
+            "bitsandbytes, 4 bits",
+            put("weight.quant_state.bitsandbytes__nf4", in_bytes({"shape": [256, 128], "blocksize": 1 << 40})),
+            "blocks of 1099511627776 do not go",
+        ),
         ("bitsandbytes, 4 bits, nested", cut("weight.nested_absmax"), "nested_absmax has shape"),
         ("bitsandbytes, int8", put("weight_format", torch.tensor(1, dtype=torch.uint8)), "a weight_format other than"),
         ("bitsandbytes, int8", cut("SCB"), "SCB has shape"),

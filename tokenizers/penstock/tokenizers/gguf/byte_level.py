@@ -60,10 +60,10 @@ _COMPOSED = frozenset(("qwen2", "deepseek-r1-qwen"))
 
 def byte_level_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Tokenizer:
     """Without special tokens. Raises TokenizerError."""
-    name = metadata.get("tokenizer.ggml.pre")
+    name = str(metadata.get("tokenizer.ggml.pre"))
     if name not in _SPLITS:
         raise TokenizerError(
-            f"the GGUF file splits texts by {str(name)[:50]!r} (tokenizer.ggml.pre), which is not supported; "
+            f"the GGUF file splits texts by {name[:50]!r} (tokenizer.ggml.pre), which is not supported; "
             f"supported are {', '.join(sorted(_SPLITS))}"
         )
     merges = metadata.get("tokenizer.ggml.merges")
@@ -76,7 +76,7 @@ def byte_level_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary) ->
     tokenizer = Tokenizer(model)
     if name in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
-    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in _SPLITS[str(name)]]
+    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in _SPLITS[name]]
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, words])
     tokenizer.decoder = decoders.ByteLevel()

@@ -23,21 +23,21 @@ _DEFAULTS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}
 
 def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
     """Raises TokenizerError for a kind that is not known, and where parts are missing."""
-    kind = metadata.get("tokenizer.ggml.model")
+    kind = str(metadata.get("tokenizer.ggml.model"))
     if kind not in _KINDS:
         raise TokenizerError(
-            f"the GGUF file has a tokenizer of kind {str(kind)[:50]}, which is not supported; supported are "
+            f"the GGUF file has a tokenizer of kind {kind[:50]}, which is not supported; supported are "
             + ", ".join(_KINDS)
         )
     vocabulary = read_vocabulary(metadata)
-    tokenizer = _KINDS[str(kind)](metadata, vocabulary)
+    tokenizer = _KINDS[kind](metadata, vocabulary)
     tokenizer.add_tokens(
         [
             AddedToken(vocabulary.texts[i], special=i in vocabulary.control, normalized=False)
             for i in sorted(vocabulary.control | vocabulary.user_defined)
         ]
     )
-    begins, ends = _around(metadata, str(kind))
+    begins, ends = _around(metadata, kind)
     before, after = (
         _text_of(metadata, vocabulary, role) if wanted else None for role, wanted in (("bos", begins), ("eos", ends))
     )
@@ -57,7 +57,8 @@ def tokenizer_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
         text = _text_of(metadata, vocabulary, role)
         if text is not None:
             found[name] = text
-    names = metadata.get("tokenizer.chat_templates") or []
+    found_names = metadata.get("tokenizer.chat_templates")
+    names = found_names if isinstance(found_names, list) else []
     templates = {str(name): metadata.get(f"tokenizer.chat_template.{name}") for name in names}
     templates["default"] = metadata.get("tokenizer.chat_template")
     given = [{"name": name, "template": text} for name, text in templates.items() if isinstance(text, str)]
@@ -78,4 +79,5 @@ def _text_of(metadata: Mapping[str, Any], vocabulary: Vocabulary, role: str) -> 
     token_id = metadata.get(f"tokenizer.ggml.{role}_token_id", default)
     if type(token_id) is not int or not 0 <= token_id < len(vocabulary.texts):
         return None
-    return vocabulary.texts[token_id]
+    text = vocabulary.texts[token_id]
+    return text if text in vocabulary.ids else None

@@ -30,8 +30,9 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise TokenizerError("the GGUF file has no tokenizer.ggml.tokens: it holds no vocabulary")
     kinds = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(texts)
-    if len(kinds) != len(texts):
-        raise TokenizerError(f"the GGUF file has {len(texts)} tokens, and token_type has {len(kinds)}")
+    if not isinstance(kinds, list) or len(kinds) != len(texts):
+        has = len(kinds) if isinstance(kinds, list) else str(kinds)[:50]
+        raise TokenizerError(f"the GGUF file has {len(texts)} tokens, and token_type has {has}")
     ids: dict[str, int] = {}
     for number, (text, kind) in enumerate(zip(texts, kinds, strict=True)):
         if kind != _UNUSED:

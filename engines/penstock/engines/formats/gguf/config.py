@@ -57,6 +57,8 @@ def config_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) 
         raise EngineError("the GGUF file has no matrix token_embd.weight")
     heads = settings.count("attention.head_count")
     head_dim = settings.count("attention.key_length", settings.count("embedding_length") // heads)
+    if not head_dim:
+        raise EngineError(f"the GGUF file has {heads} heads for embeddings of {settings.count('embedding_length')}")
     config: dict[str, Any] = {
         "architectures": [architecture.hugging_face],
         "vocab_size": embedding.shape[0],
@@ -75,9 +77,8 @@ def config_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) 
         "eos_token_id": end_token_ids(metadata),
         "tensor_layout": "gguf",
     }
-    rotated = settings.count("rope.dimension_count", head_dim)
-    if rotated != head_dim:
-        config["partial_rotary_factor"] = rotated / head_dim
+    # Also where it is 1: families mean something else where it is missing.
+    config["partial_rotary_factor"] = settings.count("rope.dimension_count", head_dim) / head_dim
     if settings.get("attention.sliding_window") not in (None, 0):
         window = settings.count("attention.sliding_window")
         config["sliding_window"] = window
@@ -115,6 +116,9 @@ def _rope_scaling(settings: FileSettings) -> dict[str, Any]:
         return {"rope_type": "divided", "divisors": _values(divisors)}
     if any(name in settings.tensors for name in ROPE_FACTORS_BY_LENGTH):
         return _longrope(settings, kind)
+    if kind is None:  # llama.cpp takes it for linear; the second key is that of files of 2023
+        factor = settings.number("rope.scaling.factor", settings.number("rope.scale_linear", 1.0)) or 1.0
+        return {} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
     if kind in _NEUTRAL_ROPES:
         return {}
     if kind not in ("linear", "yarn"):

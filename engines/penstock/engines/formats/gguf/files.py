@@ -30,6 +30,8 @@ def all_parts(path: Path) -> list[Path]:
     if match is None:
         return [path]
     parts = [path.with_name(f"{match[1]}-{number:05d}-of-{match[3]}.gguf") for number in range(1, int(match[3]) + 1)]
+    if path not in parts:
+        raise EngineError(f"{path.name} is not one of {len(parts)} parts")
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
         raise EngineError(f"{path.name} is one of {len(parts)} parts; there is no {missing[0]}")
@@ -39,7 +41,12 @@ def all_parts(path: Path) -> list[Path]:
 def read_parts(paths: Sequence[Path]) -> tuple[dict[str, Any], dict[str, StoredBlocks], list[mmap.mmap]]:
     """Metadata, which the first part has, the tensors of all, and what they look into. Raises EngineError."""
     parts: list[GGUFFile] = [read_gguf(path) for path in paths]
-    tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
+    tensors: dict[str, StoredBlocks] = {}
+    for path, part in zip(paths, parts, strict=True):
+        twice = next((name for name in part.tensors if name in tensors), None)
+        if twice is not None:
+            raise EngineError(f"{path.name} has a tensor {twice}, and so has a file beside it: they are not one model")
+        tensors |= part.tensors
     return parts[0].metadata, tensors, [part.mapping for part in parts]
 
 

@@ -97,7 +97,7 @@ def _parts(
 
 def _experts(name: str, blocks: StoredBlocks) -> Iterator[StoredBlocks]:
     """Each one's matrix, or bias."""
-    if len(blocks.shape) < 2 or not blocks.shape[0]:
+    if len(blocks.shape) < 2 or not blocks.rows.size:
         raise EngineError(f"tensor {name} has shape {blocks.shape}, which is not that of several experts")
     count = blocks.shape[0]
     for rows in np.split(blocks.rows, count):

@@ -27,6 +27,8 @@ _STATE = ".quant_state.bitsandbytes__"
 _KINDS = ("nf4", "fp4")
 _FOUR_BIT_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", *(_STATE[1:] + kind for kind in _KINDS))
 _LARGEST = np.float32(127)
+_LARGEST_BLOCK = 4096
+"""That the library makes. A file with more would have each scale written out for as many weights."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def _four_bits(module: Module) -> CodebookTensor:
     if not isinstance(shape, list) or len(shape) != 2 or not all(type(size) is int and size > 0 for size in shape):
         raise EngineError(f"{module.name} has shape {str(shape)[:50]}, which is not that of a matrix")
     rows, width = shape
-    if type(block) is not int or block < 1 or width % 2:
+    if type(block) is not int or not 0 < block <= _LARGEST_BLOCK or width % 2:
         raise EngineError(f"{module.name}: blocks of {str(block)[:50]} do not go with rows of {width}")
     weight = module.take("weight", ["U8"])
     if math.prod(weight.shape) != rows * width // 2:

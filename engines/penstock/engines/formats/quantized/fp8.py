@@ -17,7 +17,7 @@ from penstock.engines.formats.quantized.settings import Settings, choice
 from penstock.engines.formats.safetensors_file import FLOATS, Shape, StoredTensor
 
 ACTIVATION_PARTS = ("input_scale", "input_zero_point", "input_scale_ub", "output_scale")
-KV_SCALES = (".k_scale", ".v_scale", ".q_scale")
+KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale")
 _SCALES = ("weight_scale", "weight_scale_inv")
 
 

@@ -97,6 +97,17 @@ def test_large_requests_reach_the_server(front: Front) -> None:
     assert "context" in answer.json()["error"]["message"]
 
 
+def test_a_stream_takes_more_requests_than_one_body_may_have(front: Front) -> None:
+    """72 MiB together: nginx counts them as one body, and the servers judge each."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    address = f"localhost:{front.grpc_port}"
+    with triton.InferenceServerClient(address, ssl=True, root_certificates=str(front.certificate)) as asking:
+        asking.start_stream(callback=lambda result, error: answers.put(error))
+        for _ in range(9):
+            asking.async_stream_infer("m", [tensor("text_input", "BYTES", b"words 78" * (1 << 20))])
+            assert "context" in str(answers.get(timeout=60))
+
+
 def test_servers_that_are_full_go_on_to_answer(front: Front) -> None:
     """Each takes nine requests at a time; the proxy takes none of them for dead."""
 

@@ -68,6 +68,7 @@ def bootstrap(port: int, admin: int, servers: list[Server]) -> dict[str, Any]:
             ]
         },
         "circuit_breakers": {"thresholds": [{"max_retries": 10_000}]},
+        "common_lb_config": {"healthy_panic_threshold": {"value": 1}},
         "health_checks": [
             {
                 "timeout": "3s",

@@ -35,7 +35,11 @@ def running(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Ite
             error.add_note(log.read_text()[-4000:])
             raise
         finally:
-            process.kill()
+            process.terminate()  # nginx's workers outlive a process that is killed
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _holds(ready: Callable[[], bool]) -> bool:

@@ -28,6 +28,8 @@ from helpers_server import Server, serving
 PROMETHEUS = DEPLOY / "prometheus"
 BY_PROMETHEUS = {"instance", "job", "pod"}
 """Labels that it adds."""
+OF_A_BUSY_MACHINE = {"PenstockLoopLate", "PenstockEngineSilent"}
+"""Alerts that a moment without a free core brings near, but not to fire."""
 
 
 def test_rules_and_their_tests() -> None:
@@ -133,7 +135,8 @@ def test_no_alert_fires_for_a_server_that_is_well(prometheus: str) -> None:
     assert len(rules) == len(list(alert_rules()))
     for rule in rules:
         assert rule["health"] in ("ok", "unknown"), rule
-        assert rule["state"] == "inactive", rule
+        near = rule["state"] == "pending" and rule["name"] in OF_A_BUSY_MACHINE
+        assert rule["state"] == "inactive" or near, rule
 
 
 def test_the_dashboard_uses_the_data_source_that_is_provisioned() -> None:

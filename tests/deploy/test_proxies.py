@@ -26,14 +26,16 @@ SLOW = (
     *("--engine", "simulated", "--served-model-name", "m", "--sim-step-ms", "20"),
     *("--allowed-hosts", "localhost", "--drain-delay", "5"),
 )
-LONG = {"model": "m", "prompt": "hi", "max_tokens": 1500, "stream": True, "ignore_eos": True}
-"""Half a minute of tokens: a client that sees the first one while it runs has not waited for the last."""
+FEW = ("--max-num-seqs", "8", "--max-queued-requests", "1")
+LONG = {"model": "m", "prompt": "hi", "max_tokens": 15_000, "stream": True, "ignore_eos": True}
+"""Five minutes of tokens: a client that sees the first one while it runs has not waited for the last, and a request
+that ends sooner has been ended by its client."""
 
 
 @contextmanager
-def two_servers(proxy: str, folder: Path) -> Iterator[Front]:
+def two_servers(proxy: str, folder: Path, *flags: str) -> Iterator[Front]:
     program(proxy)
-    servers = [Server(*SLOW), Server(*SLOW)]
+    servers = [Server(*SLOW, *flags), Server(*SLOW, *flags)]
     try:
         for server in servers:
             server.wait_ready()
@@ -46,7 +48,7 @@ def two_servers(proxy: str, folder: Path) -> Iterator[Front]:
 
 @pytest.fixture(scope="module", params=PROXIES)
 def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    with two_servers(request.param, tmp_path_factory.mktemp(request.param)) as running:
+    with two_servers(request.param, tmp_path_factory.mktemp(request.param), *FEW) as running:
         yield running
 
 
@@ -58,7 +60,7 @@ def test_events_come_as_they_are_made(front: Front, http2: bool) -> None:
             assert response.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
             events = response.iter_lines()  # kept: httpx ends the request with it
             assert next(events).startswith("data: ")
-            wait_until(lambda: front.num_running() == 1, 10)
+            wait_until(lambda: front.num_running() == 1)
         asking.close()  # httpx gives streams of HTTP/2 up only with their connection
         wait_until(lambda: front.num_running() == 0)
 
@@ -73,7 +75,7 @@ def test_grpc_streams_come_as_they_are_made(front: Front) -> None:
     inputs = [
         tensor("text_input", "BYTES", b"hi"),
         tensor("stream", "BOOL", True),
-        tensor("sampling_parameters", "BYTES", b'{"max_tokens": 1500, "ignore_eos": true}'),
+        tensor("sampling_parameters", "BYTES", b'{"max_tokens": 15000, "ignore_eos": true}'),
     ]
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     address = f"localhost:{front.grpc_port}"
@@ -83,7 +85,7 @@ def test_grpc_streams_come_as_they_are_made(front: Front) -> None:
         asking.async_stream_infer("m", inputs)
         _, error = answers.get(timeout=30)
         assert error is None
-        wait_until(lambda: front.num_running() == 1, 10)
+        wait_until(lambda: front.num_running() == 1)
         asking.stop_stream(cancel_requests=True)
         wait_until(lambda: front.num_running() == 0)
 
@@ -95,9 +97,50 @@ def test_large_requests_reach_the_server(front: Front) -> None:
     assert "context" in answer.json()["error"]["message"]
 
 
+def test_a_stream_takes_more_requests_than_one_body_may_have(front: Front) -> None:
+    """72 MiB together: nginx counts them as one body, and the servers judge each."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    address = f"localhost:{front.grpc_port}"
+    with triton.InferenceServerClient(address, ssl=True, root_certificates=str(front.certificate)) as asking:
+        asking.start_stream(callback=lambda result, error: answers.put(error))
+        for _ in range(9):
+            asking.async_stream_infer("m", [tensor("text_input", "BYTES", b"words 78" * (1 << 20))])
+            assert "context" in str(answers.get(timeout=60))
+
+
+def test_servers_that_are_full_go_on_to_answer(front: Front) -> None:
+    """Each takes nine requests at a time; the proxy takes none of them for dead."""
+
+    def ask(_: int) -> int:
+        with front.client(http2=False) as asking:
+            return asking.post("/v1/completions", json=LONG | {"max_tokens": 10}).status_code
+
+    with ThreadPoolExecutor(30) as pool:
+        assert set(pool.map(ask, range(120))) == {200, 503}
+
+
 def test_a_server_that_drains_away_costs_nobody_anything(front: Front) -> None:
-    """Requests come all the time, half a second each, while one of two servers is told to end."""
+    """Requests come all the time while one of two servers is told to end. It has a stream that it drains for, longer
+    than its --drain-delay."""
     gone = threading.Event()
+
+    def infer_on() -> int:
+        number = 0
+        inputs = [tensor("text_input", "BYTES", b"hi"), tensor("sampling_parameters", "BYTES", b'{"max_tokens": 2}')]
+        address = f"localhost:{front.grpc_port}"
+        with triton.InferenceServerClient(address, ssl=True, root_certificates=str(front.certificate)) as asking:
+            while not gone.is_set():
+                asking.infer("m", inputs)
+                number += 1
+        return number
+
+    def generate_on() -> set[int]:
+        with front.client() as asking:
+            found = set()
+            while not gone.is_set():
+                body = {"text_input": "hi", "max_tokens": 2}
+                found.add(asking.post("/v2/models/m/generate", json=body).status_code)
+        return found
 
     def ask_on() -> list[tuple[int, str]]:
         found = []
@@ -107,15 +150,24 @@ def test_a_server_that_drains_away_costs_nobody_anything(front: Front) -> None:
                 found.append((answer.status_code, answer.text[-40:]))
         return found
 
-    with ThreadPoolExecutor(4) as pool:
+    leaving = front.servers[0]
+    with (
+        ThreadPoolExecutor(6) as pool,
+        leaving.stream("/v1/completions", LONG | {"max_tokens": 350}) as stream,
+    ):
+        next(stream)
         asking = [pool.submit(ask_on) for _ in range(4)]
+        inferring, generating = pool.submit(infer_on), pool.submit(generate_on)
         try:
             wait_until(lambda: all(server.state()["num_running"] for server in front.servers))
-            front.servers[0].process.send_signal(signal.SIGTERM)
-            assert front.servers[0].process.wait(60) == 0
+            leaving.process.send_signal(signal.SIGTERM)
+            assert leaving.process.wait(60) == 0
         finally:
             gone.set()
         ended = [each for future in asking for each in future.result()]
+        assert inferring.result() > 0
+        assert generating.result() == {200}
+        assert list(stream)[-1] == "[DONE]"
     assert len(ended) >= 4
     assert [each for each in ended if each[0] != 200 or not each[1].endswith("data: [DONE]\n\n")] == []
 

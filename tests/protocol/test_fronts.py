@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -309,6 +310,16 @@ def test_a_front_that_is_killed_costs_its_own_connections_alone(server: Server) 
     assert not any(isinstance(each, Exception) for each in over_both(lambda: complete(server)))
 
 
+def accepts(address: str) -> bool:
+    """Whether somebody listens there, the kernel for a process that does not look included."""
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), 10).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 def test_a_drain_ends_all_fronts_after_their_streams(server: Server) -> None:
     pids = [front.pid for front in fronts(server)]
     streams = [Stream(server) for _ in range(4)]
@@ -319,6 +330,7 @@ def test_a_drain_ends_all_fronts_after_their_streams(server: Server) -> None:
     refused = httpx.post(server.url + "/v1/completions", json={"model": "m", "prompt": [300]}, headers=headers)
     assert refused.status_code == 503
     assert refused.headers["retry-after"]
+    wait_until(lambda: not accepts(server.grpc))
     for stream in streams:
         stream.thread.join(60)
     assert [stream.tokens for stream in streams] == [300] * 4

@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from helpers_server import Server, refusal, serving, wait_until
 
@@ -89,6 +90,21 @@ def test_sigterm_drains():
         assert rest[-1] == "[DONE]"
         assert rest[-2]["choices"][0]["finish_reason"] == "length"
         assert server.process.wait(30) == 0
+
+
+def test_grpc_clients_that_know_two_servers_lose_no_call_when_one_drains():
+    """They go elsewhere where they get no connection, and take the failure of a call for its answer."""
+    with serving(*SLOW) as leaving, serving(*SLOW) as staying, leaving.stream(COMPLETIONS, body(100)) as events:
+        next(events)
+        turns = [("grpc.lb_policy_name", "round_robin")]
+        with grpc.insecure_channel(f"ipv4:{leaving.grpc},{staying.grpc}", turns) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            for _ in range(20):
+                stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=30)
+            leaving.process.send_signal(signal.SIGTERM)
+            while leaving.process.poll() is None:
+                stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=30)
+        assert list(events)[-1] == "[DONE]"
 
 
 def test_what_outlives_the_drain_ends_with_an_error_event():

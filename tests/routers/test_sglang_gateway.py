@@ -74,7 +74,7 @@ def test_requests_go_where_their_beginning_is_cached(tmp_path: Path) -> None:
 
 def test_a_server_drains_away_without_a_failure(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        servers = [stack.enter_context(serving(*SIMULATED, "--drain-delay", "3")) for _ in range(2)]
+        servers = [stack.enter_context(serving(*SIMULATED, "--drain-delay", "5")) for _ in range(2)]
         url = stack.enter_context(gateway(tmp_path, servers, "cache_aware"))
 
         def body(client: int, number: int) -> dict[str, Any]:

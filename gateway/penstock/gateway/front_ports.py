@@ -241,13 +241,14 @@ class FrontPorts:
     # The end
 
     async def drain(self) -> None:
-        """Once this process drains, fronts take no new requests either; before that, they send clients elsewhere. Ports
-        are open until `stop`, and probes are answered."""
+        """Fronts send clients elsewhere, and serve what still comes."""
         self._health.close()
-        if self._shared.settings.drain.draining:
-            self.fronts.drain()
-        else:
-            self.fronts.leave()
+        self.fronts.leave()
+
+    def refuse(self) -> None:
+        """Fronts take no new requests. Their HTTP ports are open until `stop`, and probes are answered."""
+        self._health.close()
+        self.fronts.drain()
 
     async def stop(self) -> None:
         self._health.close()

@@ -231,18 +231,18 @@ class _Front:
                 self._channel.send(Listed(id=message.id, chosen=found))
             case Leave():
                 self._drain.leave()
-                self._send_clients_elsewhere()
+                for port in (self._http, self._grpc):
+                    if port is not None:
+                        port.drain()
             case Drain():
                 self._drain.begin()
-                self._send_clients_elsewhere()
+                if self._http is not None:
+                    self._http.drain()
+                if self._grpc is not None:
+                    self._grpc.refuse()
                 self._draining = asyncio.create_task(self._tell_when_idle())
             case Expire():
                 self._drain.expire()
-
-    def _send_clients_elsewhere(self) -> None:
-        for port in (self._http, self._grpc):
-            if port is not None:
-                port.drain()
 
     async def _tell_when_idle(self) -> None:
         await self._drain.wait_idle()

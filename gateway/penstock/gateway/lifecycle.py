@@ -355,11 +355,11 @@ class Server:
     async def _shut_down(self) -> None:
         ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout
         self._drain.begin()
+        self._ports.refuse()  # in the same turn: calls that come now are told to go elsewhere, and not that they failed
         self._tell_manager_of_end(f"draining {self._drain.in_flight} requests")
         self._models.traffic.table.stop_shadows()
         if self._batches is not None:
             await self._batches.stop()
-        await self._ports.drain()
         if self._drain.in_flight:
             logger.info("draining %d requests", self._drain.in_flight)
         await self._wait_until_idle()

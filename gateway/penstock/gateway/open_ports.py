@@ -87,11 +87,17 @@ class OpenPorts:
             logger.warning("%s is not used: --%s-use-ssl turns TLS on", tls.unused, tls.port)
 
     async def drain(self) -> None:
-        """gRPC's health says that nothing new should come; the ports are open until `stop`. Clients with connections of
-        HTTP/2, gRPC's among them, are sent to new ones. May be called again, for connections made since."""
+        """gRPC's health says that nothing new should come. Clients with connections of HTTP/2, gRPC's among them, are
+        sent to new ones."""
         self._http.drain()
         if self._grpc is not None:
             await self._grpc.drain()
+
+    def refuse(self) -> None:
+        """Nothing new is taken. The HTTP port is open until `stop`, to say so."""
+        self._http.drain()
+        if self._grpc is not None:
+            self._grpc.refuse()
 
     async def stop(self) -> None:
         await asyncio.gather(*(port.stop() for port in self._open))

@@ -109,6 +109,14 @@ class Acceptor:
         if self._certificates is not None:
             self._certificates.reload()
 
+    def refuse(self) -> None:
+        """Closes, for other processes that have the same socket, too: else the kernel would go on taking connections in
+        that nobody serves. Idempotent."""
+        if self._socket is not None:
+            with suppress(OSError):  # it is shut down already, or the system cannot do that
+                self._socket.shutdown(socket.SHUT_RDWR)
+        self.close()
+
     def close(self) -> None:
         """Connections live on. Idempotent."""
         if self._following is not None:

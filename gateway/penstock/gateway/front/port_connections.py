@@ -61,11 +61,15 @@ class PortConnections:
         self._all.discard(connection)
         self._lost.set()
 
-    async def stop(self, seconds: float) -> None:
-        """No new requests; those that run may take so long."""
+    def refuse(self) -> None:
+        """No new requests; those that run may end. Idempotent."""
         self.stopping = True
         for connection in self:
             connection.shutdown()
+
+    async def stop(self, seconds: float) -> None:
+        """No new requests; those that run may take so long."""
+        self.refuse()
         try:
             async with asyncio.timeout(seconds):
                 await self._all_ended()

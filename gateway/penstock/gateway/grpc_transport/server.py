@@ -62,6 +62,11 @@ class Http2Transport:
             if isinstance(connection, GrpcConnection):
                 connection.leave("draining")
 
+    def refuse(self) -> None:
+        """Takes no more connections and no more calls; calls that run may end."""
+        self._acceptor.refuse()
+        self._connections.refuse()
+
     async def stop(self, grace: float) -> None:
         """Takes no more calls; those that run get so many seconds."""
         self._acceptor.close()

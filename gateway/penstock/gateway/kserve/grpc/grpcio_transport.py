@@ -46,6 +46,9 @@ class GrpcioTransport:
     def drain(self) -> None:
         """The library tells its clients to leave when it stops, and not before."""
 
+    def refuse(self) -> None:
+        """The library can do so only for good: the drain state refuses each call."""
+
     async def stop(self, grace: float) -> None:
         if self._following is not None:
             self._following.cancel()

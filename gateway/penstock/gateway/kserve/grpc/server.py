@@ -50,10 +50,15 @@ class GrpcServer:
         self._transport.reload_certificates()
 
     async def drain(self) -> None:
-        """Health says NOT_SERVING from now on, and clients are asked for other connections. What refuses new work is
-        the drain state, which the caller begins. May be called again, for connections made since."""
+        """Health says NOT_SERVING from now on, and clients are asked for other connections. Calls are served on."""
         self._health.close()
         self._transport.drain()
+
+    def refuse(self) -> None:
+        """No more connections and calls, as gRPC's own servers do when they stop: clients that know several servers,
+        and proxies, go to another one where they get no connection, and not where a call fails. What runs may end."""
+        self._health.close()
+        self._transport.refuse()
 
     async def stop(self) -> None:
         """Ends what is still open after a short grace."""

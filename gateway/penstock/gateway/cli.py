@@ -6,6 +6,7 @@ Flags are derived from the structs of settings (`penstock.gateway.configuration.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -62,8 +63,10 @@ def _serve(config: Config, answer: tuple[Path, Path] | None) -> int:
     # Engine processes are started by fork and exec; gRPC's fork handlers only cost there, and complain. It reads this
     # when it is first imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    gc.disable()  # modules stay: looking through what they have made so far takes a tenth of the time to import them
     from penstock.gateway.lifecycle import answer_file, serve  # only now: --help stays quick
 
+    gc.enable()
     return serve(config) if answer is None else answer_file(config, *answer)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -74,6 +75,7 @@ def _bare(kind: inspect.Type) -> inspect.Type:
     return kind
 
 
+@cache  # several commands have the same settings
 def _fields(section: type[msgspec.Struct]) -> Sequence[inspect.Field]:
     info = inspect.type_info(section)
     if not isinstance(info, inspect.StructType):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 
 
 class Tags:
@@ -19,9 +20,16 @@ class Tags:
                 raise ValueError(f"the tag {tag!r} is empty or part of another one")
         self.tags = tags
         self._longest = max(map(len, tags))
-        self._complete = re.compile("|".join(map(re.escape, tags)))
-        beginnings = "|".join(_beginnings(tag) for tag in tags if len(tag) > 1)
-        self._begun = re.compile(rf"(?:{beginnings})\Z" if beginnings else "(?!)")
+
+    # compiled when they are needed: there are tags for every format of tool calls, and a model has one
+    @cached_property
+    def _complete(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self.tags)))
+
+    @cached_property
+    def _begun(self) -> re.Pattern[str]:
+        beginnings = "|".join(_beginnings(tag) for tag in self.tags if len(tag) > 1)
+        return re.compile(rf"(?:{beginnings})\Z" if beginnings else "(?!)")
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
         """The first tag from `start` on."""

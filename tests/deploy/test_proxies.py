@@ -58,7 +58,7 @@ def test_events_come_as_they_are_made(front: Front, http2: bool) -> None:
             assert response.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
             events = response.iter_lines()  # kept: httpx ends the request with it
             assert next(events).startswith("data: ")
-            wait_until(lambda: front.num_running() == 1, 10)
+            wait_until(lambda: front.num_running() == 1)
         asking.close()  # httpx gives streams of HTTP/2 up only with their connection
         wait_until(lambda: front.num_running() == 0)
 
@@ -83,7 +83,7 @@ def test_grpc_streams_come_as_they_are_made(front: Front) -> None:
         asking.async_stream_infer("m", inputs)
         _, error = answers.get(timeout=30)
         assert error is None
-        wait_until(lambda: front.num_running() == 1, 10)
+        wait_until(lambda: front.num_running() == 1)
         asking.stop_stream(cancel_requests=True)
         wait_until(lambda: front.num_running() == 0)
 

@@ -52,6 +52,15 @@ def _certificates_are_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _a_busy_machine_is_no_failure() -> Iterator[None]:
+    """httpx waits five seconds for an answer unless it is told otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        for phase in ("connect", "read", "write", "pool"):
+            patch.setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, 60.0)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _log_level() -> Iterator[None]:
     """The log settings of the protocols really change it, for the whole process."""

@@ -105,7 +105,7 @@ class KServeServer:
         self._thread.join()
         self._loop.close()
 
-    def do(self, work: Awaitable[T], seconds: float = 20) -> T:
+    def do(self, work: Awaitable[T], seconds: float = 60) -> T:
         async def awaited() -> T:
             return await work
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -83,7 +85,7 @@ class Server:
             self.log.append("<end>")
             self._lines.notify_all()
 
-    def wait_for_log(self, pattern: str, seconds: float = 60) -> re.Match[str]:
+    def wait_for_log(self, pattern: str, seconds: float = 100) -> re.Match[str]:
         """The first match in the log, waited for."""
 
         def found() -> re.Match[str] | None:
@@ -115,7 +117,7 @@ class Server:
     def operator(self) -> str:
         return f"http://127.0.0.1:{self._port(3)}"
 
-    def wait_ready(self, seconds: float = 60) -> Server:
+    def wait_ready(self, seconds: float = 100) -> Server:
         self.wait_for_log(r"ready: ", seconds)
         wait_until(lambda: httpx.get(self.url + "/health/ready").status_code == 200)
         return self
@@ -162,7 +164,7 @@ class Server:
 
 
 @contextmanager
-def serving(*flags: str, environ: dict[str, str] | None = None, seconds: float = 60) -> Iterator[Server]:
+def serving(*flags: str, environ: dict[str, str] | None = None, seconds: float = 100) -> Iterator[Server]:
     """A server that is ready, within so many seconds."""
     server = Server(*flags, environ=environ)
     try:
@@ -179,7 +181,16 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def free_port() -> int:
+    """Below those that the kernel gives to connections: one of them could take it before the server does."""
+    while True:
+        port = random.randrange(15000, 32000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Polls a process that has no other way to tell."""
     deadline = time.monotonic() + seconds
     while not condition():

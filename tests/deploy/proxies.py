@@ -11,8 +11,8 @@ from typing import NamedTuple
 import httpx
 
 from deploy.places import DEPLOY, program
-from helpers_routers import free_port, running
-from helpers_server import Server
+from helpers_routers import running
+from helpers_server import Server, free_port
 from helpers_tls import make_certificate
 
 

@@ -70,8 +70,16 @@ class Queue:
 
     def waiting(self, count: int) -> None:
         """This many are in the queue."""
+        wait_until(lambda: self._pending() == count)
+
+    def all_there(self) -> None:
+        """The first one is in the model, and each of the others is in the queue or has its answer."""
+        wait_until(lambda: self._pending() + sum(each.done() for each in self._sent) == len(self._sent) - 1)
+
+    def _pending(self) -> int:
         pattern = rf'nv_inference_pending_request_count{{model="{self._model}",version="1"}} (\d+)'
-        wait_until(lambda: re.findall(pattern, client(self._peer).get(self._peer.metrics).text) == [str(count)])
+        [count] = re.findall(pattern, client(self._peer).get(self._peer.metrics).text)
+        return int(count)
 
     def open(self) -> dict[str, Any]:
         """Lets all of them go; in which order they ran, and what each got."""
@@ -88,7 +96,7 @@ def _short(answer: dict[str, Any]) -> Any:
     return answer if answer["status"] != 200 else 200
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -132,9 +140,10 @@ def timed_out(name: str, **parameters: int) -> Callable[[Peer], Any]:
         queue.send("a")
         queue.running()
         queue.send("b", timeout=1000, **parameters)
-        time.sleep(0.1)
+        queue.all_there()
+        time.sleep(0.01)
         queue.send("c")
-        time.sleep(0.1)
+        queue.all_there()
         return queue.open()
 
     return run

@@ -8,7 +8,7 @@ from typing import Any
 
 from differential.cases_describe import get
 from differential.cases_http import model, text
-from differential.cases_models import Queue, load, post
+from differential.cases_models import Queue, load, post, wait_until
 from differential.observe import Case, client
 from differential.peers import Peer
 
@@ -19,14 +19,21 @@ class Limited(Queue):
     def __init__(self, peer: Peer) -> None:
         super().__init__(peer, "limited_one")
 
-    def sent_to(self, name: str, label: str) -> None:
+    def begins(self, name: str, label: str) -> None:
+        """It is sent and has begun."""
+        self._model = name
+        before = self.begun()
+        self.send(label)
+        wait_until(lambda: len(self.begun()) > len(before))
+
+    def waits(self, name: str, label: str) -> None:
         """It is sent, and had time to begin if it may."""
         self._model = name
         self.send(label)
         time.sleep(0.2)
 
     def begun(self) -> str:
-        return "".join(sorted(self._order.read_text()))
+        return "".join(sorted(self._order.read_text())) if self._order.exists() else ""
 
     def end(self) -> Any:
         """What had begun before the gate was opened, in which order all ran, and the answers."""
@@ -37,17 +44,17 @@ class Limited(Queue):
 def both_slots(peer: Peer) -> Any:
     """One that needs both waits for nothing; one that needs one waits for it."""
     queue = Limited(peer)
-    queue.sent_to("limited_two", "a")
-    queue.sent_to("limited_one", "b")
+    queue.begins("limited_two", "a")
+    queue.waits("limited_one", "b")
     return queue.end()
 
 
 def one_slot_each(peer: Peer) -> Any:
     """Two instances run; the model that needs both slots waits for both, and its request is the last."""
     queue = Limited(peer)
-    queue.sent_to("limited_one", "a")
-    queue.sent_to("limited_one", "a")
-    queue.sent_to("limited_two", "b")
+    queue.begins("limited_one", "a")
+    queue.begins("limited_one", "a")
+    queue.waits("limited_two", "b")
     return queue.end()
 
 

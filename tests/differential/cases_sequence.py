@@ -48,7 +48,7 @@ def oldest(id: int | str, value: int, start: bool = False, end: bool = False) ->
 def idle(peer: Peer) -> Any:
     """A request after `max_sequence_idle_microseconds`."""
     first = call(peer, "ModelInfer", oldest("idle", 1, start=True))
-    time.sleep(1.5)
+    time.sleep(2)
     return first, call(peer, "ModelInfer", oldest("idle", 1)), call(peer, "ModelInfer", oldest("idle", 1, True, True))
 
 
@@ -61,7 +61,7 @@ def backlog(peer: Peer) -> Any:
         for request in (*steps, *ends):
             request.outputs.add(name="SUM")  # the other one tells which requests share a batch
         third = threads.submit(stream, peer, steps)
-        time.sleep(0.3)
+        time.sleep(0.1)
         waited = not third.done()
         ended = [call(peer, "ModelInfer", request) for request in ends]
         return begun, waited, ended, third.result()
@@ -88,7 +88,7 @@ def two_of_four(peer: Peer) -> Any:
     """Half of the slots have to be in use, or a request waits for its time; the second one ends the wait."""
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(call, peer, "ModelInfer", step(1, 1, True, True, "sequence_waits"))
-        time.sleep(0.1)
+        time.sleep(0.05)
         second = threads.submit(call, peer, "ModelInfer", step(2, 2, True, True, "sequence_waits"))
         return first.result(), second.result()
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from differential import triton_server
+from helpers_server import free_port
 
 MODELS = Path(__file__).parent / "models"
 
@@ -89,16 +88,7 @@ def both(environment: Path, folder: Path, models: Sequence[str], *flags: str) ->
 
 def _peer(name: str, folder: Path) -> Peer:
     folder.mkdir(parents=True)
-    return Peer(name, folder, _free_port(), _free_port(), _free_port())
-
-
-def _free_port() -> int:
-    """Below those that connections are given: one of them could take it before the server does."""
-    while True:
-        port = random.randrange(15000, 32000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+    return Peer(name, folder, free_port(), free_port(), free_port())
 
 
 def _ports(peer: Peer) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import zmq
 
 from helpers_engine import Driver
+from helpers_server import free_port
 from penstock.engines.contract.messages import ResetPrefixCache
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import EngineError, UnsupportedError
@@ -29,9 +29,7 @@ SECONDS = 20_000
 
 
 def free_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 class Follower:

@@ -365,7 +365,7 @@ def test_a_program_need_not_close_it() -> None:
     program = run_program(PROGRAM)
     out, errors = program.communicate(timeout=60)
     assert (program.returncode, errors) == (0, "")
-    assert not is_running(int(out))
+    wait_until(lambda: not is_running(int(out)))
 
 
 def test_ctrl_c_ends_a_call() -> None:
@@ -376,7 +376,7 @@ def test_ctrl_c_ends_a_call() -> None:
     _, errors = program.communicate(timeout=60)
     assert program.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in errors.splitlines()
-    assert not is_running(pid)
+    wait_until(lambda: not is_running(pid))
 
 
 def test_a_fork_is_told_that_it_is_not_its_own() -> None:

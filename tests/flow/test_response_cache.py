@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import redis
 
+from helpers_server import free_port
 from penstock.classic import identity
 from penstock.classic.base import BackendInstance, Batch, Host, InferModel, ModelContext
 from penstock.classic.caching.cache import CachedResponse, ResponseCache
@@ -306,9 +306,7 @@ REDIS_SERVER = shutil.which("redis-server")
 def redis_port(tmp_path: Path) -> Iterator[int]:
     if REDIS_SERVER is None:
         pytest.skip("redis-server is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [REDIS_SERVER, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

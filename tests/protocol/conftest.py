@@ -70,7 +70,7 @@ class ServerThread:
     def port(self) -> int:
         return self.server.port
 
-    def do(self, work: Awaitable[T], seconds: float = 20) -> T:
+    def do(self, work: Awaitable[T], seconds: float = 60) -> T:
         async def awaited() -> T:
             return await work
 

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 def connect(port: int, receive_buffer: int | None = None) -> socket.socket:

@@ -32,7 +32,7 @@ def test_the_streaming_tables(tmp_path: Path) -> None:
     for cell in paced["cases"][0]["cells"].values():
         figures = cell["runs"][0]["figures"]
         events = figures["itl_ms"]["count"] + figures["completed"]
-        assert events > 0.8 * figures["output_tokens"], "each in an event, but for a client that was busy"
+        assert events > 0.5 * figures["output_tokens"], "each in an event, but for a client that was busy"
     [case] = group["cases"]
     assert set(case["cells"]) == {"starlette", "sse-starlette", "penstock-stream"}
     for name, cell in case["cells"].items():

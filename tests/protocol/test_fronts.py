@@ -207,7 +207,7 @@ def test_a_key_s_limits_hold_for_all_fronts_together(server: Server) -> None:
     assert len(refused) == CONNECTIONS - 5
     assert all(each.response.headers["x-ratelimit-limit-requests"] == "5" for each in refused)
     with client(server, ONE) as one:
-        stream = one.completions.create(model="m", prompt=[300], max_tokens=400, stream=True)
+        stream = one.completions.create(model="m", prompt=[300], max_tokens=1900, stream=True)
         next(iter(stream))
         for error in over_both(lambda: complete(server, ONE)):
             assert isinstance(error, openai.RateLimitError)
@@ -244,7 +244,7 @@ def test_keys_that_are_read_again_count_at_each_front(server: Server, key_file: 
 def test_requests_of_all_fronts_are_listed(server: Server) -> None:
     with ThreadPoolExecutor(4) as threads:
         streams = [
-            client(server).completions.create(model="m", prompt=[300], max_tokens=400, stream=True) for _ in range(4)
+            client(server).completions.create(model="m", prompt=[300], max_tokens=1900, stream=True) for _ in range(4)
         ]
         list(threads.map(lambda stream: next(iter(stream)), streams))
         found = httpx.get(
@@ -342,5 +342,5 @@ def test_fronts_end_when_their_supervisor_is_killed() -> None:
     with serving("--engine=simulated", "--served-model-name=m", "--fronts=2") as server:
         pids = [front.pid for front in fronts(server)]
         os.kill(server.process.pid, signal.SIGKILL)
-        server.process.wait(10)
+        server.process.wait(30)
         wait_until(lambda: not any(map(is_running, pids)))

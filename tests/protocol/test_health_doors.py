@@ -83,7 +83,7 @@ def repository(tmp_path: Path) -> str:
 
 
 def test_all_doors_agree_while_an_engine_hangs_and_afterwards() -> None:
-    with serving(*SIMULATED, "--ready-timeout", "0.5", "--watchdog-timeout", "30") as server:
+    with serving(*SIMULATED, "--ready-timeout", "1.5", "--watchdog-timeout", "30") as server:
         wait_until(lambda: said(server) == (True, True))
         assert model_is_ready(server, "m")
         engine = server.engine_pid()

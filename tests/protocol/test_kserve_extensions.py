@@ -67,7 +67,7 @@ def llm(server: KServeServer) -> FakeModel:
     return server.store.by_name["llm"][1]
 
 
-def until(true: Callable[[], bool], seconds: float = 10) -> None:
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end

@@ -144,7 +144,7 @@ async def test_strict_streams_end_with_the_first_error() -> None:
             await stream.read()
         assert (caught.value.code().name, caught.value.details()) == ("INTERNAL", "An Error Occurred")
         await asyncio.wait_for(waiting.streams[0].closed.wait(), SECONDS)
-        assert running.drain.in_flight == 0
+        assert await running.drain.wait_idle(SECONDS)
 
 
 async def test_many_requests_at_once_each_in_order() -> None:

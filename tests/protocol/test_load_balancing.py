@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as triton
 import zmq
 
-from helpers_server import Server, serving, wait_until
+from helpers_server import Server, free_port, serving, wait_until
 from penstock.gateway.configuration.config import load_config
 from penstock.gateway.lifecycle import serve
 from protocol.http2_client import Http2Client
@@ -23,12 +23,6 @@ from protocol.http2_client import Http2Client
 COMPLETIONS = "/v1/completions"
 BODY = {"model": "m", "prompt": [300 + n for n in range(40)], "max_tokens": 8}
 FORMAT = "endpoint-load-metrics-format"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def test_a_server_ends_at_once_while_it_downloads(hub: Hub, tmp_path: Path) -> N
     try:
         wait_until(lambda: index(server)[0].get("reason"))
         child = server.engine_pid()
-        assert server.stop(signal.SIGTERM, 10) == 0
+        assert server.stop(signal.SIGTERM) == 0
         wait_until(lambda: not is_running(child))
     finally:
         server.close()

@@ -64,11 +64,11 @@ async def until(condition: Any) -> None:
 
 
 async def test_its_figures_are_the_truth() -> None:
-    async with mock(ttft_ms=30, itl_ms=10) as server:
+    async with mock(ttft_ms=100, itl_ms=10) as server:
         report = await LoadTest(chosen(server, requests=24, concurrency=6, output_tokens=20), Onlooker()).run()
         truth = server.truth.summary()
     assert (report.completed, report.errors, report.output_tokens) == (24, {}, 480)
-    for name, floor in (("ttft_ms", 30), ("e2e_ms", 220)):
+    for name, floor in (("ttft_ms", 100), ("e2e_ms", 290)):
         found, real = getattr(report, name), truth[name]
         assert found is not None
         assert found.count == 24
@@ -76,9 +76,9 @@ async def test_its_figures_are_the_truth() -> None:
         assert floor - 0.1 < real["mean"] < found.mean < real["mean"] * 2
     assert report.itl_ms is not None
     assert report.itl_ms.count == truth["itl_ms"]["count"] == 24 * 19
-    assert report.itl_ms.mean == pytest.approx(truth["itl_ms"]["mean"], rel=0.1)
+    assert report.itl_ms.mean == pytest.approx(truth["itl_ms"]["mean"], rel=0.3)
     assert report.tpot_ms is not None
-    assert report.tpot_ms.mean == pytest.approx(truth["tpot_ms"]["mean"], rel=0.1)
+    assert report.tpot_ms.mean == pytest.approx(truth["tpot_ms"]["mean"], rel=0.3)
     assert report.validity.pieces_per_read >= 1
     assert report.timeline is not None
     assert not report.interrupted_by_user

@@ -117,6 +117,7 @@ def test_clients_load_their_models_and_the_oldest_make_room(server: Server) -> N
     with ThreadPoolExecutor() as threads:
         assert list(threads.map(lambda _: over_http(server, "small"), range(8))) == [[2, 4]] * 8
     assert loaded(server) == ["small"]
+    server.wait_for_log("model 'small' is ready")
     assert sum("model 'small' is ready" in line for line in server.log) == 1
     client = server.client("user")
     [listed] = [each for each in client.models.list() if each.id == "chat"]

@@ -64,7 +64,7 @@ def test_leaving_a_stream_closes_the_generation(serve: Serve) -> None:
         assert next(iter(stream)).choices[0].delta.role == "assistant"
         stream.close()
         server.do(dataplane.generations[0].closed.wait())
-    assert server.do(server.settings.drain.wait_idle(5))
+    assert server.do(server.settings.drain.wait_idle(20))
 
 
 def test_giving_up_on_an_answer_closes_the_generation(serve: Serve) -> None:
@@ -72,6 +72,7 @@ def test_giving_up_on_an_answer_closes_the_generation(serve: Serve) -> None:
     server = serve(dataplane)
     with client_of(server, timeout=1.0) as client, pytest.raises(openai.APITimeoutError):
         client.chat.completions.create(model="tiny", messages=MESSAGES)
+    server.do(dataplane.generating.wait())
     server.do(dataplane.generations[0].closed.wait())
 
 
@@ -82,4 +83,4 @@ def test_giving_up_in_the_queue_cancels_the_call(serve: Serve) -> None:
     with client_of(server, timeout=1.0) as client, pytest.raises(openai.APITimeoutError):
         client.completions.create(model="tiny", prompt="hi")
     server.do(dataplane.cancelled.wait())
-    assert server.do(server.settings.drain.wait_idle(5))
+    assert server.do(server.settings.drain.wait_idle(20))

@@ -237,7 +237,7 @@ def test_a_client_that_leaves_ends_an_iterative_sequence(server: Server) -> None
 
 
 def test_a_sequence_that_is_idle_ends(client: Client) -> None:
-    """After half a second, by the configuration of this model."""
+    """After a second, by the configuration of this model."""
     client.ask("sequence_oldest", 1, "idle", start=True)
     client.ask("sequence_oldest", 1, "second", start=True)
     # There are two slots: this is answered when one of them is free again.

@@ -63,7 +63,7 @@ def test_running_streams_outlive_the_drain(serve: Serve) -> None:
             connect(port)
         assert drain.in_flight == 1
         server.do(dataplane.open())
-        assert server.do(drain.wait_idle(5))
+        assert server.do(drain.wait_idle(20))
         rest = receive_until(client, b"0\r\n\r\n")
     assert b'"b"' in rest
     assert b"[DONE]" in rest

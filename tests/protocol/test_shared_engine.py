@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,7 @@ import openai
 import pytest
 
 from helpers_adapters import save_adapter
-from helpers_server import Server, serving, wait_until
+from helpers_server import Server, free_port, serving, wait_until
 from penstock.gateway.cli import main
 
 ASK: list[Any] = [{"role": "user", "content": "Whose engine is this?"}]
@@ -26,10 +25,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Where the door is, and the key to it, as flags of both sides say it."""
     key = tmp_path_factory.mktemp("key") / "engine.key"
     assert main(["key", "new", "--engine", "--file", str(key)]) == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return f"tcp://127.0.0.1:{port}", "--engine-key", str(key)
+    return f"tcp://127.0.0.1:{free_port()}", "--engine-key", str(key)
 
 
 @pytest.fixture(scope="module")

@@ -264,10 +264,11 @@ def test_a_server_on_a_terminal_shows_what_to_type() -> None:
         server.close()
 
 
-def test_a_reader_that_has_seen_enough(demo: Server) -> None:
-    """As in `penstock chat | head -c 1`."""
+def test_a_reader_that_has_seen_enough(scripted: Scripted) -> None:
+    """As in `penstock chat | head -c 1`. The answer is longer than what a pipe holds."""
+    scripted.deltas = [{"content": "x" * 1000}] * 300
     process = subprocess.Popen(
-        [*COMMAND, "--url", demo.url, "--max-tokens", "200"],
+        [*COMMAND, "--url", scripted.url, "--model", "m"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

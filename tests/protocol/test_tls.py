@@ -162,7 +162,7 @@ def test_a_reader_that_stops_reading_is_cut_off(serve: Serve, made: Path) -> Non
         receive_until(client, b"200 OK")
         server.do(dataplane.generating.wait())
         server.do(dataplane.generations[0].closed.wait())
-        assert server.do(server.settings.drain.wait_idle(5))
+        assert server.do(server.settings.drain.wait_idle(20))
 
 
 def test_refusals_arrive_and_idle_connections_end(serve: Serve, made: Path) -> None:

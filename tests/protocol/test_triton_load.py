@@ -21,6 +21,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from helpers_server import Server, serving, wait_until
+from protocol.raw_http import connect, post
 
 ADD = """
 import numpy as np
@@ -154,11 +155,14 @@ async def _cancel_many(address: str, total: int) -> Counter[str]:
 def test_clients_that_hang_up_are_cancelled(tmp_path: Path) -> None:
     slow = """
 import time
+from pathlib import Path
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
+            with Path(__file__).with_name("begun").open("a") as file:
+                file.write("x")
             while not request.is_cancelled():
                 time.sleep(0.005)
         return [pb_utils.InferenceResponse(error=pb_utils.TritonError("gone", pb_utils.TritonError.CANCELLED))]
@@ -166,10 +170,11 @@ class TritonPythonModel:
     write_model(tmp_path, "slow", slow, CONFIG.replace("max_batch_size: 32", "max_batch_size: 1"))
     with serving("--model-repository", str(tmp_path)) as server:
         server.wait_for_log(r"ready: 1 models")
-        for path in ("infer", "generate", "generate_stream"):
-            given = body(1) if path == "infer" else {"IN": [1]}
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{server.url}/v2/models/slow/{path}", json=given, timeout=0.3)
+        begun = tmp_path / "slow" / "1" / "begun"
+        for number, path in enumerate(("infer", "generate", "generate_stream"), 1):
+            with connect(server.http_port) as client:
+                client.sendall(post(body(1) if path == "infer" else {"IN": [1]}, f"/v2/models/slow/{path}"))
+                wait_until(lambda number=number: begun.exists() and len(begun.read_text()) == number)
         wait_until(lambda: counts(server, "slow")["inference_stats"]["fail"]["count"] == 3)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -11,6 +10,7 @@ import httpx
 import pytest
 
 from helpers_server import Server, serving, wait_until
+from protocol.raw_http import connect, post
 
 HANGS = """
 import os
@@ -33,9 +33,9 @@ REQUEST = {"inputs": [{"name": "IN", "shape": [1], "datatype": "INT32", "data": 
 def hang(server: Server, repository: Path) -> int:
     """Lets the model hang for a client that does not wait for it. Gives the pid of the model's process."""
     said = repository / "pid"
-    with contextlib.suppress(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v2/models/hangs/infer", json=REQUEST, timeout=1)
-    wait_until(lambda: said.is_file() and said.read_text() != "")
+    with connect(server.http_port) as client:
+        client.sendall(post(REQUEST, "/v2/models/hangs/infer"))
+        wait_until(lambda: said.is_file() and said.read_text() != "")
     return int(said.read_text())
 
 

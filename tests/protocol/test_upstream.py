@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from helpers_server import Server, serving, wait_until
+from helpers_server import Server, free_port, serving, wait_until
 from helpers_upstream import BEHAVIOURS, SECRET, BadServer, bad_server
 from penstock.gateway.front.auth import key_digest
 
@@ -23,7 +22,10 @@ KEYS = {
     "poor": 'tenant = "poor"\ntokens_per_day = 5',
 }
 ADMIN = {"authorization": "Bearer admin"}
-QUICK = {"idle_timeout": 1, "first_token_timeout": 1, "answer_timeout": 1, "health": "", "eject_after": 1000}
+QUIET = {"health": "", "eject_after": 1000}
+"""The server is neither asked for its health nor passed by."""
+IMPATIENT = {"idle_timeout": 1, "first_token_timeout": 1, "answer_timeout": 1}
+"""With what is silent; a server that answers may be slow on a busy machine."""
 MESSAGES = [{"role": "user", "content": "say hello"}]
 
 
@@ -64,29 +66,27 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def _settings(folder: Path, inner: Server, bad: BadServer, silent: BadServer, other: BadServer) -> list[dict[str, Any]]:
     key = {"api_key_file": str(folder / "secret")}
     remote = {"name": "remote", "url": inner.url, "model": "inner-llm", "headers": {"x-team": "a"}}
-    misbehaving = [{"name": name, "url": bad.url + "/v1", **QUICK, **key} for name in BEHAVIOURS if name != "endless"]
-    down = {"name": "down", "url": f"http://127.0.0.1:{_free_port()}", **QUICK}
+    misbehaving = [
+        {"name": name, "url": bad.url + "/v1", **QUIET, **key, **(IMPATIENT if name in ("silent", "slow") else {})}
+        for name in BEHAVIOURS
+        if name != "endless"
+    ]
+    down = {"name": "down", "url": f"http://127.0.0.1:{free_port()}", **QUIET}
     return [
         remote | key,
         *misbehaving,
         {"name": "endless", "url": bad.url, "health": ""},
-        {"name": "headers", "url": bad.url, "headers": {"x-team": "a"}, **QUICK, **key},
-        {"name": "vectors", "url": bad.url, "apis": ["embeddings"], **QUICK},
+        {"name": "headers", "url": bad.url, "headers": {"x-team": "a"}, **QUIET, **key},
+        {"name": "vectors", "url": bad.url, "apis": ["embeddings"], **QUIET},
         down,
-        {"name": "one-is-down", "url": [down["url"], bad.url], "model": "good", **QUICK},
-        {"name": "falls-back", "url": bad.url, "model": "500", "fallbacks": ["down", "own-llm"], **QUICK},
-        {"name": "falls-to-other", "url": bad.url, "model": "503-busy", "fallbacks": ["missing", "good"], **QUICK},
-        {"name": "hedged", "url": [silent.url, other.url], "hedge_after": 0.1, **QUICK, "first_token_timeout": 30},
-        {"name": "narrow", "url": bad.url, "model": "slow", "max_in_flight": 1, **QUICK, "idle_timeout": 60},
-        {"name": "ejected", "url": bad.url, "model": "500", **QUICK, "eject_after": 2, "eject_seconds": 600},
-        {"name": "breaks", "url": bad.url, "model": "cut", **QUICK, "eject_after": 2, "eject_seconds": 600},
+        {"name": "one-is-down", "url": [down["url"], bad.url], "model": "good", **QUIET},
+        {"name": "falls-back", "url": bad.url, "model": "500", "fallbacks": ["down", "own-llm"], **QUIET},
+        {"name": "falls-to-other", "url": bad.url, "model": "503-busy", "fallbacks": ["missing", "good"], **QUIET},
+        {"name": "hedged", "url": [silent.url, other.url], "hedge_after": 0.1, **QUIET},
+        {"name": "narrow", "url": bad.url, "model": "slow", "max_in_flight": 1, **QUIET},
+        {"name": "ejected", "url": bad.url, "model": "500", **QUIET, "eject_after": 2, "eject_seconds": 600},
+        {"name": "breaks", "url": bad.url, "model": "cut", **QUIET, "eject_after": 2, "eject_seconds": 600},
     ]
-
-
-def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def _repository(folder: Path, secret: Path, inner: Server) -> Path:

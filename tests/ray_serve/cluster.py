@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ from ray._private.node import Node
 from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 from ray._raylet import persist_port
 from ray.cluster_utils import Cluster
+
+from helpers_server import free_port
 
 SIMULATED = {
     "engine": "simulated",
@@ -71,7 +72,7 @@ class RayCluster:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "penstock.yaml"
-        self.http_port, self.grpc_port = _free_port(), _free_port()
+        self.http_port, self.grpc_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.http_port}"
         self._cluster = Cluster(initialize_head=True, head_node_args=_node())
         self._second: Any = None
@@ -168,11 +169,5 @@ class RayCluster:
 
 
 def _node() -> dict[str, Any]:
-    ports = {name: _free_port() for name in _AGENTS}
+    ports = {name: free_port() for name in _AGENTS}
     return {"num_cpus": CPUS_OF_A_NODE, "object_store_memory": _STORE, "include_dashboard": False, **ports}
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

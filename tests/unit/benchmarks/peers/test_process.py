@@ -96,7 +96,7 @@ def test_ports_are_free_and_differ() -> None:
 
 FRONT = """
 import subprocess, sys
-spin = "import time\\nwhile time.process_time() < 0.3: pass\\nprint(flush=True); input()"
+spin = "import time\\nwhile time.process_time() < 0.6: pass\\nprint(flush=True); input()"
 subprocess.run([sys.executable, "-c", spin])
 """
 
@@ -106,5 +106,5 @@ def test_cpu_is_counted_of_children_and_of_the_front_alone(tmp_path: Path) -> No
         meter = Meter(process.pid)
         process.stdout.readline()
         used = meter.read()
-    assert used.server_seconds > 0.25
-    assert used.front_seconds < 0.2
+    assert used.server_seconds > 0.55
+    assert used.front_seconds < 0.4

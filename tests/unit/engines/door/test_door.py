@@ -183,7 +183,7 @@ def test_a_client_that_vanishes_is_noticed_at_once(door, connect):
 
 
 def test_a_client_that_says_nothing_any_more_is_gone(connect):
-    with open_door(client_timeout=0.2) as door:
+    with open_door(client_timeout=1.0) as door:
         silent, alive = connect(door), connect(door)
         silent.hello()
         alive.hello()

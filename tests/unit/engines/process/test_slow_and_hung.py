@@ -70,7 +70,7 @@ async def test_a_step_that_was_expected_to_take_long_is_neither_slow_nor_hung(st
         WatchdogConfig(ready_timeout=0.5, timeout=1.5), latency={"per_prefill_token": 0.02}, prefix_caching=False
     )
     assert await ends(submit(engine, [1] * 20)) == ["length"]  # from this one the pace is known
-    long = submit(engine, [2] * 120)
+    long = submit(engine, [2] * 160)
     await until(lambda: engine.liveness.step_seconds > 1.5)
     assert engine.ready
     assert await ends(long) == ["length"]
@@ -180,7 +180,7 @@ async def test_the_process_takes_along_what_it_has_started(start: Start, load_fa
     script = f"import subprocess\np = subprocess.Popen(['sleep', '600'])\nopen({str(child)!r}, 'w').write(str(p.pid))\n"
     (load_fault.parent / "sitecustomize.py").write_text(script + HANGS)
     load_fault.write_text("waits")
-    engine = engine_of(WatchdogConfig(load_timeout=2.0))
+    engine = engine_of(WatchdogConfig(load_timeout=3.0))
     with pytest.raises(EngineError, match="not loaded"):
         await engine.start()
     status = Path(f"/proc/{int(child.read_text())}/stat")

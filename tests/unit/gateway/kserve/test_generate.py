@@ -223,7 +223,7 @@ async def test_a_client_that_leaves_cancels_the_request(stream: bool) -> None:
         while not model.streams:
             await asyncio.sleep(0)
     running.disconnect()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 20)
     assert model.streams[0].closed.is_set()
     assert not running.complete
 
@@ -235,7 +235,7 @@ async def test_a_client_that_leaves_cancels_a_plain_model() -> None:
     task = asyncio.create_task(running.run())
     await model.waiting.wait()
     running.disconnect()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 20)
     assert model.cancelled.is_set()
     assert running.messages == []
 
@@ -249,7 +249,7 @@ async def test_a_drain_that_expires_ends_the_stream_with_an_event() -> None:
         running.sent.clear()
         await running.sent.wait()
     drain.expire()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 20)
     assert running.bodies[-1] == b'data: {"error":"The server is shutting down."}\n\n'
     assert running.complete
     assert model.streams[0].closed.is_set()
@@ -288,7 +288,7 @@ async def test_a_slow_reader_is_not_read_ahead_for() -> None:
         await asyncio.sleep(0)
     assert len(asked) <= 2
     running.disconnect()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 20)
     assert model.streams[0].closed.is_set()
 
 

@@ -239,7 +239,7 @@ async def test_errors_of_the_model(setup: Setup, error: Exception, status: int) 
 async def test_a_deadline(setup: Setup) -> None:
     setup.embedder.meets = asyncio.Event()
     app = build_app(setup.dataplane, AppSettings(), None, setup.plane)
-    done = await call(app, EMBED, {"model": "embedder", "input": "dog"}, headers={"x-request-timeout": "0.05"})
+    done = await call(app, EMBED, {"model": "embedder", "input": "dog"}, headers={"x-request-timeout": "0.5"})
     assert (done.status, done.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert setup.embedder.cancelled.is_set()
 

@@ -178,7 +178,7 @@ async def test_a_server_that_says_nothing() -> None:
     async with raw_server(silence) as server:
         answer = await client_of(server, timeout=0.05).send(CALL)
         assert answer.error == TIMEOUT
-        await asyncio.wait_for(server.gone.wait(), 5)
+        await asyncio.wait_for(server.gone.wait(), 20)
 
 
 async def test_a_stream_that_stops_is_a_timeout() -> None:
@@ -199,7 +199,7 @@ async def test_cancelling_disconnects() -> None:
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
-        await asyncio.wait_for(server.gone.wait(), 5)
+        await asyncio.wait_for(server.gone.wait(), 20)
 
 
 async def test_what_comes_unasked_ends_an_idle_connection() -> None:
@@ -215,7 +215,7 @@ async def test_what_comes_unasked_ends_an_idle_connection() -> None:
         client = client_of(server)
         first = await client.send(CALL)
         more.set()
-        await asyncio.wait_for(server.gone.wait(), 5)
+        await asyncio.wait_for(server.gone.wait(), 20)
         second = await client.send(CALL)
     assert (first.error, second.error) == ("", "")
     assert server.connections == 2

@@ -30,9 +30,9 @@ from penstock.gateway.repository.catalogue import DUPLICATE, Catalogue, Duplicat
 from penstock.gateway.repository.dependencies import Dependencies, composing, wire_again
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.host import MetricFactory, RepositoryHost
+from penstock.gateway.repository.known_models import KnownModels
 from penstock.gateway.repository.layout import check_model_name
 from penstock.gateway.repository.loading import LoadError, ModelLoading, load_failures
-from penstock.gateway.repository.model_table import ModelTable
 from penstock.gateway.repository.models import UNLOADED, Deployment, ModelEntry, VersionStatus
 from penstock.gateway.repository.on_demand_loads import OnDemandLoads
 from penstock.gateway.repository.operations import STOPPING, Operations
@@ -80,8 +80,8 @@ class ModelRepository:
         self._catalogue = Catalogue(repositories)
         ensembles = EnsembleLoader(self, self._load_composing)
         self._loading = ModelLoading(settings, loaders, self.host, ensembles, cache, observe)
-        self._table = table = ModelTable(self._catalogue, board or LoadingBoard())
-        self._dependencies = Dependencies(table.serving.get)
+        self._known = known = KnownModels(self._catalogue, board or LoadingBoard())
+        self._dependencies = Dependencies(known.serving.get)
         self._kept: frozenset[str] = frozenset()
         """Loaded at the start: loading on demand does not unload them."""
         self._implied: set[str] = set()
@@ -101,21 +101,21 @@ class ModelRepository:
     # What serves
 
     def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
-        return self._table.model(name, version)
+        return self._known.model(name, version)
 
     def versions(self, name: str) -> list[int]:
-        return self._table.versions(name)
+        return self._known.versions(name)
 
     def models(self) -> Iterable[InferModel]:
-        return self._table.models()
+        return self._known.models()
 
     def load_seconds(self) -> dict[tuple[str, int], float]:
         """How long each version of the repositories that serves took to load, by name and version."""
-        return self._table.load_seconds()
+        return self._known.load_seconds()
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         self._catalogue.refresh_local()
-        return self._table.index(ready=ready)
+        return self._known.index(ready=ready)
 
     def cache_counters(self) -> CacheCounters | None:
         """Of a response cache that is in this process."""
@@ -127,18 +127,18 @@ class ModelRepository:
             return False
         if not self._settings.strict_readiness:
             return True
-        serving = self._table.serving
-        return all(name in serving and serving[name].ready for name in (*self._wanted, *self._table.added))
+        serving = self._known.serving
+        return all(name in serving and serving[name].ready for name in (*self._wanted, *self._known.added))
 
     def add(self, model: InferModel) -> None:
         """A model that belongs to no repository: its owner starts and stops it. Raises AlreadyExistsError."""
         name = model.name
-        if name in self._table.serving or name in self._table.entries or name in self._catalogue.names:
+        if name in self._known.serving or name in self._known.entries or name in self._catalogue.names:
             raise AlreadyExistsError(f"there is already a model '{name}'")
         if self._observe is not None:
             self._observe(model)
-        self._table.added.add(name)
-        self._table.serving[name] = Deployment({model.version: model})
+        self._known.added.add(name)
+        self._known.serving[name] = Deployment({model.version: model})
         self.changes.tell()
 
     # What changes it
@@ -147,7 +147,7 @@ class ModelRepository:
         """Loads what the control mode says. Raises PenstockError: a repository that cannot be read, an added model's
         name in it, and, with `exit_on_error`, models that cannot be loaded; `stop` has to follow then."""
         await asyncio.to_thread(self._catalogue.refresh)
-        if taken := sorted(self._table.added & self._catalogue.names):
+        if taken := sorted(self._known.added & self._catalogue.names):
             raise AlreadyExistsError(f"model '{taken[0]}' is in a model repository, too: it needs another name")
         if self._on_demand is not None:
             await self._demand_loads.look()
@@ -159,7 +159,7 @@ class ModelRepository:
         results = await asyncio.gather(*loads, return_exceptions=True)
         failed = {name: each for name, each in zip(names, results, strict=True) if isinstance(each, BaseException)}
         if failed and self._settings.exit_on_error:
-            raise EngineError(load_failures({name: self._table.reason(name, error) for name, error in failed.items()}))
+            raise EngineError(load_failures({name: self._known.reason(name, error) for name, error in failed.items()}))
         self._started = True
         if self._settings.control_mode == "poll":
             self._poller = asyncio.create_task(poll_forever(self.poll, self._settings.poll_seconds))
@@ -175,7 +175,7 @@ class ModelRepository:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for entry in self._table.entries.values():
+        for entry in self._known.entries.values():
             self._withdraw(entry)
         await asyncio.gather(*self._drains)
         if self._cache is not None:
@@ -201,25 +201,25 @@ class ModelRepository:
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Of an ensemble, `unload_dependents` unloads the models, too, that were loaded only for it, as in Triton."""
         self._check_change(name)
-        held_out = [name, *self._table.all_ensembles_of(name)]
+        held_out = [name, *self._known.all_ensembles_of(name)]
         self._hold_out(held_out)
-        if name not in self._table.entries:
+        if name not in self._known.entries:
             self._wanted.discard(name)
             return
-        models = composing(self._table.serving.get(name)) & self._implied
-        await self._operations.asked(name, self._unload(self._table.entries[name]))
+        models = composing(self._known.serving.get(name)) & self._implied
+        await self._operations.asked(name, self._unload(self._known.entries[name]))
         self._hold_out(held_out)  # it may have been loaded meanwhile
         if unload_dependents:
-            for each in sorted(models - self._table.used()):
-                await self._operations.asked(each, self._unload(self._table.entries[each]))
+            for each in sorted(models - self._known.used()):
+                await self._operations.asked(each, self._unload(self._known.entries[each]))
 
     # What loading on demand needs, beside `load_stored`
 
     def deployment(self, name: str) -> Deployment | None:
-        return self._table.serving.get(name)
+        return self._known.serving.get(name)
 
     def is_changing(self, name: str) -> bool:
-        entry = self._table.entries.get(name)
+        entry = self._known.entries.get(name)
         return name in self._dependencies.needed_by_loads() or (entry is not None and entry.lock.locked())
 
     async def load_stored(self, name: str) -> None:
@@ -230,7 +230,7 @@ class ModelRepository:
         """From the call on nobody finds the model, nor the ensembles that it is part of; to be awaited until what was
         accepted has ended and it is unloaded."""
         before = set(self._drains)
-        if (entry := self._table.entries.get(name)) is not None:
+        if (entry := self._known.entries.get(name)) is not None:
             self._wanted.discard(name)
             self._dependencies.forget(name)
             self._withdraw(entry, reason)
@@ -241,10 +241,10 @@ class ModelRepository:
         nothing changes then."""
         await asyncio.to_thread(self._catalogue.refresh)
         present = self._catalogue.names
-        for name in present & self._table.added:
+        for name in present & self._known.added:
             logger.error("model '%s' is in a model repository, too: it needs another name", name)
-        present -= self._table.added
-        gone = [entry for name, entry in self._table.entries.items() if name not in present]
+        present -= self._known.added
+        gone = [entry for name, entry in self._known.entries.items() if name not in present]
         await asyncio.gather(
             *(self._operations.run(name, self._load_stored(name, only_changed=True)) for name in sorted(present)),
             *(self._operations.run(entry.name, self._unload(entry)) for entry in gone),
@@ -252,7 +252,7 @@ class ModelRepository:
         )
         for entry in gone:
             if not entry.versions:
-                del self._table.entries[entry.name]
+                del self._known.entries[entry.name]
         self._wanted = present
 
     # Loads and unloads, one at a time for a model
@@ -263,13 +263,13 @@ class ModelRepository:
         try:
             repository = await asyncio.to_thread(self._catalogue.find, name)
         except DuplicateModelError:
-            entry = self._table.entry(name)
+            entry = self._known.entry(name)
             async with entry.lock:
                 if only_changed:
                     self._withdraw(entry, DUPLICATE)
                 entry.failed(DUPLICATE, {})
             raise
-        entry = self._table.entry(name)
+        entry = self._known.entry(name)
         async with entry.lock:
             fingerprint = await asyncio.to_thread(repository.fingerprint, name)
             if config is not None:
@@ -278,7 +278,7 @@ class ModelRepository:
                 await self._replace(entry, partial(repository.fetch, name), None, fingerprint)
 
     async def _load_files(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        entry = self._table.entry(name)
+        entry = self._known.entry(name)
         async with entry.lock:
             await self._replace(entry, partial(write_files, files), config, None)
 
@@ -295,7 +295,7 @@ class ModelRepository:
             self._dependencies.end(entry.name)
         old = entry.loaded
         retired = entry.published(deployment, fingerprint)
-        self._table.serving[entry.name] = deployment
+        self._known.serving[entry.name] = deployment
         self.changes.tell()
         self._dependencies.published(entry.name, deployment)
         self._wanted.add(entry.name)
@@ -320,9 +320,9 @@ class ModelRepository:
         """From now on nobody finds the model, nor the ensembles that it is part of; what was accepted goes on."""
         old = entry.loaded
         if old is not None:
-            for ensemble in self._table.ensembles_of(entry.name):
+            for ensemble in self._known.ensembles_of(entry.name):
                 self._withdraw_ensemble(ensemble, f"its model '{entry.name}' was unloaded")
-            del self._table.serving[entry.name]
+            del self._known.serving[entry.name]
             self.changes.tell()
             if self._on_demand is not None:
                 self._on_demand.left(entry.name)
@@ -348,7 +348,7 @@ class ModelRepository:
         self._dependencies.begin(ensemble, models)
         explicit = self._settings.control_mode == "explicit"
         await asyncio.to_thread(self._catalogue.refresh)
-        unknown = sorted(models - self._catalogue.names - self._table.added)
+        unknown = sorted(models - self._catalogue.names - self._known.added)
         for name in filter(self.host.is_public, unknown):
             told = f"ensemble {ensemble}: '{name}' is a name with traffic rules, which no step can have; name a model"
             raise InvalidRequestError(told)
@@ -356,15 +356,15 @@ class ModelRepository:
             raise InvalidRequestError(
                 f"ensemble {ensemble} contains models that are not available or ambiguous: {', '.join(unknown)}"
             )
-        names = [name for name in sorted(models - self._table.added) if name not in self._table.serving or not explicit]
+        names = [name for name in sorted(models - self._known.added) if name not in self._known.serving or not explicit]
         if explicit:
             self._implied.update(name for name in names if name not in self._wanted)
         with self._on_demand.together(models) if self._on_demand is not None else nullcontext():
             loads = [self._operations.run(name, self._load_stored(name, only_changed=not explicit)) for name in names]
         results = dict(zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True))
         for name in sorted(models):
-            if name not in self._table.serving:
-                known = self._table.entries[name].reason if name in self._table.entries else ""
+            if name not in self._known.serving:
+                known = self._known.entries[name].reason if name in self._known.entries else ""
                 reason = results.get(name) or known or "it is not loaded"
                 raise InvalidRequestError(
                     f"ensemble '{ensemble}' depends on '{name}' which has no loaded version. Model '{name}' loading"
@@ -374,8 +374,8 @@ class ModelRepository:
     def _adapt_ensembles(self, name: str) -> None:
         """A model serves, for the first time or in new versions: those made of it fit it, or serve no longer, and
         those that lacked only this one are loaded."""
-        for model in sorted(composing(self._table.serving[name])):
-            if model not in self._table.serving:  # unloaded while this ensemble was being loaded
+        for model in sorted(composing(self._known.serving[name])):
+            if model not in self._known.serving:  # unloaded while this ensemble was being loaded
                 self._withdraw_ensemble(name, f"its model '{model}' was unloaded")
                 return
         self._wire_ensembles_of(name)
@@ -385,11 +385,11 @@ class ModelRepository:
 
     def _wire_ensembles_of(self, name: str) -> None:
         """Those above them, too: an ensemble is decoupled when one of its models is."""
-        for ensemble in self._table.ensembles_of(name):
-            if ensemble not in self._table.serving:  # withdrawn with another ensemble that it is made of, too
+        for ensemble in self._known.ensembles_of(name):
+            if ensemble not in self._known.serving:  # withdrawn with another ensemble that it is made of, too
                 continue
             try:
-                wire_again(self._table.serving[ensemble])
+                wire_again(self._known.serving[ensemble])
             except PenstockError as error:
                 logger.error("ensemble '%s' serves no longer: %s", ensemble, error)
                 self._withdraw_ensemble(ensemble, error.message)
@@ -403,11 +403,11 @@ class ModelRepository:
 
     def _withdraw_ensemble(self, name: str, reason: str) -> None:
         """Nothing happens if it has gone already, with another ensemble that it is made of, too."""
-        if name not in self._table.serving:
+        if name not in self._known.serving:
             return
-        self._dependencies.lost(name, composing(self._table.serving[name]))
+        self._dependencies.lost(name, composing(self._known.serving[name]))
         self._wanted.discard(name)
-        self._withdraw(self._table.entries[name], reason)
+        self._withdraw(self._known.entries[name], reason)
 
     def _hold_out(self, names: Sequence[str]) -> None:
         """Requests load them no more."""
@@ -421,7 +421,7 @@ class ModelRepository:
             raise NotReadyError(EXPLICIT_ONLY)
         if self._stopping:
             raise NotReadyError(STOPPING)
-        if name in self._table.added:
+        if name in self._known.added:
             raise InvalidRequestError(
                 f"model '{name}' does not come from a model repository: it cannot be loaded or unloaded"
             )

@@ -12,7 +12,7 @@ from penstock.gateway.repository.layout import check_version
 from penstock.gateway.repository.models import Deployment, ModelEntry
 
 
-class ModelTable:
+class KnownModels:
     """What `ModelRepository` knows of its models. It alone changes `serving`, `entries` and `added`."""
 
     def __init__(self, catalogue: Catalogue, board: LoadingBoard) -> None:

@@ -184,7 +184,7 @@ def is_running(pid: int) -> bool:
 def free_port() -> int:
     """Below those that the kernel gives to connections: one of them could take it before the server does."""
     while True:
-        port = random.randrange(15000, 32000)
+        port = random.SystemRandom().randrange(15000, 32000)  # hypothesis seeds the other one alike everywhere
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.loadtest.calibrate import Calibration
+from penstock.loadtest.errors import INTERRUPTED
 from penstock.loadtest.live import LiveView
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import Options, Target
@@ -21,6 +22,8 @@ _FEWEST = 10
 """Complete requests below which the times of arrivals and ends say nothing about their rates."""
 _SKIPPED = 10
 """One part in so many is left out at each end, where a run is still filling up or drying out."""
+_LONG = 0.95
+"""Quantile of the complete requests' times: one that was cut off before that may have been served as usual."""
 
 
 class Run(NamedTuple):
@@ -62,10 +65,15 @@ def kept_up(samples: Sequence[Sample]) -> float:
 
     Of the complete requests, without the first and the last tenth: the time over which they were due, divided by the
     time over which they ended. The same requests stand on both sides, so that what is random about arrivals cancels
-    out. A server that completes only a part of the requests keeps up with at most that part.
+    out. A server that completes only a part of the requests keeps up with at most that part. A request that was cut
+    off counts among them only when it had already taken longer than most: where requests take longer than the grace
+    period, the last ones of every run are cut off, however fast the server is.
     """
     good = [sample for sample in samples if not sample.error]
-    share = len(good) / len(samples) if samples else 0.0
+    times = sorted(sample.ended - sample.intended for sample in good)
+    long = times[int(_LONG * (len(times) - 1))] if times else 0.0
+    told = sum(sample.error != INTERRUPTED or sample.ended - sample.intended > long for sample in samples)
+    share = len(good) / told if told else 0.0
     if len(good) < _FEWEST:
         return share
     skipped = len(good) // _SKIPPED

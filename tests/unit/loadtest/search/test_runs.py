@@ -36,10 +36,26 @@ def test_long_requests_do_not_look_like_a_server_that_is_late() -> None:
 def test_what_is_refused_is_not_kept_up_with() -> None:
     good = [answered(index, index / 10, index / 10, index / 10 + 0.1) for index in range(100)]
     refused = [Sample(index=index, intended=0.0, sent=0.0, ended=0.0, error="http_503") for index in range(25)]
-    cut_off = [Sample(index=0, intended=0.0, sent=0.0, ended=0.0, error=INTERRUPTED)] * 75
+    cut_off = [Sample(index=0, intended=0.0, sent=0.0, ended=9.0, error=INTERRUPTED)] * 75
     assert kept_up(good) == pytest.approx(1.0)
     assert kept_up([*good, *refused]) == pytest.approx(0.8)
     assert kept_up([*good, *refused, *cut_off]) == pytest.approx(0.5)
+
+
+def test_requests_that_take_longer_than_the_grace_period_are_cut_off_at_the_end_of_every_run() -> None:
+    """One each second for 300 seconds, and 30 seconds more: nothing is said against the server by the last minute."""
+
+    def run(seconds: float, *, until: float = 300.0) -> list[Sample]:
+        answers = [answered(due, due, due, due + seconds) for due in range(300)]
+        return [
+            answer
+            if answer.intended < until and answer.ended <= 330
+            else Sample(index=answer.index, intended=answer.intended, sent=answer.sent, ended=330, error=INTERRUPTED)
+            for answer in answers
+        ]
+
+    assert kept_up(run(90.0)) == pytest.approx(1.0)
+    assert kept_up(run(1.0, until=150)) == pytest.approx(0.5), "it answers nothing any more"
 
 
 def test_few_requests_say_nothing_about_rates() -> None:

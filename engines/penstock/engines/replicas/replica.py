@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.messages import EngineStats
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.replicas.routing import ReplicaLoad
 
@@ -51,7 +52,7 @@ class Replica:
         """By its newest numbers, and what they cannot contain yet."""
         stats = self.engine.stats
         unseen = self._unseen
-        while unseen and unseen[0][0].is_taken_in(stats):
+        while unseen and _is_seen(unseen[0][0], stats):
             unseen.popleft()
         num_requests = stats.num_running + stats.num_waiting + sum(samples for _, samples in unseen)
         of_others = max(0, stats.num_waiting_tokens - self._not_begun)  # where other gateways use it, too
@@ -74,3 +75,9 @@ class Replica:
         self._is_told = True
         self._unseen.clear()
         self._to_compute = self._not_begun = 0
+
+
+def _is_seen(stream: RequestStream, stats: EngineStats) -> bool:
+    """What has ended counts as seen: over a new connection to the same engine its number would be reached late, and
+    until then all that is sent after it would count as unseen, too."""
+    return stream.is_taken_in(stats) or not stream.live_ids

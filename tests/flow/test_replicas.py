@@ -292,6 +292,15 @@ async def test_stop_ends_what_runs_and_what_waits(make: MakeFleet) -> None:
         assert (await reader.done()).errors == ["engine_dead"]
 
 
+async def test_a_prompt_that_is_computed_while_all_stops_waits_for_nobody(make: MakeFleet) -> None:
+    fleet, _ = await make(2, num_prefill=1, handover_min_tokens=8)
+    reader = Reader(fleet.submit([request(fleet, list(range(12)))]))
+    fleet._dispatcher.close(EngineDeadError("The server was stopped."))  # as `stop` does, before the engines have ended
+    await reader.done()
+    assert len(reader.only) == 1
+    assert reader.errors == [NotReadyError.code]
+
+
 async def test_readiness_is_that_of_the_best_replica(make: MakeFleet) -> None:
     fleet, [first, second] = await make(2)
     await first.die()
@@ -451,6 +460,18 @@ async def test_what_an_engine_lost_is_told_once_also_where_its_counters_go_on() 
     assert not replica.was_restarted()
     unreachable.counted = 1
     assert replica.was_restarted()
+
+
+async def test_what_has_ended_is_no_load_where_an_engine_counts_from_0_again() -> None:
+    """As over a new connection to an engine elsewhere, after one that ended while nothing ran."""
+    replica = Replica(0, elsewhere := mortal())
+    await elsewhere.start()
+    stream = elsewhere.submit([request(elsewhere, [1, 2, 3])])
+    replica.sent(stream, 1, 3, 3)
+    stream.arrival_number = 1000  # of the old connection
+    await Reader(stream).done()
+    assert replica.load().num_requests == 0
+    await elsewhere.stop()
 
 
 async def test_a_pulse_waits_for_the_replica_that_has_the_request(make: MakeFleet) -> None:

@@ -272,7 +272,7 @@ class Dispatcher:
         try:
             self._send(part)
         except OverloadedError:
-            if not self._resumes or not (may_wait or is_resumed):
+            if self._router is None or not self._resumes or not (may_wait or is_resumed):
                 self._fail(part, part.samples, error)
                 return
             now = self._clock()

@@ -132,7 +132,7 @@ class PoolingPlane:
     ) -> tuple[Vectors, Sequence[TokenizedText]]:
         record = context.record
         record.model = record.model if record.target else model.names[0]
-        if self._request_timeout is not None:
+        if self._request_timeout is not None and not context.background:
             context.limit(self._request_timeout)
         too_late = DeadlineExceededError("The request's time was over before all of its texts were computed.")
         async with until(context.deadline, too_late):

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from helpers_pooling import Setup
+from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import NumericalError, QueueFullError
 from penstock.gateway.front.auth import ApiKeys, key_digest
-from penstock.gateway.front.context import Principal
+from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
 
@@ -242,6 +244,15 @@ async def test_a_deadline(setup: Setup) -> None:
     done = await call(app, EMBED, {"model": "embedder", "input": "dog"}, headers={"x-request-timeout": "0.5"})
     assert (done.status, done.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert setup.embedder.cancelled.is_set()
+
+
+async def test_the_servers_time_limit_is_not_for_what_nobody_waits_for(setup: Setup) -> None:
+    """A line of a batch may wait for idle steps as long as it takes, as one of a language model does."""
+    plane = PoolingPlane(setup.dataplane, request_timeout=30)
+    contexts = [RequestContext(), RequestContext(background=True)]
+    for context in contexts:
+        await plane.rows(setup.plane.find_own("embedder"), lambda: [TokenizedText([CLS, SEP])], 2, context)
+    assert [context.deadline is None for context in contexts] == [False, True]
 
 
 async def test_a_client_that_leaves(setup: Setup) -> None:

@@ -12,12 +12,13 @@ import msgspec
 
 from penstock.loadtest.clients.registry import make_client
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.main import STOPPED, ended, write_row
-from penstock.loadtest.options import options
+from penstock.loadtest.main import CANNOT, STOPPED, ended, status, write_row
+from penstock.loadtest.options import Options, options
 from penstock.loadtest.search.runs import RealRunner
 from penstock.loadtest.search.study import check_output
 from penstock.loadtest.search.values import one_of_a_row
 from penstock.loadtest.tune.findings import tuning_findings
+from penstock.loadtest.tune.model import TuneReport
 from penstock.loadtest.tune.options import TuneOptions
 from penstock.loadtest.tune.params import parse_params
 from penstock.loadtest.tune.server import free_ports
@@ -29,9 +30,10 @@ _GRPC = ("kserve-grpc", "kserve-grpc-stream")
 
 
 def main(settings: Mapping[str, Any]) -> int:
-    """Returns the exit status: 0, or 1 when nothing keeps the bounds. Raises LoadTestError when nothing can be
-    measured."""
+    """Returns the exit status. Raises LoadTestError when nothing can be measured."""
     load = dict(settings)
+    if load.get("label"):
+        raise LoadTestError("label: reports call each server here by the options that are tried")
     words = load.pop("server", [])
     tune = _tune_options({name: load.pop(name) for name in TuneOptions.__struct_fields__ if name in load})
     base, url = plan(words, load.get("url"), str(load.get("protocol", "")), tune)
@@ -47,9 +49,15 @@ def main(settings: Mapping[str, Any]) -> int:
     except KeyboardInterrupt:
         print("penstock tune: ended before anything was measured", file=sys.stderr)
         return STOPPED
+    return exit_status(study, chosen)
+
+
+def exit_status(study: TuneReport, chosen: Options) -> int:
+    """1 when nothing keeps the bounds; else as of a load test of the best server."""
     if study.ended_early:
         return ended(study)
-    return 1 if study.best is None else 0
+    best = None if study.best is None else study.tried[study.best].report
+    return CANNOT if best is None else status([best], chosen)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,8 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.report.model import Validity
 from penstock.loadtest.search.slo import parse_bounds
-from penstock.loadtest.tune.main import plan
+from penstock.loadtest.tune.main import exit_status, main, plan
+from penstock.loadtest.tune.model import Tried, TuneReport
 from penstock.loadtest.tune.objective import NOTHING, judge, parse_objective
 from penstock.loadtest.tune.options import TuneOptions
 from penstock.loadtest.tune.params import (
@@ -233,3 +234,19 @@ def test_models_are_loaded_by_request_when_their_configuration_is_varied() -> No
 def test_commands_that_cannot_be(words: list[str], url: str | None, protocol: str, param: str, said: str) -> None:
     with pytest.raises(LoadTestError, match=said):
         plan(words, url, protocol, TuneOptions(param=(param,)))
+
+
+@pytest.mark.parametrize(
+    ("best", "strict", "expected"), [(0, True, 0), (1, True, 4), (1, False, 0), (None, False, 1), (None, True, 1)]
+)
+def test_strict_is_about_the_best_server(best: int | None, strict: bool, expected: int) -> None:
+    good = answered(0, 0.0, 0.0, 1.0)
+    failed = Sample(index=1, intended=0.0, sent=0.0, ended=1.0, error="timeout")
+    tried = [Tried(settings={}, report=report_of(chosen(), samples)) for samples in ([good], [good, failed])]
+    study = TuneReport(date="", command="", objective="", more_is_better=True, bounds=[], tried=tried, best=best)
+    assert exit_status(study, chosen(strict=strict)) == expected
+
+
+def test_servers_have_no_label_of_their_own() -> None:
+    with pytest.raises(LoadTestError, match="label: reports call each server"):
+        main({"server": ["serve", "m"], "param": ("max_num_seqs=1",), "label": "mine"})

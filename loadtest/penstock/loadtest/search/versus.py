@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from math import sqrt
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
@@ -29,7 +30,7 @@ def run_versus(options: Options, run: Runner) -> VersusReport:
     early, there is a report of the complete pairs; without any, raises LoadTestError or KeyboardInterrupt."""
     both = _both(options)
     repeats = options.load.repeat
-    apart = repeats if both[0].target.url == both[1].target.url else 0
+    apart = repeats if len({_address(each.target.url) for each in both}) == 1 else 0
     pairs: list[tuple[Report, Report]] = []
     order, ended = "", ""
     try:
@@ -56,6 +57,11 @@ def run_versus(options: Options, run: Runner) -> VersusReport:
         notes=[*warnings([a, b]), *_without_ratio(pairs)],
         ended_early=ended,
     )
+
+
+def _address(url: str) -> str:
+    """However it is written: with a scheme or without, with the path of an API or without."""
+    return urlsplit(url if "//" in url else f"//{url}").netloc.lower()
 
 
 def _both(options: Options) -> tuple[Options, Options]:

@@ -81,9 +81,11 @@ def test_the_other_server_has_settings_of_its_own() -> None:
     assert (study.a.label, study.b.label) == ("old", "new")
 
 
-def test_the_same_address_twice_is_told_apart() -> None:
+@pytest.mark.parametrize("written", [URL, f"{URL}/v1", "server:8000"])
+def test_the_same_address_twice_is_told_apart(written: str) -> None:
     two = Two()
-    study = run_versus(chosen(vs=URL, repeat=2, duration=5), two)
+    two.servers.setdefault(written, ComputedServer())
+    study = run_versus(chosen(vs=written, repeat=2, duration=5), two)
     assert study.a.label != study.b.label
     seeds = [settings.workload.seed for settings in two.ran]
     assert sorted(seeds) == [0, 1, 2, 3], "what A has sent is in the prefix cache when B comes"

@@ -6,6 +6,7 @@ inter_chunk_latency are the gaps that we call ITL; its duration begins with the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def aiperf_result(report: Report, samples: Sequence[Sample]) -> dict[str, Any]:
         },
         "error_summary": [
             {"error_details": {"type": kind, "message": report.error_details.get(kind, "")}, "count": count}
-            for kind, count in report.errors.items()
+            for kind, count in Counter(sample.error for sample in run.failed).items()
         ],
         **_latencies(run.complete),
         **_lengths(run.complete),

@@ -93,6 +93,11 @@ def test_aiperf_figures(make_report: MakeReport, samples: list[Sample]) -> None:
     assert found["error_summary"][0]["error_details"] == {"type": "http_503", "message": "queue is full"}
 
 
+def test_aiperf_counts_the_failures_of_one_run(make_report: MakeReport, samples: list[Sample]) -> None:
+    found = aiperf_result(make_report(runs=[samples, samples]), samples)
+    assert [each["count"] for each in found["error_summary"]] == [found["error_request_count"]["avg"]] == [1]
+
+
 def test_aiperf_calls_our_gaps_inter_chunk_and_our_tpot_inter_token(
     make_report: MakeReport, samples: list[Sample]
 ) -> None:

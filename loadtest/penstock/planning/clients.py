@@ -118,14 +118,23 @@ class Clients:
         flight = Flight(wanted.index, Prompt(tokens), wanted.output_tokens, due=self._events.now)
         self.flights.append(flight)
 
+        def over(*, failed: bool) -> None:
+            self._running -= 1
+            ended(failed)
+
         def on_end(flight: Flight) -> None:
             if flight.error or number + 1 == len(session.calls) or self._is_late:
-                self._running -= 1
-                ended(bool(flight.error))
+                over(failed=bool(flight.error))
                 return
             longer = [*tokens, *answer(wanted.output_tokens)]
-            delay = session.calls[number + 1].delay
-            self._events.after(delay, lambda: self._call(session, number + 1, longer, gateway, ended))
+
+            def go_on() -> None:
+                if self._is_late:  # the load test's end has come while the client read the answer
+                    over(failed=False)
+                else:
+                    self._call(session, number + 1, longer, gateway, ended)
+
+            self._events.after(session.calls[number + 1].delay, go_on)
 
         flight.on_end = on_end
         self._events.after(self._gateway_seconds, lambda: gateway.send(flight))

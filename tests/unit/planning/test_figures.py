@@ -75,6 +75,13 @@ def test_a_trace_s_blocks_are_found_in_the_prefix_cache(tmp_path: Path) -> None:
         planned(trace=str(trace), rate=3)
 
 
+@pytest.mark.parametrize("load", [{"concurrency": 2}, {"rate": 1}])
+def test_no_turn_is_sent_after_the_duration(load: dict[str, int]) -> None:
+    run = planned(turns=4, prompt_tokens=16, output_tokens=4, turn_delay=3, duration=10, **load)
+    assert run.clients.done
+    assert 8 < max(flight.due for flight in run.flights) <= 10
+
+
 def test_turns_find_their_history_in_the_prefix_cache() -> None:
     run = planned(turns=4, requests=16, prompt_tokens=160, output_tokens=32, concurrency=4, turn_delay=1)
     lengths = [flight.num_prompt_tokens for flight in run.flights]

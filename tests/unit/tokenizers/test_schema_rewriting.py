@@ -198,3 +198,29 @@ def test_schemas_of_which_one_must_hold_stay_as_they_are() -> None:
     assert json.loads(other)["oneOf"] == one_of
     definition = {"type": "array", "contains": {"const": 1}}
     assert rewritten(json.dumps({"oneOf": one_of, "$defs": {"a": definition}})) is None
+
+
+def nested(depth: int, keyword: str, **beside: Any) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {keyword: schema, **beside}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        nested(17, "if", then={"type": "object"}),
+        nested(6, "contains", minContains=8),
+        {"unevaluatedProperties": False, "allOf": [{"$ref": "#"}] * 3},
+        {"allOf": [{"propertyNames": {"$ref": "#/$defs/n"}}] * 300, "$defs": {"n": {"enum": ["a" * 50_000]}}},
+    ],
+)
+def test_short_schemas_that_say_too_much(schema: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="too long"):
+        rewritten(json.dumps(schema))
+
+
+def test_alternatives_are_counted_before_they_are_combined() -> None:
+    alternatives = {"anyOf": [True] * 3000, "oneOf": [True] * 3000}
+    assert rewritten(json.dumps({**alternatives, "unevaluatedItems": False})) is None

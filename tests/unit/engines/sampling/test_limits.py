@@ -87,13 +87,14 @@ class Favourite:
     def __init__(self, parameters: Mapping[str, Any], vocab_size: int) -> None:
         if parameters["token"] >= vocab_size:
             raise ValueError("there is no such token")
+        self.weight = parameters.get("weights", [100])[0]
         self.token = parameters["token"]
 
     def __call__(self, prompt: Sequence[int], output: Sequence[int], logits: Any) -> None:
         if self.token == 13:
             raise RuntimeError("unlucky")
         if self.token not in output:
-            logits[self.token] += 100
+            logits[self.token] += self.weight
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +132,7 @@ def test_one_that_fails_ends_its_request_alone() -> None:
         (ProcessorCall("nobody", {}), "not installed"),
         (ProcessorCall("favourite", {"token": VOCAB}), "no such token"),
         (ProcessorCall("favourite", {}), "does not take these parameters"),
+        (ProcessorCall("favourite", {"token": 5, "weights": []}), "cannot be made"),
     ],
 )
 def test_processors_that_cannot_be_made(call: ProcessorCall, told: str) -> None:

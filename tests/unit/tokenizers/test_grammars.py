@@ -13,7 +13,7 @@ from helpers_grammars import BlindWriter, allowed_next
 from helpers_models import make_tokenizer
 from penstock.tokenizers import StageChain, TextPart, find_reasoning_parser, lark, reasoning_parser_names
 from penstock.tokenizers.errors import TokenizerError
-from penstock.tokenizers.grammars import GrammarCompiler, GrammarError
+from penstock.tokenizers.grammars import GrammarCompiler, GrammarError, compiler
 from penstock.tokenizers.reasoning import ReasoningParser
 
 THINK = ("<think>", "</think>")
@@ -261,3 +261,20 @@ def test_what_would_take_minutes_or_gigabytes_is_refused(
 ) -> None:
     with pytest.raises(GrammarError, match=told):
         writer.takes(kind, grammar, "")
+
+
+def test_what_outputs_have_taught_a_grammar_wears_it_out(writer: BlindWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lexer keeps the states of all outputs, so the last ones fail at their first token."""
+    monkeypatch.setitem(compiler._LIMITS, "max_lexer_states", 100)
+    regex = "[ab]*a[ab]{12}c"
+    compiled = writer.compiled("regex", regex)
+
+    def write_some() -> None:
+        for seed in range(100):
+            writer.write("regex", regex, seed)
+
+    assert not compiled.is_worn_out
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="too many states"):
+            write_some()
+        assert compiled.is_worn_out

@@ -63,13 +63,21 @@ class CompiledGrammar:
     def __init__(self, matcher: llguidance.LLMatcher | None, budget: ThoughtBudget | None = None) -> None:
         self._matcher = matcher
         self._budget = budget
+        self.is_worn_out = False
+        """It has learned as much as it may, and follows no further output: compile it again."""
 
     def start(self, output: Sequence[int] = ()) -> TokenMatcher:
         """A matcher for one output, of which these tokens are there already."""
         own = None if self._matcher is None else self._matcher.deep_copy()
-        matcher = TokenMatcher(own) if self._budget is None else BudgetedMatcher(ThoughtWatch(self._budget), own)
+        if self._budget is None:
+            matcher = TokenMatcher(own, self._wear_out)
+        else:
+            matcher = BudgetedMatcher(ThoughtWatch(self._budget), own, self._wear_out)
         matcher.consume(output)
         return matcher
+
+    def _wear_out(self) -> None:
+        self.is_worn_out = True
 
 
 class _Vocabulary(NamedTuple):

@@ -49,6 +49,12 @@ def test_what_is_left_of_a_mask(allowed: Any, mask: TokenMask | None, words: Any
             assert left(one.narrowed(mask)) == expected
 
 
+def test_a_long_list_of_allowed_tokens_is_not_made_again_in_each_step() -> None:
+    one = limits(allowed_token_ids=(9, 3, 5, 3))
+    assert one.narrowed(None).ids.tolist() == [3, 5, 9]
+    assert one.narrowed(None).ids is one.narrowed(None).ids
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_are_chosen_among_the_others(temperature: float) -> None:
     sampler, rng = Sampler(VOCAB), np.random.default_rng(1)

@@ -11,8 +11,9 @@ from llguidance.numpy import fill_next_token_bitmask_par
 
 BitMasks = npt.NDArray[np.int32]
 
-_WORN_OUT = "too many states"
-"""In llguidance's words: the states of a lexer, which all matchers of a grammar add to, are as many as may be."""
+_WORN_OUT = "lexer error"
+"""In llguidance's words: the states or expressions of a lexer, which all matchers of a grammar add to, are as many as
+may be."""
 
 
 class TokenMatcher:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from helpers_models import make_tokenizer
-from penstock.tokenizers.grammars import GrammarCompiler, GrammarError, MaskFiller, TokenMatcher
+from penstock.tokenizers.grammars import CompiledGrammar, GrammarCompiler, GrammarError, MaskFiller, TokenMatcher
 
 _FILLER = MaskFiller(1)
 
@@ -67,6 +67,10 @@ class BlindWriter:
             token_ids.append(token_id)
         text: str = self._tokenizer.decode(token_ids)
         return text
+
+    def compiled(self, kind: str, grammar: str) -> CompiledGrammar:
+        """What `write` follows."""
+        return self._compile(kind, grammar, None, "")
 
     def token_ids(self, text: str, *, spelled: bool = False) -> list[int]:
         """`spelled`: with the tags in single letters."""

@@ -59,7 +59,10 @@ class GrammarCompilations:
             return None
         grammar = params.grammar
         known = self._cache.get(grammar)
-        if known is not None:
+        if known is not None and known.compiled is not None and self._host.is_worn_out(known.compiled):
+            del self._cache[grammar]
+            self._cached_chars -= _size(known)
+        elif known is not None:
             self._cache.move_to_end(grammar)
             return known
         if grammar not in self._pending:

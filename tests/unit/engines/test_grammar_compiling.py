@@ -28,6 +28,7 @@ class Host(SimulatedRunner):
         self.info = msgspec.structs.replace(self.info, supports_grammars=True)
         self.begun: list[str] = []
         self.problems: dict[str, Exception] = {}
+        self.worn_out: set[str] = set()
         self.gate = threading.Event()
 
     def compile_grammar(self, grammar: Grammar) -> Any:
@@ -37,6 +38,9 @@ class Host(SimulatedRunner):
         if grammar.text in self.problems:
             raise self.problems[grammar.text]
         return grammar.text
+
+    def is_worn_out(self, compiled: Any) -> bool:
+        return compiled in self.worn_out
 
 
 @pytest.fixture
@@ -97,6 +101,18 @@ def test_equal_grammars_are_compiled_once(host: Host, driver: Driver) -> None:
     driver.run()
     assert host.begun == [SLOW]
     assert len(driver.ends) == 7
+
+
+def test_a_grammar_that_is_worn_out_is_compiled_again(host: Host, driver: Driver) -> None:
+    ask(driver, "a")
+    driver.run()
+    host.worn_out.add("a")
+    ask(driver, "a")
+    driver.run()
+    host.worn_out.clear()
+    ask(driver, "a")
+    driver.run()
+    assert host.begun == ["a", "a"]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_calls_are_sent_when_they_are_whole() -> None:
     assert calls == [[shown("weather", city="Oslo")], [shown("time")]]
 
 
-def test_a_call_that_is_cut_off_is_left_out() -> None:
-    found = messages(delta(call(0, '{"city": "Os', "weather"), end="length"))
-    assert not any(each.get("tool_calls") for each in found)
+def test_a_call_that_is_cut_off_or_too_deep_is_left_out() -> None:
+    for arguments in ('{"city": "Os', '{"cities":' + "[" * 5000 + "]" * 5000 + "}"):
+        found = messages(delta(call(0, arguments, "weather"), end="length"))
+        assert not any(each.get("tool_calls") for each in found)

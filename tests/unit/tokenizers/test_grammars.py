@@ -13,7 +13,7 @@ from helpers_grammars import BlindWriter, allowed_next
 from helpers_models import make_tokenizer
 from penstock.tokenizers import StageChain, TextPart, find_reasoning_parser, lark, reasoning_parser_names
 from penstock.tokenizers.errors import TokenizerError
-from penstock.tokenizers.grammars import GrammarCompiler, GrammarError
+from penstock.tokenizers.grammars import GrammarCompiler, GrammarError, compiler
 from penstock.tokenizers.reasoning import ReasoningParser
 
 THINK = ("<think>", "</think>")
@@ -223,3 +223,58 @@ def test_thoughts_are_free_and_answers_are_not(writer: BlindWriter, name: str) -
     if begin:
         assert writer.takes("choice", CHOICES, f"{preface}no", thought, preface)
     assert writer.write("choice", CHOICES, 0, None, preface).removeprefix(preface).strip() in ("yes", "no")
+
+
+def chain_of_schemas(length: int) -> str:
+    """Each is a property of the one before it."""
+    schemas = {f"s{n}": {"properties": {"a": {"$ref": f"#/$defs/s{n + 1}"}}} for n in range(length)}
+    return json.dumps({"$ref": "#/$defs/s0", "$defs": schemas | {f"s{length}": {"const": 1}}})
+
+
+def chain_of_rules(length: int) -> str:
+    return "start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(length)) + f'r{length}: "1"'
+
+
+@pytest.mark.parametrize(
+    ("kind", "grammar"), [("json_schema", chain_of_schemas(1500)), ("grammar", chain_of_rules(8000))]
+)
+def test_what_refers_to_one_another_a_thousand_times_does_not_end_the_process(
+    writer: BlindWriter, kind: str, grammar: str
+) -> None:
+    """llguidance needs more stack for it than threads have."""
+    assert writer.takes(kind, grammar, "1" if kind == "grammar" else '{"a":{}}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "grammar", "told"),
+    [
+        ("grammar", "\n" * 200_000, "neither Lark"),
+        ("grammar", 'start: "' + '\\"' * 100_000, None),
+        ("grammar", "start: /" + r"\/" * 100_000, None),
+        ("grammar", "root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(9000)), "so many rules"),
+        ("grammar", 'start: "' + "a" * 600_000 + '"', "characters"),
+        ("regex", "a?" * 40_000, "too big"),
+    ],
+)
+def test_what_would_take_minutes_or_gigabytes_is_refused(
+    writer: BlindWriter, kind: str, grammar: str, told: str | None
+) -> None:
+    with pytest.raises(GrammarError, match=told):
+        writer.takes(kind, grammar, "")
+
+
+def test_what_outputs_have_taught_a_grammar_wears_it_out(writer: BlindWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lexer keeps the states of all outputs, so the last ones fail at their first token."""
+    monkeypatch.setitem(compiler._LIMITS, "max_lexer_states", 100)
+    regex = "[ab]*a[ab]{12}c"
+    compiled = writer.compiled("regex", regex)
+
+    def write_some() -> None:
+        for seed in range(100):
+            writer.write("regex", regex, seed)
+
+    assert not compiled.is_worn_out
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="too many states"):
+            write_some()
+        assert compiled.is_worn_out

@@ -70,6 +70,8 @@ def test_words_that_a_schema_may_not_have(writer: BlindWriter) -> None:
         ('start: "a" // %json {"a": 1}\n# %json {"a": 1}', None),
         ('start: "//" %json {"a": 1}', 'start: "//" %json {other}'),
         ('start: "\\"" %json {"b": 1}', None),
+        ('start: </s> %json {"a": 1} </s>', "start: </s> %json {other} </s>"),
+        ('start: /x %json {"a": 1}', None),
     ],
 )
 def test_other_schemas(grammar: str, changed: str | None) -> None:

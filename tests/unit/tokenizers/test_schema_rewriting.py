@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from helpers_grammars import BlindWriter
 from penstock.tokenizers import lark
 from penstock.tokenizers.grammars import GrammarError
-from penstock.tokenizers.grammars.schemas import rewritten
+from penstock.tokenizers.grammars.schemas import effort, rewritten
 
 SCALARS: list[Any] = [None, True, False, 0, 1, 2, 2.5, "", "a", "ab", "b", "ba"]
 INSTANCES: list[Any] = [
@@ -198,3 +198,30 @@ def test_schemas_of_which_one_must_hold_stay_as_they_are() -> None:
     assert json.loads(other)["oneOf"] == one_of
     definition = {"type": "array", "contains": {"const": 1}}
     assert rewritten(json.dumps({"oneOf": one_of, "$defs": {"a": definition}})) is None
+
+
+def nested(depth: int, keyword: str, **beside: Any) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {keyword: schema, **beside}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        nested(17, "if", then={"type": "object"}),
+        nested(6, "contains", minContains=8),
+        {"unevaluatedProperties": False, "allOf": [{"$ref": "#"}] * 8},
+        {"allOf": [{"propertyNames": {"$ref": "#/$defs/n"}}] * 300, "$defs": {"n": {"enum": ["a" * 9000]}}},
+    ],
+)
+def test_short_schemas_that_say_too_much(schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effort, "_MOST", 1 << 20)
+    with pytest.raises(ValueError, match="too long"):
+        rewritten(json.dumps(schema))
+
+
+def test_alternatives_are_counted_before_they_are_combined() -> None:
+    alternatives = {"anyOf": [True] * 3000, "oneOf": [True] * 3000}
+    assert rewritten(json.dumps({**alternatives, "unevaluatedItems": False})) is None

@@ -13,8 +13,11 @@ JSON_SPACE = r"( |\n[ \t]{0,20})"
 """The same between the tokens of JSON, where it may be left out. Without a bound, a model that is at a loss writes
 spaces until its tokens are used up."""
 
-_TOKENS = re.compile(r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])*/|(?P<schema>%json\s*(?=\{))""")
-"""Comments, texts and regular expressions, in which `%json` means nothing, and schemas."""
+_TOKENS = re.compile(
+    r"""//[^\n]*|\#[^\n]*|<[^<>\s]+>|"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])*/?|(?P<schema>%json\s*(?=\{))"""
+)
+"""Comments, special tokens, texts and regular expressions, in which `%json` means nothing, and schemas. One without an
+end is taken to the end of its line: to look for the end again behind each of its quotes would take minutes."""
 
 
 def literal(text: str, special_ids: Mapping[str, int]) -> str:

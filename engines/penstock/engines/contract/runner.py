@@ -58,6 +58,10 @@ class GrammarHost(Protocol):
         """
         ...
 
+    def is_worn_out(self, compiled: Any) -> bool:
+        """Whether requests that come from now on need another one than this, which `compile_grammar` gave."""
+        ...
+
 
 @runtime_checkable
 class BlockHost(Protocol):

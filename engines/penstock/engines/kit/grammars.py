@@ -49,6 +49,10 @@ class Grammars:
         except TokenizerError as error:
             raise EngineError(f"This model has no structured output: {error}") from None
 
+    def is_worn_out(self, compiled: Any) -> bool:
+        """`GrammarHost.is_worn_out`."""
+        return bool(compiled.is_worn_out)
+
     def start(self, compiled: Any, output: Sequence[int]) -> GrammarState:
         """For a request whose output so far is this. `compiled`: by `compile`."""
         return GrammarState(compiled.start(output), self._masks or self._make_masks())

@@ -131,6 +131,10 @@ class StepRunner:
         """`GrammarHost.compile_grammar`."""
         return self._grammars.compile(grammar)
 
+    def is_worn_out(self, compiled: Any) -> bool:
+        """`GrammarHost.is_worn_out`."""
+        return self._grammars.is_worn_out(compiled)
+
     # -- before a step computes ------------------------------------------------------------------------------
 
     def _draft(self, step: SchedulerOutput) -> tuple[SchedulerOutput, Drafting | None]:

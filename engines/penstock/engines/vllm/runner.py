@@ -119,6 +119,10 @@ class VLLMRunner:
         """`GrammarHost.compile_grammar`."""
         return self._grammars.compile(grammar)
 
+    def is_worn_out(self, compiled: Any) -> bool:
+        """`GrammarHost.is_worn_out`."""
+        return self._grammars.is_worn_out(compiled)
+
     def prepare_adapter(self, key: str, folder: Path) -> Path:
         """`AdapterHost.prepare_adapter`."""
         return self._adapters.prepare(key, folder)

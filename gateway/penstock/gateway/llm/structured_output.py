@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.front.bounded_json import check_json
 from penstock.tokenizers import lark
 
 if TYPE_CHECKING:
@@ -130,8 +131,9 @@ def _of_outputs(given: StructuredOutputs | None) -> list[Grammar]:
         found.append(_text("grammar", given.grammar, f"{where}.grammar"))
     if given.structural_tag is not None:
         try:
+            check_json(given.structural_tag.encode())
             tag = msgspec.json.decode(given.structural_tag, type=ResponseFormat)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (InvalidRequestError, msgspec.DecodeError) as error:
             message = f"{where}.structural_tag: {error}"
             raise InvalidRequestError(message, param=f"{where}.structural_tag") from None
         grammar = _of_format(tag, f"{where}.structural_tag")
@@ -146,9 +148,10 @@ def json_schema(schema: str | Schema, where: str, *, compact: bool = False) -> G
     """For values that fit a schema, or its text. `where`: the caller's field. Raises InvalidRequestError."""
     if isinstance(schema, str):
         try:
+            check_json(schema.encode())
             schema = msgspec.json.decode(schema, type=Schema)
-        except (msgspec.DecodeError, msgspec.ValidationError):
-            raise InvalidRequestError(f"{where} is not a JSON schema.", param=where) from None
+        except (InvalidRequestError, msgspec.DecodeError):
+            raise InvalidRequestError(f"{where} is not a JSON schema, or nests too deep.", param=where) from None
     if schema is False:
         raise InvalidRequestError(f"{where} allows no value.", param=where)
     fields: dict[str, Any] = dict(schema) if isinstance(schema, dict) else {}

@@ -113,11 +113,11 @@ class Lines(Answer):
 
 
 def _shown_call(call: list[str]) -> dict[str, Any] | None:
-    """None for one that was cut off: its arguments are no JSON."""
+    """None for one that was cut off, so that its arguments are no JSON, or whose arguments nest too deep to be read."""
     name, *arguments = call
     try:
         return {"function": {"name": name, "arguments": msgspec.json.decode("".join(arguments) or "{}")}}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

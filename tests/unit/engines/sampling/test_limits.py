@@ -49,6 +49,12 @@ def test_what_is_left_of_a_mask(allowed: Any, mask: TokenMask | None, words: Any
             assert left(one.narrowed(mask)) == expected
 
 
+def test_a_long_list_of_allowed_tokens_is_not_made_again_in_each_step() -> None:
+    one = limits(allowed_token_ids=(9, 3, 5, 3))
+    assert one.narrowed(None).ids.tolist() == [3, 5, 9]
+    assert one.narrowed(None).ids is one.narrowed(None).ids
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_are_chosen_among_the_others(temperature: float) -> None:
     sampler, rng = Sampler(VOCAB), np.random.default_rng(1)
@@ -87,13 +93,14 @@ class Favourite:
     def __init__(self, parameters: Mapping[str, Any], vocab_size: int) -> None:
         if parameters["token"] >= vocab_size:
             raise ValueError("there is no such token")
+        self.weight = parameters.get("weights", [100])[0]
         self.token = parameters["token"]
 
     def __call__(self, prompt: Sequence[int], output: Sequence[int], logits: Any) -> None:
         if self.token == 13:
             raise RuntimeError("unlucky")
         if self.token not in output:
-            logits[self.token] += 100
+            logits[self.token] += self.weight
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +138,7 @@ def test_one_that_fails_ends_its_request_alone() -> None:
         (ProcessorCall("nobody", {}), "not installed"),
         (ProcessorCall("favourite", {"token": VOCAB}), "no such token"),
         (ProcessorCall("favourite", {}), "does not take these parameters"),
+        (ProcessorCall("favourite", {"token": 5, "weights": []}), "cannot be made"),
     ],
 )
 def test_processors_that_cannot_be_made(call: ProcessorCall, told: str) -> None:

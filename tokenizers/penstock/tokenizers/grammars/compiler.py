@@ -6,23 +6,37 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import llguidance
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from .. import lark
 from ..hf import Tokenizer, load_backend
 from ..reasoning import ThoughtTags
+from .deep_stack import on_deep_stack
 from .matcher import TokenMatcher
-from .schemas import rewritten
+from .schemas import Effort, rewritten
 from .thought_budget import BudgetedMatcher, ThoughtBudget, ThoughtWatch
 
 _LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,  # 1 to 2 kB each
     "verbose_errors": False,
 }
+_LEXER_FUEL = 250_000
+_LEXER_FUEL_OF_PATTERNS = 60_000
+"""Optional parts in a row, as in `a?a?a?`, take memory by the square of their number: 250 MB for as many as this
+allows, and tens of gigabytes for as many as llguidance does by itself. Lists of constants need more fuel and little
+memory."""
 _MAX_PROBLEM_CHARS = 300
+_MAX_CHARS = 1 << 19
+"""What callers write has half as many at most; the schemas of a call's tools together may have more."""
+_MAX_GBNF = 1 << 25
+"""Rules times characters: the translation to Lark may look at all rules once for each rule."""
+
+_IS_LARK = re.compile(r"(?m)^[^\S\n]*(?:%llguidance\b|start\s*:)")
 
 _CODE = re.compile(r"\\(?:x|u00|U000000|x\{|u\{)([0-7][0-9a-fA-F])\}?")
 _MARKUP = re.compile(r"""\?:|[\\\[\](){}"\s]""")
@@ -35,7 +49,7 @@ _SOURCES: dict[str, Callable[[str], str]] = {
     "choice": lambda text: llguidance.LLMatcher.grammar_from_lark(
         "start: " + " | ".join(json.dumps(choice) for choice in json.loads(text))
     ),
-    "grammar": lambda text: llguidance.grammar_from("grammar", text),
+    "grammar": lambda text: llguidance.LLMatcher.grammar_from_lark(_as_lark(text)),
 }
 
 
@@ -49,13 +63,21 @@ class CompiledGrammar:
     def __init__(self, matcher: llguidance.LLMatcher | None, budget: ThoughtBudget | None = None) -> None:
         self._matcher = matcher
         self._budget = budget
+        self.is_worn_out = False
+        """It has learned as much as it may, and follows no further output: compile it again."""
 
     def start(self, output: Sequence[int] = ()) -> TokenMatcher:
         """A matcher for one output, of which these tokens are there already."""
         own = None if self._matcher is None else self._matcher.deep_copy()
-        matcher = TokenMatcher(own) if self._budget is None else BudgetedMatcher(ThoughtWatch(self._budget), own)
+        if self._budget is None:
+            matcher = TokenMatcher(own, self._wear_out)
+        else:
+            matcher = BudgetedMatcher(ThoughtWatch(self._budget), own, self._wear_out)
         matcher.consume(output)
         return matcher
+
+    def _wear_out(self) -> None:
+        self.is_worn_out = True
 
 
 class _Vocabulary(NamedTuple):
@@ -93,6 +115,8 @@ class GrammarCompiler:
         with a beginning may be left out; without one, the output begins inside of it. `budget`: the tags of thoughts,
         and how many tokens these may have together. Raises GrammarError, TokenizerError.
         """
+        if len(text) > _MAX_CHARS:
+            raise GrammarError(f"it has more than {_MAX_CHARS} characters")
         matcher = None if kind == "text" else self._matcher(kind, text, thought, preface)
         return CompiledGrammar(matcher, None if budget is None else ThoughtBudget(self._loaded_tokenizer(), *budget))
 
@@ -119,8 +143,10 @@ class GrammarCompiler:
                 grammar = _unforced(grammar)
         except (ValueError, RecursionError) as error:
             raise GrammarError(_told(str(error))) from None
-        limits = llguidance.LLParserLimits(**_LIMITS)
-        matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        fuel = _LEXER_FUEL_OF_PATTERNS if kind == "regex" or '"pattern"' in text else _LEXER_FUEL
+        limits = llguidance.LLParserLimits(initial_lexer_fuel=fuel, **_LIMITS)
+        make = partial(llguidance.LLMatcher, vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        matcher: llguidance.LLMatcher = on_deep_stack(make)
         if matcher.is_error():
             raise GrammarError(_told(matcher.get_error()))
         return matcher
@@ -145,13 +171,27 @@ class GrammarCompiler:
             return self._vocabulary
 
 
+def _as_lark(text: str) -> str:
+    """Lark as it is, and GBNF in Lark. Raises ValueError."""
+    if _IS_LARK.search(text):
+        return text
+    if text.count("::=") * len(text) > _MAX_GBNF:
+        raise ValueError("a grammar in GBNF must not have so many rules")
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # of many kinds, Exception itself is one
+        raise ValueError(f"it is neither Lark with a rule `start` nor GBNF: {error}") from None
+
+
 def _in_other_words(kind: str, text: str) -> str | None:
-    """With schemas that say the same in keywords that llguidance knows. None: there are none."""
+    """With schemas that say the same in keywords that llguidance knows. None: there are none, or it takes too long to
+    say."""
+    effort = Effort()
     try:
         if kind == "json_schema":
-            return rewritten(text)
-        return lark.with_schemas(text, rewritten) if kind == "grammar" else None
-    except (ValueError, TypeError, AttributeError, RecursionError):  # one of them is no schema
+            return rewritten(text, effort)
+        return lark.with_schemas(text, partial(rewritten, effort=effort)) if kind == "grammar" else None
+    except (ValueError, TypeError, AttributeError, RecursionError):  # one of them is no schema, for example
         return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import llguidance
 import numpy as np
@@ -11,13 +11,19 @@ from llguidance.numpy import fill_next_token_bitmask_par
 
 BitMasks = npt.NDArray[np.int32]
 
+_WORN_OUT = "lexer error"
+"""In llguidance's words: the states or expressions of a lexer, which all matchers of a grammar add to, are as many as
+may be."""
+
 
 class TokenMatcher:
     """Follows one output through its grammar."""
 
-    def __init__(self, matcher: llguidance.LLMatcher | None) -> None:
-        """Without a matcher, the output may be any text."""
+    def __init__(self, matcher: llguidance.LLMatcher | None, on_worn_out: Callable[[], None] | None = None) -> None:
+        """Without a matcher, the output may be any text. `on_worn_out`: called when a `problem` is that of all matchers
+        of this grammar."""
         self.matcher = matcher
+        self._on_worn_out = on_worn_out
         self.can_be_free = matcher is None
         """`is_free` may say so, now or later."""
 
@@ -57,7 +63,10 @@ class TokenMatcher:
         complex. Empty: all is well."""
         if self.matcher is None or not self.matcher.is_error():
             return ""
-        return str(self.matcher.get_error()).split("\n", 1)[0]
+        problem = str(self.matcher.get_error()).split("\n", 1)[0]
+        if _WORN_OUT in problem and self._on_worn_out is not None:
+            self._on_worn_out()
+        return problem
 
 
 class MaskFiller:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import llguidance
 import numpy as np
@@ -120,8 +120,10 @@ class ThoughtWatch:
 class BudgetedMatcher(TokenMatcher):
     """Follows one output through its thoughts, and through its grammar if it has one."""
 
-    def __init__(self, watch: ThoughtWatch, matcher: llguidance.LLMatcher | None) -> None:
-        super().__init__(matcher)
+    def __init__(
+        self, watch: ThoughtWatch, matcher: llguidance.LLMatcher | None, on_worn_out: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(matcher, on_worn_out)
         self._watch = watch
 
     def consume(self, token_ids: Sequence[int]) -> None:

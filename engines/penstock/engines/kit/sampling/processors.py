@@ -72,11 +72,15 @@ def _made(call: ProcessorCall, vocab_size: int) -> LogitsProcessor:
     if entry is None:
         message = f"logits_processors: {call.name[:64]!r} is not installed in the engine."
         raise InvalidRequestError(message, param="logits_processors")
-    factory: ProcessorFactory = entry.load()
     try:
+        factory: ProcessorFactory = entry.load()
         return factory(call.parameters, vocab_size)
     except (ValueError, TypeError, KeyError) as error:
         message = f"logits_processors: {call.name!r} does not take these parameters: {error}"
+        raise InvalidRequestError(message, param="logits_processors") from None
+    except Exception:  # an error of its own must not fail the step of all requests
+        logger.exception("the logits processor %r cannot be made", call.name)
+        message = f"logits_processors: {call.name!r} cannot be made with these parameters."
         raise InvalidRequestError(message, param="logits_processors") from None
 
 

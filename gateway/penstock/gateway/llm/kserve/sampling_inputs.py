@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.front.bounded_json import check_json
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import ServedModel
@@ -100,9 +101,10 @@ def _typed(name: str, value: object) -> object:
         return value
     if name in _JSON:
         try:
+            check_json(value.encode())
             return msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            raise InvalidRequestError(f"{name}: the text is not JSON.", param=name) from None
+        except (InvalidRequestError, msgspec.DecodeError):
+            raise InvalidRequestError(f"{name}: the text is not JSON, or nests too deep.", param=name) from None
     kind = _KINDS.get(name)
     if kind is not None:
         try:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .effort import Effort
+
 _DEEPEST = 16
 
 
@@ -30,8 +32,9 @@ class Evaluated:
     """Some of what an instance's properties and items are evaluated by: what must hold of all instances, not what holds
     of those that fit one of several alternatives."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], effort: Effort) -> None:
         self._root = root
+        self.effort = effort
 
     def properties(self, schema: Any, depth: int = 0) -> Names:
         if not isinstance(schema, dict) or depth > _DEEPEST:
@@ -42,6 +45,7 @@ class Evaluated:
             "additionalProperties" in schema or "unevaluatedProperties" in schema,
         )
         for one in self._beside(schema):
+            self.effort.spend(len(found.names) + len(found.patterns))
             found |= self.properties(one, depth + 1)
         return found
 
@@ -62,6 +66,7 @@ class Evaluated:
         return None
 
     def _beside(self, schema: Mapping[str, Any]) -> list[Any]:
+        self.effort.spend()
         return [*schema.get("allOf", ()), *([self._at(schema["$ref"])] if "$ref" in schema else [])]
 
     def _at(self, reference: str) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from math import isinf
 from typing import Any
 
+from .effort import Effort
 from .evaluated import Evaluated
 from .negation import ANNOTATIONS, ANY_TEXT, negated
 
@@ -48,15 +49,17 @@ _FORMATS = {
 Schema = dict[str, Any]
 
 
-def rewritten(text: str) -> str | None:
-    """A schema in other words. None: it is not of draft 2020-12, or there is nothing to say in other words."""
+def rewritten(text: str, effort: Effort | None = None) -> str | None:
+    """A schema in other words. None: it is not of draft 2020-12, or there is nothing to say in other words. Several may
+    share an `effort`. Raises ValueError when it is used up."""
     root = json.loads(text)
     if isinstance(root, bool):
         return json.dumps({} if root else {"not": {}})
     if not isinstance(root, dict) or root.get("$schema", _DRAFTS[0]) not in _DRAFTS or _has_others_inside(root):
         return None
-    other = _Rewriting(root).of(root)
-    if not _choices_are_as_before(root, other):
+    effort = effort or Effort()
+    other = _Rewriting(Evaluated(root, effort)).of(root)
+    if not _choices_are_as_before(root, other, effort):
         return None
     result = json.dumps(other)
     return result if len(result) <= _MAX_CHARS and result != json.dumps(root) else None
@@ -68,16 +71,18 @@ def _has_others_inside(root: Schema) -> bool:
     return any(f'"{key}"' in inner for key in ("$schema", "$id", "$anchor", "$dynamicAnchor", "$dynamicRef"))
 
 
-def _choices_are_as_before(root: Schema, other: Schema) -> bool:
+def _choices_are_as_before(root: Schema, other: Schema, effort: Effort) -> bool:
     """What each `oneOf` refers to is not rewritten."""
-    before, after, seen = Evaluated(root), Evaluated(other), set[str]()
+    before, after, seen = Evaluated(root, effort), Evaluated(other, effort), set[str]()
     open_references = _references([*_values_of("oneOf", other)])
     while open_references:
         reference = open_references.pop()
         if reference not in seen:
             seen.add(reference)
             found = after.resolved({"$ref": reference})
-            if found is None or json.dumps(found) != json.dumps(before.resolved({"$ref": reference})):
+            written = json.dumps(found)
+            effort.spend(len(written))
+            if found is None or written != json.dumps(before.resolved({"$ref": reference})):
                 return False
             open_references += _references(found)
     return True
@@ -98,16 +103,17 @@ def _references(place: Any) -> list[str]:
 
 
 class _Rewriting:
-    def __init__(self, root: Schema) -> None:
-        self._root = root
+    def __init__(self, evaluated: Evaluated) -> None:
+        self._evaluated = evaluated
 
     def of(self, schema: Any) -> Any:
         """One schema, and all inside of it."""
         if not isinstance(schema, dict):
             return schema
+        self._evaluated.effort.spend(len(json.dumps(schema)))
         node = dict(schema)
         for rule in _RULES:
-            rule(node, self._root)
+            rule(node, self._evaluated)
         return {keyword: self._inside(keyword, value) for keyword, value in node.items()}
 
     def _inside(self, keyword: str, value: Any) -> Any:
@@ -132,13 +138,13 @@ def _require_one(node: Schema, schemas: list[Any]) -> None:
         node["anyOf"] = schemas
 
 
-def _whole_numbers(node: Schema, _: Schema) -> None:
+def _whole_numbers(node: Schema, _: Evaluated) -> None:
     for keyword in _COUNTS & node.keys():
         if isinstance(node[keyword], float) and node[keyword].is_integer():
             node[keyword] = int(node[keyword])
 
 
-def _format(node: Schema, _: Schema) -> None:
+def _format(node: Schema, _: Evaluated) -> None:
     other = _FORMATS.get(node["format"]) if isinstance(node.get("format"), str) else None
     if other is not None and node.get("type") != "string":  # the schema says nothing of other types
         del node["format"]
@@ -148,13 +154,13 @@ def _format(node: Schema, _: Schema) -> None:
         _require(node, {"type": "string", **other})
 
 
-def _conditions(node: Schema, _: Schema) -> None:
+def _conditions(node: Schema, _: Evaluated) -> None:
     condition, then, other = node.pop("if", None), node.pop("then", True), node.pop("else", True)
     if condition is not None and (then is not True or other is not True):
         _require_one(node, [{"allOf": [condition, then]}, {"allOf": [other], "not": condition}])
 
 
-def _dependencies(node: Schema, _: Schema) -> None:
+def _dependencies(node: Schema, _: Evaluated) -> None:
     for name, names in node.pop("dependentRequired", {}).items():
         if names:
             _require_one(node, [{"not": {"required": [name]}}, {"required": list(dict.fromkeys((*names, name)))}])
@@ -164,18 +170,18 @@ def _dependencies(node: Schema, _: Schema) -> None:
             _require_one(node, [{"not": {"type": "object"}}, {"not": {"required": [name]}}, has_it])
 
 
-def _exactly_one(node: Schema, _: Schema) -> None:
+def _exactly_one(node: Schema, _: Evaluated) -> None:
     schemas = node.get("oneOf")
     if not isinstance(schemas, list) or len(schemas) > _MOST:
         return
-    others = [{"anyOf": [*schemas[:place], *schemas[place + 1 :]]} for place in range(len(schemas))]
-    if any(negated(other) is None for other in others):
+    if len(schemas) > 1 and any(negated(one) is None for one in schemas):
         return  # llguidance may know that they exclude each other
+    others = [{"anyOf": [*schemas[:place], *schemas[place + 1 :]]} for place in range(len(schemas))]
     del node["oneOf"]
     _require_one(node, [{"allOf": [one], "not": other} for one, other in zip(schemas, others, strict=True)])
 
 
-def _contained(node: Schema, _: Schema) -> None:
+def _contained(node: Schema, _: Evaluated) -> None:
     least, most = node.pop("minContains", 1), node.pop("maxContains", None)
     if "contains" not in node or least > _MOST:
         return
@@ -189,7 +195,7 @@ def _contained(node: Schema, _: Schema) -> None:
             _require(node, negated({"type": "array"}))
 
 
-def _names(node: Schema, root: Schema) -> None:
+def _names(node: Schema, evaluated: Evaluated) -> None:
     names = node.get("propertyNames")
     if names is True:
         del node["propertyNames"]
@@ -197,7 +203,7 @@ def _names(node: Schema, root: Schema) -> None:
         del node["propertyNames"]
         _require(node, {"maxProperties": 0})
     elif isinstance(names, dict):
-        allowed = _allowed_names(Evaluated(root).resolved(names))
+        allowed = _allowed_names(evaluated.resolved(names))
         if allowed is not None:
             del node["propertyNames"]
             _require(node, allowed | {"additionalProperties": False})
@@ -220,14 +226,14 @@ def _allowed_names(schema: Any) -> Schema | None:
     return None
 
 
-def _not(node: Schema, _: Schema) -> None:
+def _not(node: Schema, _: Evaluated) -> None:
     other = negated(node["not"]) if "not" in node else None
     if other is not None:
         del node["not"]
         _require(node, other)
 
 
-def _unique(node: Schema, _: Schema) -> None:
+def _unique(node: Schema, _: Evaluated) -> None:
     if node.get("uniqueItems") is False or node.get("maxItems", 2) < 2:
         node.pop("uniqueItems", None)
 
@@ -240,9 +246,7 @@ def _alternatives(node: Schema) -> list[tuple[Any, ...]]:
     return found
 
 
-def _unevaluated_properties(node: Schema, root: Schema) -> None:
-    evaluated = Evaluated(root)
-
+def _unevaluated_properties(node: Schema, evaluated: Evaluated) -> None:
     def bound(rest: Any, own: Schema, some: tuple[Any, ...]) -> Schema:
         names = evaluated.properties(own)
         for one in some:
@@ -252,9 +256,7 @@ def _unevaluated_properties(node: Schema, root: Schema) -> None:
     _evaluate(node, "unevaluatedProperties", bound)
 
 
-def _unevaluated_items(node: Schema, root: Schema) -> None:
-    evaluated = Evaluated(root)
-
+def _unevaluated_items(node: Schema, evaluated: Evaluated) -> None:
     def bound(rest: Any, own: Schema, some: tuple[Any, ...]) -> Schema:
         count = max(evaluated.items(one) for one in (own, *some))
         if isinf(count):
@@ -267,16 +269,16 @@ def _unevaluated_items(node: Schema, root: Schema) -> None:
 def _evaluate(node: Schema, keyword: str, bound: Callable[[Any, Schema, tuple[Any, ...]], Schema]) -> None:
     """Requires `bound` of each of the alternatives: of what is left to say of the rest, beside what the schema itself
     and the alternative evaluate."""
-    alternatives = _alternatives(node)
-    if keyword not in node or len(alternatives) > _MOST:
+    if keyword not in node or len(node.get("anyOf", "_")) * len(node.get("oneOf", "_")) > _MOST:
         return
+    alternatives = _alternatives(node)
     rest = node.pop(keyword)
     own = {key: value for key, value in node.items() if key not in ("anyOf", "oneOf")}
     found = [{**bound(rest, own, some), **({"allOf": list(some)} if some else {})} for some in alternatives]
     _require(node, *([{"anyOf": found}] if len(found) > 1 else [one for one in found if one]))
 
 
-_RULES: tuple[Callable[[Schema, Schema], None], ...] = (
+_RULES: tuple[Callable[[Schema, Evaluated], None], ...] = (
     _whole_numbers,
     _conditions,
     _unevaluated_properties,

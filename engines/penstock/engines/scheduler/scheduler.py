@@ -255,7 +255,9 @@ class Scheduler:
             if self.under_way:
                 self._must_drain = True
                 return False
-            if self._preempt() is run:
+            last = self._preempt()
+            last.request.num_shortages += 1
+            if last is run:
                 return False
         return True
 

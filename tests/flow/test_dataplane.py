@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from helpers_dataplane import MARKER, Setup, request
@@ -302,3 +303,16 @@ async def test_what_the_engine_refuses_is_refused_before_any_pulse(setup, monkey
         with pytest.raises(QueueFullError):
             await s.plane.generate(request(pulse=1e-6))
     assert next(turns, None) is None
+
+
+async def test_a_request_that_wakes_its_model_fits_the_cache_that_this_has_then(setup, monkeypatch):
+    s = await setup()
+
+    async def start_with_less() -> None:
+        scheduler = s.engine.core.scheduler
+        scheduler.info = scheduler.intake.info = msgspec.structs.replace(scheduler.info, num_blocks=8)
+
+    monkeypatch.setattr(s.engine, "start", start_with_less)
+    s.model.sleep.asleep = True
+    deltas = await s.generate(max_tokens=0)
+    assert 0 < len(tokens_of(deltas)) < 8 * 4

@@ -14,14 +14,14 @@ from helpers_classic import until
 from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.errors import EngineError, MemoryBudgetError
 from penstock.engines.host.memory import taken_memory
-from penstock.engines.process import WatchdogConfig
+from penstock.engines.process import ProcessEngine, WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.configuration.config import load_config
 from penstock.gateway.llm.engine_spec import engine_spec
 from penstock.gateway.llm.models import find_model
 from penstock.gateway.memory.budget import MemoryBudget, Reservation
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
-from penstock.gateway.memory.demand import Demand
+from penstock.gateway.memory.demand import Demand, MemoryNeeds
 from penstock.tokenizers import Tokenizer
 
 DEMO = find_model(None)
@@ -95,6 +95,25 @@ async def test_the_engine_takes_the_cache_that_it_was_counted_with() -> None:
     assert place.cache is not None
     assert place.host.total <= 1 << 30
     assert taken * 2 == pytest.approx(place.cache, rel=0.01) or taken * 4 == pytest.approx(place.cache, rel=0.01)
+
+
+async def test_who_has_slept_takes_what_is_free_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(ProcessEngine, "start", nothing)
+    monkeypatch.setattr(ProcessEngine, "stop", nothing)
+    budget = Ledger("1GiB")
+    sleeping = engine(budget, engine="openvino")
+    await sleeping.start()
+    [before] = budget.held
+    await sleeping.stop("The model fell asleep.")
+    assert before.cache is not None
+    budget.reserve("other", Demand(host=MemoryNeeds(weights=before.host.total)), lambda: None)
+    await sleeping.start()
+    now = budget.held[-1].cache
+    assert now is not None
+    assert 0 < now < before.cache
 
 
 async def test_a_model_that_cannot_be_loaded_gives_its_room_back(tmp_path: Path) -> None:

@@ -193,6 +193,23 @@ async def test_a_request_waits_until_those_that_run_have_ended(tmp_path: Path) -
         assert [model.name for model in stand.loader.models] == ["a90", "b90", "a90"]
 
 
+async def test_no_more_models_are_held_back_than_have_to_go(tmp_path: Path) -> None:
+    """Not even when the end of a request makes the model that was chosen the one that was used last."""
+    async with serving(tmp_path, "a40 b40 c60") as stand:
+        first, second, other = await stand.ask("a40"), await stand.ask("a40"), await stand.ask("b40")
+        waiting = asyncio.create_task(stand.answer("c60"))
+        await until(lambda: stand.on_demand.is_closing("a40"))
+        first.end()
+        for _ in range(20):  # the load looks again
+            await asyncio.sleep(0)
+        assert not stand.on_demand.is_closing("b40")
+        await stand.answer("b40")
+        second.end()
+        await waiting
+        assert stand.loaded == ["b40", "c60"]
+        other.end()
+
+
 async def test_requests_of_models_are_never_held_back(tmp_path: Path) -> None:
     """The model that asks is in use for as long as it waits."""
     async with serving(tmp_path, "a90 b90") as stand:

@@ -96,3 +96,6 @@ def test_an_idle_model_sleeps_until_the_next_request() -> None:
         assert 500 < datetime.fromisoformat(running["expires_at"]).timestamp() - time.time() < 700
         assert not sleeps(server)
         assert chat(server).json()["choices"] == first.json()["choices"]
+        server.post("/api/chat", {"model": "penstock-demo", "messages": [], "keep_alive": "999999999h"})
+        [running] = seen(server, "/api/ps").json()["models"]
+        assert running["expires_at"] == "9999-12-31T23:59:59Z"

@@ -180,7 +180,7 @@ class EngineCore:
         replies: list[CallReply] = []
         for message in messages:
             if isinstance(message, AddRequest):
-                self.scheduler.add(message, self.grammars.of(message))
+                self.scheduler.add(message, self.grammars.of)
             elif isinstance(message, AbortRequests):
                 self.scheduler.abort(message.ids, self._clock())
             elif isinstance(message, ResetPrefixCache):

@@ -91,6 +91,15 @@ def test_the_runner_gets_what_it_has_compiled(host: Host, driver: Driver, monkey
     assert given == {plain: None, first: "a", second: "b"}
 
 
+def test_nothing_is_compiled_for_a_request_that_is_refused(host: Host, driver: Driver) -> None:
+    [wrong] = driver.add([10**9], 4, grammar=Grammar("regex", "unwanted"))
+    [right] = ask(driver, "wanted")
+    driver.run()
+    assert driver.ends[wrong].error is not None
+    assert driver.ends[right].error is None
+    assert host.begun == ["wanted"]
+
+
 def test_equal_grammars_are_compiled_once(host: Host, driver: Driver) -> None:
     for _ in range(3):
         ask(driver, SLOW, n=2)

@@ -96,6 +96,27 @@ async def test_a_busy_one_stays_awake() -> None:
     await stage.sleep.end()
 
 
+async def test_one_that_is_busy_in_another_process_stays_awake() -> None:
+    stage = Stage(idle_seconds=0.001)
+    stage.calls.hold()
+    await asyncio.sleep(0.02)
+    assert stage.log == []
+    stage.calls.release()
+    await stage.until(1)
+    await stage.sleep.end()
+
+
+async def test_however_often_it_is_told_to_sleep_it_waits_once_for_the_calls_that_run() -> None:
+    stage = Stage(idle_seconds=1000.0)
+    with stage.calls:
+        for _ in range(5):
+            stage.sleep.keep(0.0)
+            await asyncio.sleep(0.002)
+        assert len(stage.sleep._tasks) == 1
+    await stage.until(1)
+    await stage.sleep.end()
+
+
 async def test_a_call_while_it_falls_asleep_wakes_it_again() -> None:
     stage = Stage(idle_seconds=0.001)
     stage.go_on.clear()

@@ -122,6 +122,8 @@ class ProcessEngine:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
+        if self._info is not None:  # it was stopped: as behind a restart, adapters may have gone meanwhile
+            self._calls.drop_missing()
         await self._spawn()
         self._keeper = asyncio.create_task(self._keep())
 

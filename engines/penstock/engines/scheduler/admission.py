@@ -111,9 +111,10 @@ class Admission:
         """Makes the next request run: the number of its tokens in this step, 0 if blocks are short.
 
         All of its known tokens get their blocks now, so that prompts computed in chunks cannot block each other.
-        The blocks that it must leave free double with each of its preemptions, so that it comes back when it can stay.
+        The blocks that it must leave free double each time that it was preempted because they were short, so that it
+        comes back when it can stay.
         """
-        shift = min(request.num_preemptions, _MAX_RESERVE_SHIFT)
+        shift = min(request.num_shortages, _MAX_RESERVE_SHIFT)
         reserve = min(self._watermark << shift, self._kv.pool.num_blocks) if self._running.runs else 0
         read_cache = not request.scores_prompt and self._config.enable_prefix_caching
         admitted = self._kv.admit(

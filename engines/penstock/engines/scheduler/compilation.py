@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.engines.contract.messages import Grammar
+from penstock.engines.contract.messages import AddRequest, Grammar
 from penstock.engines.errors import PenstockError
 
 
@@ -23,3 +24,11 @@ class Compilation:
     @property
     def is_pending(self) -> bool:
         return self.compiled is None and self.error is None
+
+
+CompilationOf = Callable[[AddRequest], Compilation | None]
+"""Of a request's grammar; None where it has none."""
+
+
+def no_compilation(message: AddRequest) -> None:
+    """A CompilationOf where nothing compiles grammars."""

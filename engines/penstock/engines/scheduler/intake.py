@@ -31,7 +31,7 @@ from penstock.engines.errors import (
     QueueFullError,
     UnsupportedError,
 )
-from penstock.engines.scheduler.compilation import Compilation
+from penstock.engines.scheduler.compilation import Compilation, CompilationOf, no_compilation
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import make_queue, order_key
 from penstock.engines.scheduler.request import Request, RequestStatus
@@ -68,15 +68,17 @@ class Intake:
     # -- in --------------------------------------------------------------------------------------------------
 
     def receive(
-        self, message: AddRequest, num_waiting: int, free_seats: int, grammar: Compilation | None = None
+        self, message: AddRequest, num_waiting: int, free_seats: int, grammar_of: CompilationOf = no_compilation
     ) -> list[Request]:
         """One Request for each of the message's ids, in order, not queued yet; or none, and the ids end with the
-        reason why not. Ids that are in use are ignored. `grammar`: of `message.params.grammar`."""
+        reason why not. Ids that are in use are ignored. `grammar_of` is asked for what is not refused: it may begin to
+        compile."""
         if any(request_id in self.requests for request_id in message.ids):
             return []
         self.stats.admitted += len(message.ids)
         error = self._refusal(message) or self._queue_full(message, num_waiting, free_seats)
-        if error is None and grammar is not None:
+        grammar = grammar_of(message) if error is None else None
+        if grammar is not None:
             error = grammar.error
         if error is not None:
             for request_id in message.ids:

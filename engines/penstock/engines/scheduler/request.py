@@ -56,6 +56,7 @@ class Request:
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_shortages",
         "num_tokens",
         "params",
         "pooling",
@@ -122,6 +123,8 @@ class Request:
         """Guesses its next tokens, where that is switched on."""
         self.first_scheduled: float | None = None
         self.num_preemptions = 0
+        self.num_shortages = 0
+        """Of its preemptions those because requests that ran needed its blocks."""
         self.charged_tokens = 0
         """Leading tokens that policy `fair` does not charge any more: paid, found in the cache, or forked with."""
         self.prompt_logprobs: list[TokenLogprobs] = []

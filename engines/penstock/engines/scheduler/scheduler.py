@@ -20,7 +20,7 @@ from penstock.engines.errors import PenstockError
 from penstock.engines.scheduler.admission import Admission
 from penstock.engines.scheduler.background import Background
 from penstock.engines.scheduler.budget import ONLY_DECODES, Plan, StepBudget
-from penstock.engines.scheduler.compilation import Compilation
+from penstock.engines.scheduler.compilation import CompilationOf, no_compilation
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, Guesser, PredictedOutput, num_guesses
 from penstock.engines.scheduler.intake import Intake
@@ -80,12 +80,12 @@ class Scheduler:
 
     # -- requests in -----------------------------------------------------------------------------------------
 
-    def add(self, message: AddRequest, grammar: Compilation | None = None) -> None:
+    def add(self, message: AddRequest, grammar_of: CompilationOf = no_compilation) -> None:
         """Queues a request, or ends it with the reason why not. Ids that are in use are ignored, those of ended
-        requests included that steps under way still compute. `grammar`: of `message.params.grammar`."""
+        requests included that steps under way still compute. `grammar_of`: as for `Intake.receive`."""
         if self.running.knows_any(message.ids):
             return
-        samples = self.intake.receive(message, self.num_waiting, self.running.num_free_seats, grammar)
+        samples = self.intake.receive(message, self.num_waiting, self.running.num_free_seats, grammar_of)
         if samples:
             leader, *followers = samples
             if leader.params.prediction:
@@ -255,7 +255,9 @@ class Scheduler:
             if self.under_way:
                 self._must_drain = True
                 return False
-            if self._preempt() is run:
+            last = self._preempt()
+            last.request.num_shortages += 1
+            if last is run:
                 return False
         return True
 

@@ -14,7 +14,7 @@ class CallCounter:
         self._holds = 0
         self._idle = asyncio.Event()
         self.idle_since = time.monotonic()
-        """When the newest call ended."""
+        """When the newest call ended, here or in a process that held it."""
 
     @property
     def calls(self) -> int:
@@ -42,6 +42,7 @@ class CallCounter:
 
     def release(self) -> None:
         self._holds -= 1
+        self.idle_since = time.monotonic()
         self._look()
 
     def _look(self) -> None:

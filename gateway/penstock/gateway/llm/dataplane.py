@@ -337,8 +337,7 @@ class DataPlane:
         for each in used:  # before anything is awaited: what is unloaded from now on waits for this call
             each.begin()
         try:
-            info = model.engine.info
-            _check_supported(request.params, info)
+            _check_supported(request.params, model.engine.info)
             record = request.context.record
             if not record.target:
                 record.model = model.names[0] if adapter is None else adapter.name
@@ -347,6 +346,7 @@ class DataPlane:
                 await model.sleep.awake()
                 prompts = await prompt_tokens(model, request, self._text_pool)
                 params = await tokenized_params(model, request, self._text_pool)
+            info = model.engine.info  # where it has just woken up, its cache may be smaller than before
             adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]
             wanted = request.params.max_tokens * request.n  # 0 where the caller names none: the context may leave much
             request.context.pay_tokens(sum(len(prompt) + wanted for prompt in prompts))

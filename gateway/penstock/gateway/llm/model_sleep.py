@@ -48,6 +48,8 @@ class ModelSleep:
         self._waking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._until_idle: asyncio.Task[None] | None = None
+        """Looks again behind the calls that run."""
 
     @property
     def wakes_by_itself(self) -> bool:
@@ -162,8 +164,9 @@ class ModelSleep:
             self._timer = None
 
     def _look(self) -> None:
-        if self._calls.calls:  # its end counts
-            self._task(self._look_when_idle())
+        if self._calls.calls or self._calls.held:  # their end counts
+            if self._until_idle is None or self._until_idle.done():
+                self._until_idle = self._task(self._look_when_idle())
         elif self.seconds_left:
             self._look_later()
         elif not (self.asleep or self._was_told):

@@ -24,6 +24,8 @@ from penstock.gateway.pooling.plane import PoolingPlane
 _CAPABILITIES = ("completion", "tools", "thinking", "insert", "embedding")
 """Those that Ollama knows."""
 _NEVER = "9999-12-31T23:59:59Z"
+_LAST_SECOND = 253_402_300_799.0
+"""The same in Unix seconds: dates end there, and callers may ask for more."""
 
 
 class Models:
@@ -51,7 +53,7 @@ class Models:
             if held is not None and held[0].sleep.asleep:
                 continue
             left = None if held is None else held[0].sleep.seconds_left
-            expires_at = _NEVER if left is None else _time(time.time() + left)
+            expires_at = _NEVER if left is None else _time(min(time.time() + left, _LAST_SECOND))
             found.append({**entry, "size_vram": 0, "expires_at": expires_at})
         return found
 

@@ -228,6 +228,7 @@ class OnDemand:
                         return False
                     load.needs_room = True
                     used = _without({name, *together}, self._residents.replaceable(now, self._loads.keeps_sequences))
+                    used.sort(key=lambda each: each not in self._closing)  # they do not all close as uses of them end
                     closed |= self._close(choose(used, enough) or ())
                     safe_until = self._residents.next_end_of_safety(now)
                     await self._change(_LOOK_SECONDS if safe_until is None else min(_LOOK_SECONDS, safe_until - now))

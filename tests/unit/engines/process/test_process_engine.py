@@ -121,6 +121,17 @@ async def test_a_stopped_process_ends_by_itself_whatever_it_computes(start):
     assert ends(await collect(stream)) == [(FinishReason.ERROR, "engine_dead")]
 
 
+async def test_an_adapter_whose_files_have_gone_does_not_keep_a_stopped_engine_from_starting(start, tmp_path):
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    engine = await start(max_loras=1, adapters={"a": str(folder)})
+    await engine.stop()
+    (folder / "adapter_config.json").unlink()
+    await engine.start()
+    assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
+
+
 async def test_a_hung_process_is_replaced_within_the_watchdog_time(start):
     engine = await start(WatchdogConfig(timeout=1.5, ready_timeout=0.5), **SLOW, faults=f"hang={MARKER}")
     stream = submit(engine, prompt=[1, MARKER, 2])

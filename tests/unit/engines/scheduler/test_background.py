@@ -69,3 +69,15 @@ def test_under_fair_what_tenants_do_in_the_background_is_not_held_against_them()
     rig.step(rig.request([0], max_tokens=2, tenant="b"))
     rig.run(rig.request([0], max_tokens=1, tenant="b"), rig.request([0], max_tokens=1, tenant="a"))
     assert list(rig.ended) == [1, 2, 4, 3]
+
+
+@POLICIES
+def test_who_has_given_up_its_seat_often_still_computes_beside_others(policy: Policy) -> None:
+    """Blocks were never short: it need not leave more and more of them free."""
+    rig = make_rig(64, 4, max_num_seqs=2, policy=policy)
+    rig.step(*[rig.request([n], max_tokens=100, background=True) for n in range(2)])
+    for n in range(8):
+        rig.step(rig.request([2, n], max_tokens=1))
+        rig.step()
+    assert rig.scheduler.stats().preemptions == 8
+    assert set(rig.last.request_ids) == {1, 2}

@@ -280,15 +280,15 @@ def test_preempted_requests_go_before_those_that_came_later() -> None:
     assert order == [1, 2, 2, 3]
 
 
-@pytest.mark.parametrize("num_preemptions", range(6))
-def test_what_must_stay_free_doubles_with_each_preemption(num_preemptions: int) -> None:
+@pytest.mark.parametrize("num_shortages", range(6))
+def test_what_must_stay_free_doubles_with_each_shortage(num_shortages: int) -> None:
     rig = make_rig(16, 4, max_num_seqs=4)
     rig.step(rig.request([0], max_tokens=4))
     rig.scheduler.add(rig.request([1]))
-    rig.scheduler.intake.requests[2].num_preemptions = num_preemptions
+    rig.scheduler.intake.requests[2].num_shortages = num_shortages
     rig.step()
     # of 16 blocks one is taken and one is wanted
-    assert (2 in rig.last.request_ids) == (2**num_preemptions <= 14)
+    assert (2 in rig.last.request_ids) == (2**num_shortages <= 14)
     rig.run()
     assert len(rig.tokens[2]) == 4, "at the latest when nobody else runs"
 

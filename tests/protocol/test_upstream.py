@@ -310,6 +310,7 @@ def test_vectors(fleet: Fleet) -> None:
     ("path", "body"),
     [
         ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+        ("/v1/responses/input_tokens", {"input": "hello"}),
         ("/tokenize", {"prompt": "hello"}),
         ("/v1/messages", {"messages": [*MESSAGES, {"role": "assistant", "content": "go on"}], "max_tokens": 5}),
         ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"]}),

@@ -181,7 +181,7 @@ class BatchRunner:
                 seat = _Seat(self._seats)
                 await seat.take()
                 try:
-                    line = await asyncio.to_thread(next, lines, None)
+                    line = await asyncio.to_thread(lambda: next(lines, None))
                 except BaseException:
                     seat.leave()
                     raise

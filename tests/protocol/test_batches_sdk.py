@@ -219,3 +219,12 @@ def test_two_servers_do_not_share_a_folder(server: Server, tmp_path: Path) -> No
         other = Server(*SIMULATED, "--data-dir", str(tmp_path))
         other.wait_for_log("Another server may be using it")
         assert other.process.wait(30) == 1
+
+
+@pytest.mark.parametrize(("charset", "status"), [("undefined", 400), ("unicode_escape", 200)])
+def test_no_charset_of_a_form_breaks_the_server(server: Server, charset: str, status: int) -> None:
+    parts = {"purpose": "batch", 'file"; filename="\\ud800': "{}"}
+    fields = [f'--x\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in parts.items()]
+    headers = {"authorization": "Bearer red", "content-type": f"multipart/form-data; boundary=x; charset={charset}"}
+    answer = httpx.post(f"{server.url}/v1/files", content="".join(fields) + "--x--\r\n", headers=headers)
+    assert answer.status_code == status, answer.text

@@ -310,6 +310,7 @@ def test_vectors(fleet: Fleet) -> None:
     ("path", "body"),
     [
         ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+        ("/v1/responses/input_tokens", {"input": "hello"}),
         ("/tokenize", {"prompt": "hello"}),
         ("/v1/messages", {"messages": [*MESSAGES, {"role": "assistant", "content": "go on"}], "max_tokens": 5}),
         ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"]}),
@@ -507,6 +508,7 @@ def test_usage_is_counted_and_budgets_hold(fleet: Fleet) -> None:
     ]
     assert HTTP.get(f"{fleet.front.url}/usage", headers={"authorization": "Bearer user"}).status_code == 403
     assert HTTP.get(f"{fleet.front.url}/usage?by=prompt", headers=ADMIN).status_code == 400
+    assert HTTP.get(f"{fleet.front.url}/usage?end=0001-01-05", headers=ADMIN).status_code == 200
 
 
 def test_a_model_of_the_repository_is_also_asked_over_kserve(fleet: Fleet) -> None:

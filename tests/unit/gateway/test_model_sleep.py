@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.engines.errors import EngineError, NotReadyError
+from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
 from penstock.gateway.llm.call_counter import CallCounter
 from penstock.gateway.llm.model_sleep import ModelSleep
-from penstock.gateway.ollama.keep_alive import seconds_of
+from penstock.gateway.ollama.keep_alive import keep, seconds_of
 
 
 class Stage:
@@ -177,3 +177,15 @@ async def test_how_long_it_is_kept_may_change() -> None:
 )
 def test_durations(given: float | str, seconds: float) -> None:
     assert seconds_of(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["inf", 1e300, "999999999h", 10**15, -1])
+async def test_longer_than_dates_go_is_for_ever(given: float | str) -> None:
+    stage = Stage(idle_seconds=60.0)
+    keep(stage.sleep, given)
+    assert stage.sleep.seconds_left is None, "else no timer could be set, and no list could show when it sleeps"
+
+
+async def test_a_duration_is_a_number() -> None:
+    with pytest.raises(InvalidRequestError, match="keep_alive"):
+        seconds_of("nan")

@@ -18,15 +18,15 @@ def template_messages(system: str | list[Block] | None, messages: list[Message])
     """Raises InvalidRequestError for what makes no conversation, UnsupportedError for blocks that are not taken."""
     if not messages:
         raise InvalidRequestError("messages must not be empty.", param="messages")
-    found = _system_messages(system)
+    turns = [[message] for message in _system_messages(system)]
     calls: set[str] = set()
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         if message.role not in _ROLES:
             raise InvalidRequestError(f"{where}.role must be user, assistant or system.", param=f"{where}.role")
         for each in _translated(message, f"{where}.content", calls):
-            _add(found, each)
-    return found
+            _add(turns, each)
+    return [_joined(turn) for turn in turns]
 
 
 def continues(messages: list[dict[str, Any]]) -> bool:
@@ -87,13 +87,26 @@ def _tool_answer(block: Block, where: str, calls: set[str]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call, "content": text}
 
 
-def _add(found: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Turns of the same side that follow each other are one: many templates want the sides to alternate."""
-    last = found[-1] if found else {"role": ""}
-    if last["role"] != message["role"] or message["role"] not in ("user", "assistant"):
-        found.append(message)
-    elif message["role"] == "user":
-        last["content"] += "\n" + message["content"]
+def _add(turns: list[list[dict[str, Any]]], message: dict[str, Any]) -> None:
+    """Messages of the same side that follow each other are one turn: many templates want the sides to alternate."""
+    role = message["role"]
+    if role in ("user", "assistant") and turns and turns[-1][0]["role"] == role:
+        turns[-1].append(message)
     else:
-        for name in message.keys() - {"role"}:
-            last[name] = last[name] + message[name] if name in last else message[name]
+        turns.append([message])
+
+
+def _joined(turn: list[dict[str, Any]]) -> dict[str, Any]:
+    """One message. All are joined at once: a body can hold very many, and each `+` would copy all before it."""
+    if len(turn) == 1:
+        return turn[0]
+    role = turn[0]["role"]
+    joined: dict[str, Any] = {"role": role}
+    joined["content"] = ("\n" if role == "user" else "").join([message["content"] for message in turn])
+    thoughts = [message["reasoning_content"] for message in turn if "reasoning_content" in message]
+    if thoughts:
+        joined["reasoning_content"] = "".join(thoughts)
+    calls = [call for message in turn for call in message.get("tool_calls", ())]
+    if calls:
+        joined["tool_calls"] = calls
+    return joined

@@ -76,10 +76,12 @@ class ListBatches(BatchEndpoint):
     query = QUERY
 
     async def answer(self, exchange: Exchange, service: BatchService) -> None:
-        kept = await service.batches.of_tenant(exchange.context.tenant)
+        tenant, query = exchange.context.tenant, Request(exchange.scope).query_params
+        ids = [{"id": each} for each in await service.batches.ids(tenant)]
+        found = page(ids, query, default=_PAGE, most=_MOST)
+        kept = await service.batches.find_all(tenant, [each["id"] for each in found["data"]])
         shown = [(service.runner.find(batch.id) or batch).shown() for batch in kept]
-        query = Request(exchange.scope).query_params
-        await exchange.respond(200, msgspec.json.encode(page(shown, query, default=_PAGE, most=_MOST)))
+        await exchange.respond(200, msgspec.json.encode(found | {"data": shown}))
 
 
 class GetBatch(BatchEndpoint):

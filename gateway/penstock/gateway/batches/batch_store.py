@@ -16,12 +16,21 @@ CREATE TABLE IF NOT EXISTS batches (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, open INTEGER NOT NULL, batch BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS open_batches ON batches (open, created);
+CREATE INDEX IF NOT EXISTS batches_of_tenant ON batches (tenant, open, created);
 CREATE TABLE IF NOT EXISTS results (
     batch TEXT NOT NULL, line INTEGER NOT NULL, failed INTEGER NOT NULL, result BLOB NOT NULL,
     PRIMARY KEY (batch, line)
 ) WITHOUT ROWID;
 """
 """A line of a batch has one result: its key sees to that."""
+
+_FORGET_OLDEST = """
+DELETE FROM batches WHERE id IN (
+    SELECT id FROM batches WHERE tenant = ? AND open = 0 ORDER BY created DESC LIMIT -1 OFFSET ?
+)
+"""
+_MOST_ENDED_OF_TENANT = 10_000
+"""As many as files: a batch that fails takes no room beside its own, which nothing else bounds."""
 
 _decode = msgspec.json.Decoder(Batch).decode
 
@@ -37,7 +46,7 @@ class BatchStore:
         self._most_open_of_tenant = most_open_of_tenant
 
     async def add(self, batch: Batch) -> None:
-        """Raises OverloadedError."""
+        """The oldest ones that have ended may be forgotten. Raises OverloadedError."""
 
         def insert(connection: sqlite3.Connection) -> None:
             query = "SELECT count(*), coalesce(sum(tenant = ?), 0) FROM batches WHERE open"
@@ -47,6 +56,7 @@ class BatchStore:
                 raise OverloadedError(message, retry_after=60)
             row = (batch.id, batch.tenant, batch.created, True, msgspec.json.encode(batch))
             connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", row)
+            connection.execute(_FORGET_OLDEST, (batch.tenant, _MOST_ENDED_OF_TENANT))
 
         await self._database.run(insert)
 
@@ -75,12 +85,21 @@ class BatchStore:
             raise NotFoundError("There is no batch with this id.", param="batch_id")
         return _decode(row[0])
 
-    async def of_tenant(self, tenant: str) -> list[Batch]:
-        """The oldest first."""
+    async def ids(self, tenant: str) -> list[str]:
+        """Of all its batches, the oldest first."""
+
+        def select(connection: sqlite3.Connection) -> list[tuple[str]]:
+            query = "SELECT id FROM batches WHERE tenant = ? ORDER BY created, id"
+            return connection.execute(query, (tenant,)).fetchall()
+
+        return [row[0] for row in await self._database.run(select)]
+
+    async def find_all(self, tenant: str, batch_ids: Sequence[str]) -> list[Batch]:
+        """Each of these that is still there."""
 
         def select(connection: sqlite3.Connection) -> list[tuple[bytes]]:
-            query = "SELECT batch FROM batches WHERE tenant = ? ORDER BY created, id"
-            return connection.execute(query, (tenant,)).fetchall()
+            query = "SELECT batch FROM batches WHERE id = ? AND tenant = ?"
+            return [row for each in batch_ids for row in connection.execute(query, (each, tenant)).fetchall()]
 
         return [_decode(row[0]) for row in await self._database.run(select)]
 

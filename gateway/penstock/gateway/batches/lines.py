@@ -15,6 +15,9 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.bounded_json import check_json
 
 MAX_LINES = 50_000
+_MAX_LINES_OF_FILE = 2 * MAX_LINES
+"""Empty ones included: a file can hold hundreds of millions, and a thread that reads them leaves the event loop little
+time."""
 MAX_CUSTOM_ID = 512
 _MAX_ERRORS = 100
 _encode = msgspec.json.Encoder().encode
@@ -93,9 +96,11 @@ def check_lines(path: Path, endpoints: Collection[str], max_line: int) -> tuple[
         number = 0
         while text := file.readline(max_line + 1):
             number += 1
-            if not text.strip():
+            if not text.strip() and number <= _MAX_LINES_OF_FILE:
                 continue
             try:
+                if number > _MAX_LINES_OF_FILE:
+                    raise LineError("too_many_tasks", f"A file may have {_MAX_LINES_OF_FILE} lines.")
                 if len(text) > max_line:
                     raise LineError("line_too_long", f"A line may have {max_line} bytes.")
                 line = parse_line(number, text, endpoints)

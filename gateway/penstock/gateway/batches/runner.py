@@ -8,12 +8,13 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from itertools import islice
 
 from starlette.types import ASGIApp
 
-from penstock.gateway.batches.answer_line import answer_line
+from penstock.gateway.batches.answer_line import AGAIN_AFTER_S, try_line
 from penstock.gateway.batches.batch import Batch, Status
 from penstock.gateway.batches.batch_store import BatchStore
 from penstock.gateway.batches.file_store import FileStore
@@ -25,8 +26,31 @@ from penstock.gateway.http.settings import AppSettings
 logger = logging.getLogger("penstock")
 
 _TOGETHER = 256
-"""Lines that are read, or results that are written, at a time."""
+"""Results that are written at a time."""
 _DISK_AGAIN_AFTER_S = 10.0
+
+
+class _Seat:
+    """A line's place among those that are with the models at one time."""
+
+    def __init__(self, seats: asyncio.Semaphore) -> None:
+        self._seats = seats
+        self._taken = False
+
+    async def take(self) -> None:
+        await self._seats.acquire()
+        self._taken = True
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if self._taken:
+            self._taken = False
+            self._seats.release()
+
+
+def _ended(seat: _Seat, places: asyncio.Semaphore, _: object) -> None:
+    seat.leave()
+    places.release()
 
 
 class BatchRunner:
@@ -44,6 +68,7 @@ class BatchRunner:
         self._files = files
         self._endpoints = endpoints
         self._settings = settings
+        self._lines_in_flight = lines_in_flight
         self._seats = asyncio.Semaphore(lines_in_flight)
         self._started = False
         self._open: dict[str, Batch] = {}
@@ -147,19 +172,30 @@ class BatchRunner:
             answering.result()
 
     async def _answer_all(self, batch: Batch) -> None:
+        """Lines may be large: each is read when there is a seat for it, and of those that wait without one a batch has
+        no more than there are seats."""
+        lines, places = await self._unanswered(batch), asyncio.Semaphore(self._lines_in_flight)
         async with asyncio.TaskGroup() as group:
-            async for some in self._unanswered(batch):
-                for line in some:
-                    await self._seats.acquire()
-                    task = group.create_task(self._answer(batch, line))
-                    task.add_done_callback(lambda _: self._seats.release())  # also of one that never ran
+            while True:
+                await places.acquire()
+                seat = _Seat(self._seats)
+                await seat.take()
+                try:
+                    line = await asyncio.to_thread(lambda: next(lines, None))
+                except BaseException:
+                    seat.leave()
+                    raise
+                if line is None:
+                    seat.leave()
+                    return
+                task = group.create_task(self._answer(batch, line, seat))
+                task.add_done_callback(partial(_ended, seat, places))  # also of one that never ran
 
-    async def _unanswered(self, batch: Batch) -> AsyncIterator[list[Line]]:
-        """Some lines at a time: together they may be large."""
+    async def _unanswered(self, batch: Batch) -> Iterator[Line]:
+        """For a thread: it reads the file."""
         done = await self._count(batch)
         lines = read_lines(self._files.path(batch.input_file_id), (batch.endpoint,))
-        while some := await asyncio.to_thread(lambda: list(islice(lines, _TOGETHER))):
-            yield [line for line in some if line.number not in done]
+        return (line for line in lines if line.number not in done)
 
     async def _count(self, batch: Batch) -> Collection[int]:
         """The lines that have results; counts them for the batch."""
@@ -168,9 +204,14 @@ class BatchRunner:
         batch.completed = len(done) - batch.failed
         return done
 
-    async def _answer(self, batch: Batch, line: Line) -> None:
+    async def _answer(self, batch: Batch, line: Line, seat: _Seat) -> None:
+        """While there is no room for it, it waits without the seat, so that batches for other models go on."""
         principal = Principal(tenant=batch.tenant, key=batch.key, models=batch.models)
-        result, failed = await answer_line(line, self._endpoints, principal, self._settings)
+        while (found := await try_line(line, self._endpoints, principal, self._settings)) is None:
+            seat.leave()
+            await asyncio.sleep(AGAIN_AFTER_S)
+            await seat.take()
+        result, failed = found
         await self._batches.keep_results(batch.id, [(line.number, result)], failed=failed)
         batch.failed += failed
         batch.completed += not failed
@@ -195,9 +236,9 @@ class BatchRunner:
         if end == "cancelled":
             code, what = "batch_cancelled", "The batch was cancelled"
         message = f"{what} before this line was answered."
-        async for some in self._unanswered(batch):
-            results = [(line.number, unanswered(line, code, message)) for line in some]
-            await self._batches.keep_results(batch.id, results, failed=True)
+        results = ((line.number, unanswered(line, code, message)) for line in await self._unanswered(batch))
+        while some := await asyncio.to_thread(lambda: list(islice(results, _TOGETHER))):
+            await self._batches.keep_results(batch.id, some, failed=True)
 
     async def _write_results(self, batch: Batch, name: str, *, failed: bool) -> str | None:
         """The file's id; None when there are none. Written again, it has the same id."""

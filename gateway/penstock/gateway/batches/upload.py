@@ -76,7 +76,7 @@ async def read_upload(exchange: Exchange) -> tuple[Upload, FormData]:
         raise InvalidRequestError("The body must be multipart/form-data, with the fields file and purpose.")
     try:
         form = await request.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_ROOM_FOR_FIELDS)
-    except (HTTPException, MultiPartException, UnicodeDecodeError):
+    except (HTTPException, MultiPartException, ValueError):  # ValueError: of a charset that decodes nothing
         raise InvalidRequestError("The form cannot be read.") from None
     except ClientDisconnect:
         raise ClientGone from None
@@ -95,7 +95,9 @@ def _upload(form: FormData) -> Upload:
         raise UnsupportedError(f"purpose: this server has no use for files for '{purpose}'.", param="purpose")
     if purpose != "batch":
         raise InvalidRequestError("purpose must be batch.", param="purpose")
-    return Upload((file.filename or "upload.jsonl")[:_MAX_FILENAME], purpose, file.file, _lifetime(form))
+    filename = (file.filename or "upload.jsonl")[:_MAX_FILENAME]
+    filename = filename.encode(errors="replace").decode()  # some charsets give halves of surrogate pairs
+    return Upload(filename, purpose, file.file, _lifetime(form))
 
 
 def _lifetime(form: FormData) -> float | None:

@@ -12,9 +12,13 @@ from penstock.gateway.llm.models import LoadedModel
 from penstock.gateway.llm.prompts import encode_prompts
 from penstock.gateway.llm.token_limits import word_tokens
 
+_MAX_PROMPT_LOGPROBS = 1 << 21
+"""Of all choices together: text completions show those of its prompt with each choice. One takes hundreds of bytes."""
+
 
 async def prompt_tokens(model: LoadedModel, request: GenerateRequest, pool: WorkPool) -> list[list[int]]:
-    """What the model is given: with the suffix, and cut where the request says so. Raises as `encode_prompts`."""
+    """What the model is given: with the suffix, and cut where the request says so. Raises as `encode_prompts`, and
+    InvalidRequestError for too many log probabilities."""
     texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
     fills = None if request.suffix is None else model.tokenizer.fill_in_middle
     if request.suffix is not None:
@@ -29,9 +33,10 @@ async def prompt_tokens(model: LoadedModel, request: GenerateRequest, pool: Work
     if fills is not None:
         behind = next(encoded)
         prompts = [fills.prompt(prompt, behind) for prompt in prompts]
-    if cut is None:
-        return prompts
-    return [cut.applied(prompt, info.context_length, request.params.max_tokens) for prompt in prompts]
+    if cut is not None:
+        prompts = [cut.applied(prompt, info.context_length, request.params.max_tokens) for prompt in prompts]
+    _check_logprobs(request, prompts)
+    return prompts
 
 
 async def tokenized_params(model: LoadedModel, request: GenerateRequest, pool: WorkPool) -> SamplingParams:
@@ -54,3 +59,16 @@ def _checked_ids(prompt: list[int], vocab_size: int) -> list[int]:
     if prompt and not 0 <= min(prompt) <= max(prompt) < vocab_size:
         raise InvalidRequestError(f"Token ids must be in 0..{vocab_size - 1}.", param="prompt")
     return prompt
+
+
+def _check_logprobs(request: GenerateRequest, prompts: list[list[int]]) -> None:
+    asked = request.params.prompt_logprobs
+    if asked is None:
+        return
+    count = sum(map(len, prompts)) * (1 + asked) * request.n
+    if count > _MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"The prompts' tokens have {count} log probabilities in the choices of this call, and "
+            f"{_MAX_PROMPT_LOGPROBS} are allowed. Please ask for fewer, or in several calls.",
+            param="prompt",
+        )

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.front.bounded_json import check_json
+from penstock.gateway.front.bounded_json import MAX_DEPTH, check_json
 from penstock.tokenizers import lark
 
 if TYPE_CHECKING:
@@ -130,12 +130,7 @@ def _of_outputs(given: StructuredOutputs | None) -> list[Grammar]:
     if given.grammar is not None:
         found.append(_text("grammar", given.grammar, f"{where}.grammar"))
     if given.structural_tag is not None:
-        try:
-            check_json(given.structural_tag.encode())
-            tag = msgspec.json.decode(given.structural_tag, type=ResponseFormat)
-        except (InvalidRequestError, msgspec.DecodeError) as error:
-            message = f"{where}.structural_tag: {error}"
-            raise InvalidRequestError(message, param=f"{where}.structural_tag") from None
+        tag = _decoded(given.structural_tag, ResponseFormat, f"{where}.structural_tag")
         grammar = _of_format(tag, f"{where}.structural_tag")
         found += [grammar] if grammar else []
     if not found:
@@ -147,17 +142,26 @@ def _of_outputs(given: StructuredOutputs | None) -> list[Grammar]:
 def json_schema(schema: str | Schema, where: str, *, compact: bool = False) -> Grammar:
     """For values that fit a schema, or its text. `where`: the caller's field. Raises InvalidRequestError."""
     if isinstance(schema, str):
-        try:
-            check_json(schema.encode())
-            schema = msgspec.json.decode(schema, type=Schema)
-        except (InvalidRequestError, msgspec.DecodeError):
-            raise InvalidRequestError(f"{where} is not a JSON schema, or nests too deep.", param=where) from None
+        schema = _decoded(schema, Schema, where)
     if schema is False:
         raise InvalidRequestError(f"{where} allows no value.", param=where)
     fields: dict[str, Any] = dict(schema) if isinstance(schema, dict) else {}
     if compact:
         fields |= _COMPACT
     return _text("json_schema", msgspec.json.encode(fields).decode(), where)
+
+
+def _decoded(text: str, kind: Any, where: str) -> Any:
+    """JSON in a text: what was checked of the body has not looked into it. Raises InvalidRequestError."""
+    encoded = text.encode()
+    try:
+        check_json(encoded)
+    except InvalidRequestError:
+        raise InvalidRequestError(f"{where} nests deeper than {MAX_DEPTH} levels.", param=where) from None
+    try:
+        return msgspec.json.decode(encoded, type=kind)
+    except msgspec.DecodeError as error:
+        raise InvalidRequestError(f"{where}: {error}", param=where) from None
 
 
 def _choice(choices: list[str], where: str) -> Grammar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
@@ -9,6 +10,8 @@ from penstock.gateway.llm.model_sleep import ModelSleep
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"-?(?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h))+")
+_FOR_EVER = 100 * 365 * 86400.0
+"""As long as that, or longer: neither timers nor dates go on for ever."""
 _PART = re.compile(r"([\d.]+)(ms|s|m|h)")
 
 
@@ -18,10 +21,13 @@ def seconds_of(keep_alive: float | str) -> float:
         total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(keep_alive))
         return -total if keep_alive.startswith("-") else total
     try:
-        return float(keep_alive)
+        seconds = float(keep_alive)
     except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
         message = 'keep_alive must be a number of seconds, or a duration such as "5m".'
-        raise InvalidRequestError(message, param="keep_alive") from None
+        raise InvalidRequestError(message, param="keep_alive")
+    return seconds
 
 
 def keep(sleep: ModelSleep, keep_alive: float | str | None) -> None:
@@ -31,6 +37,6 @@ def keep(sleep: ModelSleep, keep_alive: float | str | None) -> None:
         return
     seconds = seconds_of(keep_alive)
     if sleep.falls_asleep:
-        sleep.keep(seconds if seconds >= 0 else None)
+        sleep.keep(seconds if 0 <= seconds < _FOR_EVER else None)
     elif seconds == 0:
         raise UnsupportedError("keep_alive: models stay loaded on this server.", param="keep_alive")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """As chat templates know them. Calls have no ids, and results of tools name the tool: ids are made here. Raises
     InvalidRequestError, UnsupportedError."""
     found: list[dict[str, Any]] = []
-    open_calls: list[tuple[str, str]] = []
+    calls = _OpenCalls()
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         if message.role not in _ROLES:
@@ -76,9 +77,10 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
                 shown["reasoning_content"] = message.thinking
             if message.tool_calls:
                 shown["tool_calls"] = [_call(each.function, number, n) for n, each in enumerate(message.tool_calls)]
-                open_calls += [(each["function"]["name"], each["id"]) for each in shown["tool_calls"]]
+                for each in shown["tool_calls"]:
+                    calls.add(each["id"], each["function"]["name"])
         elif message.role == "tool":
-            shown |= _answered(open_calls, message.tool_name, where)
+            shown |= calls.answered(message.tool_name, where)
         found.append(shown)
     return found
 
@@ -88,13 +90,32 @@ def _call(function: Any, message: int, number: int) -> dict[str, Any]:
     return {"id": f"call_{message}_{number}", "type": "function", "function": shown}
 
 
-def _answered(open_calls: list[tuple[str, str]], name: str | None, where: str) -> dict[str, Any]:
-    """The call that a result belongs to: the first one of that name without a result, or the first one of all."""
-    fitting = [each for each in open_calls if name in (None, each[0])]
-    if not fitting:
-        raise InvalidRequestError(f"{where} answers no tool call before it.", param=where)
-    open_calls.remove(fitting[0])
-    return {"name": fitting[0][0], "tool_call_id": fitting[0][1]}
+class _OpenCalls:
+    """Calls without results. Each is found at once: a body can hold hundreds of thousands, and as many results."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[str, str] = OrderedDict()
+        """By id, the oldest first."""
+        self._by_name: dict[str, deque[str]] = {}
+        """Ids, the oldest first; also of calls that have their results by now."""
+
+    def add(self, call_id: str, name: str) -> None:
+        self._names[call_id] = name
+        self._by_name.setdefault(name, deque()).append(call_id)
+
+    def answered(self, name: str | None, where: str) -> dict[str, Any]:
+        """The call that a result belongs to: the first one of that name without a result, or the first one of all.
+        Raises InvalidRequestError."""
+        call_id = next(iter(self._names), None) if name is None else self._first_of(name)
+        if call_id is None:
+            raise InvalidRequestError(f"{where} answers no tool call before it.", param=where)
+        return {"name": self._names.pop(call_id), "tool_call_id": call_id}
+
+    def _first_of(self, name: str) -> str | None:
+        ids = self._by_name.get(name, deque())
+        while ids and ids[0] not in self._names:
+            ids.popleft()
+        return ids[0] if ids else None
 
 
 def _thinking(think: Think | None, variables: frozenset[str] | None) -> dict[str, Any] | None:

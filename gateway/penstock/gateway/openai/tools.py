@@ -71,10 +71,10 @@ def tool_use(request: ChatRequest) -> ToolUse:
 
 
 def _named(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
-    missing = set(names) - {tool.name for tool in tools}
-    if missing or not names:
+    wanted = set(names)
+    if not wanted or wanted - {tool.name for tool in tools}:
         raise InvalidRequestError("tool_choice names a tool that is not in tools.", param="tool_choice")
-    return [tool for tool in tools if tool.name in names]
+    return [tool for tool in tools if tool.name in wanted]
 
 
 def _converted(choice: dict[str, Any], kind: type[_C]) -> _C:

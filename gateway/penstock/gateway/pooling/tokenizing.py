@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.engines.encoder.text import TokenizedText
@@ -47,17 +47,17 @@ def tokenize_inputs(
     texts = [prompt + each for each in inputs if isinstance(each, str)]
     encoded = iter(_encode(model, texts, cut, param))
     template = model.tokenizer.template
-    found: list[TokenizedText] = []
-    for number, given in enumerate(inputs):
-        if isinstance(given, str) and add_special_tokens:
-            joined = template.join([next(encoded)], cut.most if cut.allowed else None)
-            text = TokenizedText(joined.ids, joined.types)
-        else:
-            ids = next(encoded) if isinstance(given, str) else given
-            text = TokenizedText(ids[: cut.most] if cut.allowed else ids)
-        found.append(_checked(model, text, number, cut, param))
-    _check_total(found, param)
-    return found
+
+    def tokenized() -> Iterator[TokenizedText]:
+        for given in inputs:
+            if isinstance(given, str) and add_special_tokens:
+                joined = template.join([next(encoded)], cut.most if cut.allowed else None)
+                yield TokenizedText(joined.ids, joined.types)
+            else:
+                ids = next(encoded) if isinstance(given, str) else given
+                yield TokenizedText(ids[: cut.most] if cut.allowed else ids)
+
+    return _all_checked(model, tokenized(), cut, param)
 
 
 def tokenize_pairs(
@@ -68,12 +68,9 @@ def tokenize_pairs(
     template = model.tokenizer.pair_template
     behind = encoded[len(firsts) :]
     before = encoded[: len(firsts)] if len(firsts) == len(seconds) else encoded[:1] * len(seconds)
-    found: list[TokenizedText] = []
-    for number, (first, second) in enumerate(zip(before, behind, strict=True)):
-        joined = template.join([first, second[: cut.of_second]], cut.most if cut.allowed else None)
-        found.append(_checked(model, TokenizedText(joined.ids, joined.types), number, cut, param))
-    _check_total(found, param)
-    return found
+    pairs = zip(before, behind, strict=True)
+    joined = (template.join([a, b[: cut.of_second]], cut.most if cut.allowed else None) for a, b in pairs)
+    return _all_checked(model, (TokenizedText(each.ids, each.types) for each in joined), cut, param)
 
 
 def _encode(model: PoolingModel, texts: Sequence[str], cut: Cut, param: str) -> list[list[int]]:
@@ -97,6 +94,19 @@ def _refuse_long(tokenizer: Tokenizer, texts: Sequence[str], cut: Cut, param: st
                 raise _too_long(number, f"more than {cut.most}", cut, param) from None
 
 
+def _all_checked(model: PoolingModel, texts: Iterable[TokenizedText], cut: Cut, param: str) -> list[TokenizedText]:
+    """As soon as they are too many together, no more are taken: each pair has a copy of a query that may be long."""
+    found: list[TokenizedText] = []
+    total = 0
+    for number, text in enumerate(texts):
+        found.append(_checked(model, text, number, cut, param))
+        total += len(text)
+        if total > TOKENS_OF_A_CALL:
+            message = f"The texts of this call have more than {TOKENS_OF_A_CALL} tokens together."
+            raise InvalidRequestError(f"{message} Please send them in several calls.", param=param)
+    return found
+
+
 def _checked(model: PoolingModel, text: TokenizedText, number: int, cut: Cut, param: str) -> TokenizedText:
     if not len(text):
         raise InvalidRequestError(f"{param}: text {number} has no tokens.", param=param)
@@ -106,16 +116,6 @@ def _checked(model: PoolingModel, text: TokenizedText, number: int, cut: Cut, pa
     if model.tokenizer.vocab_size > vocab_size and max(text.ids) >= vocab_size:
         raise InvalidRequestError(f"{param}: text {number} has a token that the model lacks.", param=param)
     return text
-
-
-def _check_total(texts: Sequence[TokenizedText], param: str) -> None:
-    total = sum(map(len, texts))
-    if total > TOKENS_OF_A_CALL:
-        raise InvalidRequestError(
-            f"The texts of this call have {total} tokens together, and {TOKENS_OF_A_CALL} are allowed. Please send "
-            "them in several calls.",
-            param=param,
-        )
 
 
 def _too_long(number: int, length: str, cut: Cut, param: str) -> ContextLengthError:

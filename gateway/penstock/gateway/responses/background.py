@@ -16,6 +16,7 @@ from penstock.gateway.generating.event_log import EventLog
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import Generation
 from penstock.gateway.responses.answer import ResponseObject
+from penstock.gateway.responses.bounds import bounds_of
 from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.include import Include
 
@@ -38,11 +39,14 @@ class BackgroundResponse:
         keep: Callable[[dict[str, Any]], None],
         include: Include,
         *,
+        size: int,
         stream: bool,
     ) -> None:
-        """`context` is its own, not that of the request, which ends before. `keep` is told its end."""
+        """`context` is its own, not that of the request, which ends before. `keep` is told its end. `size`: bytes that
+        it takes in the store until then."""
         self.context = context
         self.response = response
+        self.size = size
         self.log = EventLog(_LOG_BYTES, "starting_after") if stream else None
         self._generate = generate
         self._events = ResponseEvents(response, keep, include)
@@ -105,6 +109,7 @@ class BackgroundResponses:
         self._settings = settings
         self._most = settings.background_responses
         self._most_of_tenant = settings.background_responses_per_tenant or self._most
+        self._bounds = bounds_of(settings)
         self._open: dict[str, BackgroundResponse] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended_logs: OrderedDict[str, tuple[str, EventLog]] = OrderedDict()
@@ -115,10 +120,14 @@ class BackgroundResponses:
     def enabled(self) -> bool:
         return self._most > 0
 
-    def check_room(self, tenant: str) -> None:
-        """Raises OverloadedError."""
-        own = sum(each.context.tenant == tenant for each in self._open.values())
-        if len(self._open) >= self._most or own >= self._most_of_tenant:
+    def check_room(self, tenant: str, size: int = 0) -> None:
+        """For one more, of so many bytes. The store cannot let go of what is still being made: without a bound,
+        everything else that it has would go, of other tenants too. Raises OverloadedError."""
+        every = [each.size for each in self._open.values()]
+        own = [each.size for each in self._open.values() if each.context.tenant == tenant]
+        bounds = self._bounds
+        many = len(every) >= self._most or len(own) >= self._most_of_tenant
+        if many or sum(every) + size > bounds.most_bytes or sum(own) + size > bounds.most_bytes_of_tenant:
             message = "Too many responses are being made in the background: wait for some of them, or cancel one."
             raise OverloadedError(message, retry_after=10)
 

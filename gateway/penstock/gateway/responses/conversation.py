@@ -27,12 +27,16 @@ def template_messages(
     if conversation.unanswered:
         where = next(iter(conversation.unanswered.values()))
         raise InvalidRequestError(f"{where}: a function_call has no function_call_output.", param=where)
-    return conversation.messages
+    return [_joined(message) for message in conversation.messages]
+
+
+_TEXTS = ("content", "reasoning_content")
 
 
 class _Conversation:
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[dict[str, Any]] = []
+        """Each text as a list of its pieces: there may be very many, and each `+` would copy all before it."""
         self.unanswered: dict[str, str] = {}
         """Ids of calls, each with its place in the request."""
         self._called: set[str] = set()
@@ -56,16 +60,16 @@ class _Conversation:
             case "assistant":
                 self._extend("content", text)
             case "user":
-                self.messages.append({"role": "user", "content": text})
+                self.messages.append({"role": "user", "content": [text]})
             case _:
                 self._add_system(text)
 
     def _add_system(self, text: str) -> None:
         """Many templates take one system message at most, so that those behind each other are one."""
         if self.messages and self.messages[-1]["role"] == "system":
-            self.messages[-1]["content"] += f"\n{text}"
+            self.messages[-1]["content"].append(text)
         else:
-            self.messages.append({"role": "system", "content": text})
+            self.messages.append({"role": "system", "content": [text]})
 
     def _add_call(self, item: InputItem, where: str) -> None:
         function = {"name": item.name, "arguments": arguments_object(item.arguments or "", f"{where}.arguments")}
@@ -80,15 +84,20 @@ class _Conversation:
             param = f"{where}.call_id"
             raise InvalidRequestError(f"{param} names no function_call before it.", param=param)
         self.unanswered.pop(call_id, None)
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content_text(item.output)})
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": [content_text(item.output)]})
 
     def _extend(self, field: str, text: str) -> None:
         turn = self._turn()
         if text:
-            turn[field] = turn.get(field, "") + text
+            turn.setdefault(field, []).append(text)
 
     def _turn(self) -> dict[str, Any]:
         """The assistant's, which is the last message."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
+            self.messages.append({"role": "assistant", "content": []})
         return self.messages[-1]
+
+
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    between = "\n" if message["role"] == "system" else ""
+    return {name: between.join(value) if name in _TEXTS else value for name, value in message.items()}

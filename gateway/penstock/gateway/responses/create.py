@@ -24,6 +24,7 @@ from penstock.gateway.openai.service_tier import real_tier
 from penstock.gateway.responses.answer import ResponseObject
 from penstock.gateway.responses.asked import Asked, Keeping
 from penstock.gateway.responses.background import BackgroundResponse
+from penstock.gateway.responses.bounds import OVERHEAD
 from penstock.gateway.responses.chat_request import chat_request
 from penstock.gateway.responses.conversation import template_messages
 from penstock.gateway.responses.event_log import send_events
@@ -107,17 +108,20 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         background, tenant = self._responses.background, context.tenant
         background.check_room(tenant)
         wanted = await self._wanted(asked, context)
-        background.check_room(tenant)  # others have come meanwhile
         keeping = Keeping(self._responses, asked, tenant)
         response = _object(asked, wanted, Usage(), store=True)
         queued = msgspec.json.encode(response.queued())
         if not keeping.fits(queued):
             raise InvalidRequestError("The conversation is too large to be kept.", param="input")
+        size = len(queued) + len(asked.items_json) + OVERHEAD
+        background.check_room(tenant, size)  # others have come meanwhile
         own = context.next_request()
         own.record.route = _BACKGROUND_ROUTE
         context.hand_over_to(own)
         generate = partial(self._dataplane.generate, replace(wanted, context=own))
-        begun = BackgroundResponse(own, response, generate, keeping.end, asked.include, stream=bool(asked.stream))
+        begun = BackgroundResponse(
+            own, response, generate, keeping.end, asked.include, size=size, stream=bool(asked.stream)
+        )
         store = self._responses.store
         background.begin(begun, store.keep(tenant, response.id, queued, asked.items_json, asked.previous, is_open=True))
         return begun

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+from datetime import date
 
 import msgspec
 from starlette.requests import Request
@@ -30,7 +30,7 @@ class Usage:
         exchange: Exchange = scope[SCOPE_KEY]
         query = Request(scope).query_params
         end = _day(query.get("end"), "end") or utc_now().date()
-        start = _day(query.get("start"), "start") or end - timedelta(days=_DEFAULT_DAYS - 1)
+        start = _day(query.get("start"), "start") or _first_day(end)
         by = _columns(query.get("by", "day,tenant,model"))
         only = {name: query[name] for name in ("tenant", "key", "model") if name in query}
         lines, more = await self._ledger.lines(by, start, end, only, _MOST_LINES)
@@ -47,6 +47,10 @@ def _day(given: str | None, param: str) -> date | None:
     except ValueError:
         pass
     raise InvalidRequestError(f"{param} must be a day, as 2026-01-31.", param=param)
+
+
+def _first_day(end: date) -> date:
+    return date.fromordinal(max(1, end.toordinal() - _DEFAULT_DAYS + 1))
 
 
 def _columns(given: str) -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.gateway.anthropic.conversation import continues, template_messages
-from penstock.gateway.anthropic.schemas import CountTokensRequest
+from penstock.gateway.anthropic.schemas import CountTokensRequest, Message
 from penstock.gateway.anthropic.thinking import template_kwargs
 from penstock.gateway.anthropic.tools import offered_tools
 from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse
@@ -80,6 +80,15 @@ def test_turns_of_one_side_are_one() -> None:
     ) == [
         {"role": "user", "content": "hi\nthere"},
         {"role": "assistant", "content": "ab", "reasoning_content": "Hm.Hm.", "tool_calls": [CALL]},
+    ]
+
+
+@pytest.mark.timeout(20)  # joined one by one, they would take minutes, in which the server does nothing else
+@pytest.mark.parametrize(("role", "between"), [("user", "\n"), ("assistant", "")])
+def test_a_turn_may_have_as_many_messages_as_a_body_can_hold(role: str, between: str) -> None:
+    count, text = 100_000, "x" * 40
+    assert template_messages(None, [Message(role, text)] * count) == [
+        {"role": role, "content": between.join([text] * count)}
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import EngineDeadError, OverloadedError
-from penstock.gateway.batches import run_batch
+from penstock.gateway.batches import lines, run_batch
 from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.cli import _parser
 from penstock.gateway.configuration.config import ConfigError
@@ -55,3 +55,14 @@ async def test_a_folder_that_is_not_there(source: Path, tmp_path: Path) -> None:
 def test_the_model_is_named_as_in_vllm_or_without_a_flag(model: list[str]) -> None:
     assert _parser().parse_args(["run-batch", "-i", "a", "-o", "b", *model]).model == "folder"
     assert "model" not in _parser().parse_args(["run-batch", "-i", "a", "-o", "b"])
+
+
+def test_a_file_of_empty_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_MAX_LINES_OF_FILE", 10)
+    path = tmp_path / "empty"
+    path.write_bytes(b"\n" * 1000)
+    _, errors = lines.check_lines(path, (URL,), 100)
+    assert [(error["code"], error["line"]) for error in errors] == [("too_many_tasks", 11)]
+    path.write_bytes(b"\n" * 10)
+    _, errors = lines.check_lines(path, (URL,), 100)
+    assert [error["code"] for error in errors] == ["empty_file"]

@@ -7,7 +7,7 @@ import io
 import json
 import sqlite3
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError, OverloadedError
-from penstock.gateway.batches import runner
+from penstock.gateway.batches import batch_store, lines, runner
 from penstock.gateway.batches.batch import Batch
 from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.service import BatchService
@@ -31,13 +31,17 @@ class Model:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.no_room_for = ""
+        """First letters of prompts."""
         self.open = asyncio.Event()
         self.open.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.asked.append(json.loads((await receive())["body"])["prompt"])
+        prompt = json.loads((await receive())["body"])["prompt"]
+        self.asked.append(prompt)
         await self.open.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        status = 503 if prompt[0] in self.no_room_for else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"{}", "more_body": False})
 
 
@@ -126,6 +130,48 @@ async def test_results_that_the_disk_refuses_are_asked_again(
     assert (found.status, found.completed, found.errors) == ("completed", 8, [])
     again = await ended(service, await created(service, *"abcdefgh"))
     assert again.status == "completed", "no seat was lost"
+
+
+async def test_lines_that_find_no_room_keep_no_others_waiting(
+    service: BatchService, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "AGAIN_AFTER_S", 0.001)
+    model.no_room_for = "x"
+    await service.start()
+    stuck = await created(service, *[f"x{number}" for number in range(9)])
+    async with asyncio.timeout(20):
+        while len(model.asked) < 9:
+            await asyncio.sleep(0)
+    other = await created(service, "a", "b")
+    assert (await ended(service, other)).completed == 2
+    assert len({name for name in model.asked if name[0] == "x"}) <= 4, "more lines than that are not read"
+    model.no_room_for = ""
+    assert (await ended(service, stuck)).completed == 9
+    again = await ended(service, await created(service, *"abcdefgh"))
+    assert again.completed == 8, "no seat was lost"
+
+
+async def test_a_line_is_read_when_there_is_a_seat_for_it(
+    service: BatchService, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines may have megabytes, and a server thousands of open batches."""
+    read: list[int] = []
+
+    def reading(*given: Any) -> Iterator[lines.Line]:
+        for line in lines.read_lines(*given):
+            read.append(line.number)
+            yield line
+
+    monkeypatch.setattr(runner, "read_lines", reading)
+    model.open.clear()
+    await service.start()
+    batches = [await created(service, *"abcdefgh") for _ in range(3)]
+    async with asyncio.timeout(20):
+        while len(model.asked) < 4:
+            await asyncio.sleep(0)
+    assert len(read) == 4
+    model.open.set()
+    assert [(await ended(service, batch)).completed for batch in batches] == [8, 8, 8]
 
 
 async def test_a_batch_whose_input_is_gone_fails(service: BatchService) -> None:
@@ -230,3 +276,16 @@ async def test_a_tenant_has_so_many_open_batches(service: BatchService) -> None:
     with pytest.raises(OverloadedError, match="have not ended"):
         await created(service, "a")
     await created(service, "a", tenant="other")
+
+
+async def test_a_tenant_keeps_so_many_ended_batches(service: BatchService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_store, "_MOST_ENDED_OF_TENANT", 2)
+    other = Batch(id="other", tenant="other", models=None, endpoint=URL, input_file_id="", window_s=1.0)
+    await service.batches.add(other)
+    other.enter("failed")
+    await service.batches.save(other)
+    await service.start()
+    made = [await ended(service, await created(service, "a")) for _ in range(3)]
+    made.append(await created(service, "a"))
+    assert await service.batches.ids("") == [batch.id for batch in made[1:]]
+    assert await service.batches.ids("other") == ["other"]

@@ -94,7 +94,7 @@ def tag(**changed: Any) -> dict[str, Any]:
 
 
 LONG = "a" * (MAX_GRAMMAR_CHARS + 1)
-DEEP = '{"not":' * 5000 + "true" + "}" * 5000
+DEEP = '{"a":' * 20_000 + "1" + "}" * 20_000
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({FORMAT: {"type": "xml"}}, "response_format.type"),
     ({FORMAT: {"type": "json_schema"}}, "response_format.json_schema"),
@@ -126,11 +126,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({OUTPUTS: {"grammar": ""}}, "structured_outputs.grammar"),
     ({OUTPUTS: {"structural_tag": "no JSON"}}, "structured_outputs.structural_tag"),
     ({OUTPUTS: {"structural_tag": "[]"}}, "structured_outputs.structural_tag"),
-    ({OUTPUTS: {"structural_tag": DEEP}}, "structured_outputs.structural_tag"),
+    (
+        {OUTPUTS: {"structural_tag": '{"type":"json_object","schema":' + DEEP + "}"}},
+        "structured_outputs.structural_tag",
+    ),
     ({OUTPUTS: {"structural_tag": '{"type": "structural_tag"}'}}, "structured_outputs.structural_tag"),
     ({OUTPUTS: {"structural_tag": '{"type": "text"}'}}, OUTPUTS),
     ({OUTPUTS: {"regex": "a", "choice": ["a"]}}, OUTPUTS),
     ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": DEEP}, "guided_json"),
     ({"guided_json": False}, "guided_json"),
     ({"guided_regex": ""}, "guided_regex"),
     ({"guided_choice": []}, "guided_choice"),

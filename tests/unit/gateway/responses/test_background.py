@@ -204,6 +204,17 @@ async def test_so_many_at_a_time_for_a_tenant_and_for_all(make: Callable[..., Ri
     await rig.begin("g")
 
 
+async def test_those_under_way_do_not_push_out_what_others_have_kept(make: Callable[..., Rig]) -> None:
+    keys = api_keys({"red": "r", "blue": "b"})
+    rig = make(keys=keys, stored_responses_memory=30_000, stored_responses_memory_per_tenant=20_000)
+    rig.go_on.set()
+    kept = (await rig.ask("", BODY | {"background": False}, key="b")).json()["id"]
+    rig.go_on.clear()
+    statuses = [(await rig.ask("", BODY | {"input": "x" * 5000}, key="r")).status for _ in range(4)]
+    assert statuses == [200, 200, 503, 503]
+    assert (await rig.ask(f"/{kept}", method="GET", key="b")).status == 200
+
+
 async def test_a_server_without_them(make: Callable[..., Rig]) -> None:
     answer = await make(background_responses=0).ask("", BODY)
     assert (answer.status, answer.json()["error"]["param"]) == (400, "background")

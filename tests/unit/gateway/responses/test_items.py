@@ -64,6 +64,15 @@ def test_wherever_a_response_lies_between_the_messages_are_the_same(cut: int) ->
     assert template_messages("Speak.", kept, items_of(CONVERSATION)[cut:]) == MESSAGES
 
 
+@pytest.mark.timeout(10)  # joined one by one, they would take minutes, in which the server does nothing else
+@pytest.mark.parametrize(("role", "between"), [("system", "\n"), ("assistant", "")])
+def test_a_turn_may_have_as_many_items_as_a_body_can_hold(role: str, between: str) -> None:
+    count, text = 100_000, "x" * 40
+    assert template_messages(None, [], [InputItem(role=role, content=text)] * count) == [
+        {"role": role, "content": between.join([text] * count)}
+    ]
+
+
 def test_a_text_is_the_user_s() -> None:
     assert template_messages(None, [], input_items("hi")) == [{"role": "user", "content": "hi"}]
 

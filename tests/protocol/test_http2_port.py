@@ -502,7 +502,7 @@ def test_drain_sends_clients_away_and_lets_streams_end(serve: Serve) -> None:
         server.do(_set(gate))
         assert client.answer(1).body.endswith(b"data: [DONE]\n\n")
         client.read_all()
-    assert server.server.connections == 0
+    wait_until(lambda: server.server.connections == 0)
 
 
 def test_the_last_answer_arrives_although_its_reader_sends_on(serve: Serve) -> None:

@@ -19,6 +19,7 @@ from penstock.gateway.fronts.forwarding import Forwarder
 from penstock.gateway.fronts.front_process import FrontProcess
 from penstock.gateway.fronts.messages import Begin, Failed, Serving, Table
 from penstock.gateway.fronts.model_table import Used
+from penstock.gateway.fronts.private_port import PrivatePort
 from penstock.gateway.fronts.supervisor import Fronts, Slot
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.lifecycle import Server
@@ -129,6 +130,26 @@ async def test_a_message_that_cannot_be_read_ends_a_call_that_is_passed_on(tmp_p
     server.close()
     for writer in held:
         writer.close()
+
+
+async def test_an_app_that_watches_its_client_until_its_answer_is_given_is_no_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        watching = asyncio.create_task(receive())
+        await settle()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"answer", "more_body": False})
+        watching.cancel()
+
+    port = PrivatePort(app, lambda _: None)
+    await port.start(tmp_path / "requests")
+    answer = await call(Forwarder(str(tmp_path / "requests"), 1).http, "/v1/models")
+    await port.stop()
+    assert answer.status == 200
+    assert not caplog.records
 
 
 async def test_a_front_passes_on_a_bounded_number_of_requests(tmp_path: Path) -> None:

@@ -160,6 +160,24 @@ def test_a_refused_body_is_read_and_dropped_so_that_the_answer_arrives(serve: Se
         assert status(receive_until(client, b"}")) == 200
 
 
+def test_the_answer_to_a_refused_body_arrives_also_where_the_connection_ends_with_it(serve: Serve) -> None:
+    """Python's urllib asks for that, and nginx in front; a reset would take the answer away."""
+    server = serve(max_body_bytes=100)
+    with connect(server.port) as client:
+        client.sendall(post(b" " * (4 << 20), "/v1/completions", b"Connection: close"))
+        assert_refused(receive_all(client), 413)
+        wait_until(lambda: server.server.connections == 0)
+
+
+def test_after_a_refused_body_a_connection_is_idle(serve: Serve) -> None:
+    head, end, body = post(b" " * 200).partition(b"\r\n\r\n")
+    with connect(serve(limits=SLOW, max_body_bytes=100).port) as client:
+        client.sendall(head + end)
+        assert b"payload_too_large" in receive_until(client, b"}}")
+        client.sendall(body)
+        assert receive_all(client) == b""
+
+
 def test_an_expected_continue_is_not_sent_for_a_body_over_the_limit(serve: Serve) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nContent-Length: 101\r\nExpect: 100-continue\r\n\r\n"
     with connect(serve(max_body_bytes=100).port) as client:

@@ -13,6 +13,8 @@ from helpers_http2 import data, headers
 from helpers_keys import api_keys
 from helpers_server import wait_until
 from penstock.gateway.front.browser_rules import BrowserRules
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http2 import frames
@@ -186,6 +188,7 @@ def test_a_malformed_request_ends_its_stream_and_nothing_else(client: Http2Clien
         ("a large header that fits", request("/health", (b"a", b"b" * (60 << 10))), 200),
         ("101 headers", request("/health", *[(b"a", b"b")] * 101), 431),
         ("a space in the path", request("/health /x"), 400),
+        ("a control character", request("/health", (b"access-control-request-headers", b"a\x01b")), 400),
         ("a path that is not ASCII", request("/h\u00e9alth"), 400),
         ("host is authority", request("/health", (b"host", b"LOCALHOST"), authority=b"localhost"), 200),
         ("host alone", request("/health", (b"host", b"localhost"), authority=b""), 200),
@@ -196,6 +199,18 @@ def test_a_head_that_is_refused_is_answered(client: Http2Client, name: str, fiel
     block = headers(1, fields, end=True)
     client.send(block if len(block) < frames.MAX_FRAME_BYTES else _in_pieces(fields))
     assert client.answer(1).status == expected
+
+
+def test_what_is_counted_by_method_has_no_words_of_clients(serve: Serve) -> None:
+    """Each word would be a label for ever, of up to 64 KiB."""
+    ended: list[RequestContext] = []
+    server = serve(journal=RequestJournal([ended.append]))
+    with Http2Client(server.port) as client:
+        for stream_id, method in ((1, b"SPAM-1"), (3, b"GET")):
+            client.send(headers(stream_id, request("/health", method=method), end=True))
+            client.answer(stream_id)
+    wait_until(lambda: len(ended) == 2)
+    assert [each.record.method for each in ended] == ["OTHER", "GET"]
 
 
 def _in_pieces(fields: Any) -> bytes:
@@ -487,7 +502,25 @@ def test_drain_sends_clients_away_and_lets_streams_end(serve: Serve) -> None:
         server.do(_set(gate))
         assert client.answer(1).body.endswith(b"data: [DONE]\n\n")
         client.read_all()
-    assert server.server.connections == 0
+    wait_until(lambda: server.server.connections == 0)
+
+
+def test_the_last_answer_arrives_although_its_reader_sends_on(serve: Serve) -> None:
+    """As all do that tell how much they have read: a reset would take away what is still on its way."""
+    server = serve(FakeDataPlane(lambda _: [[delta(0, "x" * 300_000, "stop")]]))
+    with Http2Client(server.port, {Setting.INITIAL_WINDOW_SIZE: 1 << 20}, connect(server.port, 4096)) as client:
+        client.send(frames.window_update(0, 1 << 20))
+        client.ask(PATH, 1, TEXT)
+        client.send(frames.go_away(0, ErrorCode.NO_ERROR))
+
+        def is_complete() -> bool:
+            with contextlib.suppress(ConnectionError):
+                client.send(frames.window_update(0, 1))
+            return client.on(1).ended
+
+        client.read_until(is_complete)
+        client.read_all()
+    wait_until(lambda: server.server.connections == 0)
 
 
 def test_stop_waits_for_streams_and_cuts_off_what_does_not_end(serve: Serve) -> None:

@@ -6,17 +6,21 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from helpers_model_host import hosting
-from penstock.engines.errors import NotReadyError, OverloadedError
+from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError, OverloadedError
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front_server import _Front
 from penstock.gateway.fronts.forwarding import Forwarder
 from penstock.gateway.fronts.front_process import FrontProcess
-from penstock.gateway.fronts.messages import Begin, Failed, Serving
+from penstock.gateway.fronts.messages import Begin, Failed, Serving, Table
+from penstock.gateway.fronts.model_table import Used
+from penstock.gateway.fronts.private_port import PrivatePort
+from penstock.gateway.fronts.supervisor import Fronts, Slot
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.lifecycle import Server
 from protocol.asgi_client import call
@@ -89,6 +93,63 @@ def test_a_front_that_cannot_go_on_is_ended() -> None:
     front._take(Serving())
     front._take(Failed(reason="its connection to the model host is lost"))
     assert killed
+
+
+async def test_a_front_begins_with_what_counts_once_it_can_be_told_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is taken away while the process starts must not go on counting in it."""
+    keys, given = ["revoked"], []
+
+    async def spawn(*_: Any, **__: Any) -> Any:
+        keys.clear()
+        return SimpleNamespace(pid=1, returncode=1, wait=AsyncMock(return_value=1))
+
+    def first(number: int) -> list[Any]:
+        given.append(list(keys))
+        return []
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn)
+    table: Any = SimpleNamespace(new=lambda routed: (Table(revision=1, models=(), routed=()), Used()))
+    nobody: Any = None
+    fronts = Fronts(first, table, nobody, DrainState(), nobody, nobody, lambda: (), nobody)
+    with pytest.raises(EngineError, match="ended with status 1"):
+        await fronts._start(Slot(0, {}))
+    assert given == [[]]
+
+
+async def test_a_message_that_cannot_be_read_ends_a_call_that_is_passed_on(tmp_path: Path) -> None:
+    """The supervisor waits for more of it, and would do so for ever."""
+    held: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_unix_server(lambda reader, writer: held.append(writer), tmp_path / "requests")
+    forwarder = Forwarder(str(tmp_path / "requests"), 1)
+    read = AsyncMock(side_effect=InvalidRequestError("not gzip"))
+    rpc: Any = SimpleNamespace(invocation_metadata=tuple, time_remaining=lambda: None, read=read, write=AsyncMock())
+    async with asyncio.timeout(20):
+        with pytest.raises(InvalidRequestError, match="not gzip"):
+            await forwarder.call("/s/m", rpc)
+    assert not forwarder._open
+    server.close()
+    for writer in held:
+        writer.close()
+
+
+async def test_an_app_that_watches_its_client_until_its_answer_is_given_is_no_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        watching = asyncio.create_task(receive())
+        await settle()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"answer", "more_body": False})
+        watching.cancel()
+
+    port = PrivatePort(app, lambda _: None)
+    await port.start(tmp_path / "requests")
+    answer = await call(Forwarder(str(tmp_path / "requests"), 1).http, "/v1/models")
+    await port.stop()
+    assert answer.status == 200
+    assert not caplog.records
 
 
 async def test_a_front_passes_on_a_bounded_number_of_requests(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ QUIET_ROUTES = frozenset(
     }
 )
 """Probes and scrapers ask for these every few seconds: nothing is told of them unless they fail."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
+OTHER_METHOD = "OTHER"
+"""Clients of HTTP/2 may send any word, and metrics count by the method."""
 REQUEST_ON_STREAM = "/request"
 """End of the route of a request that is one of several on an RPC."""
 
@@ -93,7 +96,7 @@ class RequestRecord:
     http_version: str = ""
     """1.0, 1.1 or 2 of a request that came over HTTP."""
     method: str = ""
-    """The HTTP method; "" for an RPC."""
+    """The HTTP method, one of METHODS or OTHER_METHOD; "" for an RPC."""
     route: str = UNMATCHED
     """As the table of routes has it, or the RPC's full name; never what the client sent."""
     model: str = ""

@@ -69,11 +69,15 @@ class Forwarder:
         return ForwardedCall(passage, write, self._give_back)
 
     async def call(self, path: str, rpc: Rpc, first: bytes | None = None) -> None:
-        """All of an RPC of any kind. `first`: a message that has been read already."""
+        """All of an RPC of any kind. `first`: a message that has been read already. Raises PenstockError for a message
+        that cannot be read."""
         call = await self.open(path, rpc, rpc.write)
         asking = asyncio.create_task(_send_messages(rpc, call, first))
         try:
-            await end_rpc(rpc, await call.ended())
+            await asyncio.wait((asking, call.relaying), return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                asking.result()
+            await end_rpc(rpc, await call.relaying)
         finally:
             asking.cancel()
             call.close()
@@ -91,7 +95,7 @@ class Forwarder:
             with suppress(ConnectionError):  # it has ended the RPC already
                 await call.send(message)
                 call.end()
-            await end_rpc(rpc, await call.ended())
+            await end_rpc(rpc, await call.relaying)
         finally:
             call.close()
         return answers[0]
@@ -105,7 +109,8 @@ class ForwardedCall:
     ) -> None:
         self._passage = passage
         self._give_back: Callable[[Passage], None] | None = give_back
-        self._relaying = asyncio.create_task(_relay_messages(passage, write))
+        self.relaying = asyncio.create_task(_relay_messages(passage, write))
+        """Done when all answers are written."""
 
     async def send(self, message: bytes) -> None:
         """Raises ConnectionError where the supervisor has ended it."""
@@ -115,13 +120,9 @@ class ForwardedCall:
         """No more messages."""
         self._passage.end()
 
-    async def ended(self) -> Finished:
-        """When all answers are written."""
-        return await self._relaying
-
     def close(self) -> None:
         """Nobody wants it any more. Idempotent."""
-        self._relaying.cancel()
+        self.relaying.cancel()
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             give_back(self._passage)

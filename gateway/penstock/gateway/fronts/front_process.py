@@ -87,8 +87,11 @@ class FrontProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def start(self, first: Sequence[FromSupervisor], table: Table, used: Used) -> None:
-        """Returns when its ports are open. Raises EngineError. `first` are the first messages; then the table."""
+    async def start(
+        self, first: Callable[[], Sequence[FromSupervisor]], new_table: Callable[[], tuple[Table, Used]]
+    ) -> None:
+        """Returns when its ports are open. Raises EngineError. `first` gives the first messages; then comes the table.
+        Both are asked once messages can be sent: what changes before that nobody tells the front."""
         ours, theirs = socket.socketpair()
         with theirs:
             descriptors = [theirs.fileno(), *(each.fileno() for each in self._sockets.values())]
@@ -106,9 +109,9 @@ class FrontProcess:
                 ours.close()
                 raise EngineError(f"front {self.number} cannot be started: {error}") from error
         self._channel = await Channel.over(ours, FromFront)
-        for message in first:
+        for message in first():
             self._channel.send(message)
-        self.send_table(table, used)
+        self.send_table(*new_table())
         self.ended = asyncio.create_task(self._until_end(self._channel, self._process))
         serving = asyncio.create_task(self._serving.wait())
         await asyncio.wait((self.ended, serving), return_when=asyncio.FIRST_COMPLETED)

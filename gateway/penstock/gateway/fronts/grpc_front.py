@@ -158,7 +158,7 @@ class _SplitStream:
 
     async def _end(self, passed: ForwardedCall) -> None:
         """Raises CancelledError where the supervisor has ended its part with a status, which the caller is told."""
-        finished = await passed.ended()
+        finished = await passed.relaying
         if finished.code:
             with suppress(Exception):
                 await end_rpc(self._rpc, finished)

@@ -119,6 +119,7 @@ class Passage:
     async def until_closed(self) -> None:
         """Reads on, for a short while, until the other side has its answer and closes: who closes before, with bytes
         unread, takes the answer away. Raises ConnectionError."""
+        await asyncio.sleep(0)  # a task that was cancelled just now may still wait for the same bytes
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):
                 while await self._reader.read(_BUFFER):

@@ -112,7 +112,7 @@ class Fronts:
         front = FrontProcess(slot.number, slot.sockets, self._drain, self._quota_of, self._add_usage)
         front.on_report = partial(self._take_statistics, front)
         slot.front = front
-        await front.start(self._first(slot.number), *self._new_table())
+        await front.start(lambda: self._first(slot.number), self._new_table)
         if self._drain.draining:
             front.drain()
         elif self._drain.leaving:

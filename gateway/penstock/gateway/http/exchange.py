@@ -15,6 +15,7 @@ from penstock.gateway.front.context import read_context, timeout_seconds
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import SMALL_BODY, BodyBudget
 from penstock.gateway.front.load_report import FORMAT_HEADER, LoadReporter
+from penstock.gateway.front.record import METHODS, OTHER_METHOD
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 
 Headers = list[tuple[bytes, bytes]]
@@ -83,7 +84,7 @@ class Exchange:
         self.error_form: ErrorForm = OPENAI_ERRORS
         self.context = read_context(self.headers)
         self.context.arrival = scope.get(ARRIVAL_KEY, self.context.arrival)
-        self.context.record.method = scope["method"]
+        self.context.record.method = scope["method"] if scope["method"] in METHODS else OTHER_METHOD
         self.context.record.http_version = scope.get("http_version", "")
         self.body_writer: BodyWriter | None = scope.get(SENDER_KEY)
 

@@ -21,7 +21,7 @@ _PATH = re.compile(rb"/[!-~]*")
 _OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 _BAD_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9a-z]")
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_KNOWN_FIELDS = 4096
+_KNOWN_FIELDS, _KNOWN_BYTES = 4096, 256
 _WITHOUT_BODY = frozenset({204, 304})
 _GRPC = (b"application/grpc+", b"application/grpc;")
 _UNIMPLEMENTED = b"12"
@@ -48,6 +48,8 @@ def asked_head(head: RequestHead, limits: ConnectionLimits) -> AskedHead:
         raise HttpError(431, "The request's headers are too large.", code="headers_too_large")
     if not _PATH.fullmatch(head.path):
         raise InvalidRequestError("The path of the request is malformed.")
+    if any(_BAD_VALUE.search(value) for _, value in head.fields):  # some are told again, in headers of the answer
+        raise InvalidRequestError("A header of the request has control characters.")
     raw_path, _, query = head.path.partition(b"#")[0].partition(b"?")
     path = raw_path.decode("ascii")
     return AskedHead(
@@ -107,11 +109,18 @@ def answer_head(status: int, method: str, headers: Iterable[Field]) -> AnswerHea
     return AnswerHead(b"".join(blocks), length, method != "HEAD" and status not in _WITHOUT_BODY, closes)
 
 
-@lru_cache(_KNOWN_FIELDS)
 def _field(name: bytes, value: bytes) -> bytes:
+    """Long ones are not remembered: some are the client's own words."""
+    return _known_field(name, value) if len(value) <= _KNOWN_BYTES else _new_field(name, value)
+
+
+def _new_field(name: bytes, value: bytes) -> bytes:
     if name != b":status" and (_BAD_NAME.search(name) or _BAD_VALUE.search(value)):
         raise RuntimeError("Invalid HTTP header.")
     return encode_fields([(name, value)])
+
+
+_known_field = lru_cache(_KNOWN_FIELDS)(_new_field)
 
 
 def error_answer(error: PenstockError, method: str, headers: Iterable[Field]) -> tuple[bytes, bytes]:

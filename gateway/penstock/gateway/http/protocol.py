@@ -72,6 +72,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """What has come of the first three bytes; None: they are known."""
         self._deaf = False
         """Nothing more is read from this client."""
+        self._closes = False
+        """As soon as the rest of the body has come: its answer is sent."""
         self._pipelined = False
         self._framing = b""
         """Headers that say how long the body is, of a request that asks for another protocol."""
@@ -200,7 +202,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(InvalidRequestError("Invalid HTTP request."))
 
     def on_message_begin(self) -> None:
-        self._pipelined = self.cycle is not None and not self.cycle.response_complete
+        self._pipelined = self.cycle is not None and (self._closes or not self.cycle.response_complete)
         super().on_message_begin()
         self.scope[ARRIVAL_KEY] = time.monotonic()  # type: ignore[literal-required]
         self._header_bytes = self._headers_seen = self._chunks = 0
@@ -233,7 +235,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             current = self.scope["http_version"] == "1.1"
-            self._sender = sender = ResponseSender(self.transport, self.loop, self.flow, chunked=current)
+            sender = ResponseSender(self.transport, self.loop, self.flow, self._close_answered, chunked=current)
+            self._sender = sender
             self.cycle.transport = cast("asyncio.Transport", sender)
             self.scope[SENDER_KEY] = sender  # type: ignore[literal-required]
             if not current:
@@ -259,6 +262,18 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         if self._framing:
             self._hang_up_after_response()
+        if self.cycle is not None and self.cycle.response_complete:  # its answer was there before its end
+            self._rest_dropped()
+
+    def _rest_dropped(self) -> None:
+        if self._closes:
+            self._deaf = True
+            self.transport.close()
+        else:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self._limits.keep_alive_timeout, self.timeout_keep_alive_handler
+            )
 
     def _headers_late(self) -> None:
         self._refuse(_too_slow())
@@ -326,6 +341,16 @@ class LimitedProtocol(HttpToolsProtocol):
         super().shutdown()
         if self.transport.is_closing():
             self._end_soon()
+
+    def _close_answered(self) -> None:
+        """While the client still sends, closing would reset the connection and eat the answer. TLS reads on by
+        itself."""
+        sends = self._phase is _Phase.BODY and self.cycle.response_complete
+        if sends and self.transport.can_write_eof() and not self.transport.is_closing():
+            self._closes = True
+            self.transport.write_eof()
+        else:
+            self.transport.close()
 
     def _end_soon(self) -> None:
         """A TLS connection that closes waits for the client to say so, too; an idle client does not even read."""

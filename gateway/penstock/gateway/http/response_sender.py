@@ -20,13 +20,32 @@ class ResponseSender:
     A TLS transport is given long bodies in pieces: it counts as sent what it has passed on, and passes on each write as
     a whole."""
 
-    __slots__ = ("_chunked", "_flow", "_head", "_in_pieces", "_left", "_loop", "_started", "_transport", "written")
+    __slots__ = (
+        "_chunked",
+        "_close",
+        "_flow",
+        "_head",
+        "_in_pieces",
+        "_left",
+        "_loop",
+        "_started",
+        "_transport",
+        "written",
+    )
 
     def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, flow: FlowControl, *, chunked: bool
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        flow: FlowControl,
+        close: Callable[[], None],
+        *,
+        chunked: bool,
     ) -> None:
-        """`chunked`: so are bodies whose length is not known."""
+        """`close` is called where the connection ends with the response. `chunked`: so are bodies whose length is not
+        known."""
         self._transport = transport
+        self._close = close
         self._in_pieces = transport.get_extra_info("sslcontext") is not None
         self._loop = loop
         self._flow = flow
@@ -94,7 +113,7 @@ class ResponseSender:
 
     def close(self) -> None:
         self._flush()
-        self._transport.close()
+        self._close()
 
     def _flush(self) -> None:
         if self._head:

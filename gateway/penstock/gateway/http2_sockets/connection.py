@@ -23,6 +23,7 @@ from penstock.gateway.http2.events import (
     StreamReset,
 )
 from penstock.gateway.http2_sockets.port import SocketPort
+from penstock.gateway.http2_sockets.untaken import untaken_bytes
 from penstock.gateway.http2_sockets.watch import ConnectionWatch
 
 logger = logging.getLogger("penstock.http2")
@@ -30,6 +31,8 @@ logger = logging.getLogger("penstock.http2")
 _WRITE_BUFFER = 128 << 10
 """Bytes that may wait in the transport before data waits in its streams."""
 _AGE_JITTER = 0.1
+_TAKEN_SECONDS = 0.1
+"""Between two looks whether the client has taken what a connection that ends has written."""
 _LAST_CHANCE_SECONDS = 20.0
 """For a client that does not say whether it knows that no more streams are taken."""
 _SLICE_BYTES = 16 << 10
@@ -59,6 +62,8 @@ class SocketConnection(asyncio.Protocol, ABC):
         """Bytes, so far."""
         self._closing = False
         """No requests come any more; it is closed when those that run have ended."""
+        self._ending = False
+        """Everything is written. What still comes is dropped."""
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._timers: list[asyncio.TimerHandle] = []
         self.watch = ConnectionWatch(port.settings, self._loop.time())
@@ -102,7 +107,7 @@ class SocketConnection(asyncio.Protocol, ABC):
 
     @property
     def replaceable(self) -> bool:
-        return not (self.busy or self.http2.streams or self._transport.is_closing())
+        return not (self.busy or self.http2.streams or self._ending or self._transport.is_closing())
 
     @property
     def idle_since(self) -> float:
@@ -126,6 +131,8 @@ class SocketConnection(asyncio.Protocol, ABC):
         self._flush_soon()
 
     def data_received(self, data: bytes) -> None:
+        if self._ending:
+            return
         self.watch.received(self._loop.time())
         if self._unlooked:
             self._unlooked += data
@@ -174,7 +181,10 @@ class SocketConnection(asyncio.Protocol, ABC):
                 self._transport.pause_reading()
 
     def abort(self) -> None:
-        self._transport.abort()
+        if self._ending and not self._transport.get_write_buffer_size():
+            self._transport.close()  # the kernel goes on with what the client has not taken yet
+        else:
+            self._transport.abort()
 
     # Output
 
@@ -195,7 +205,7 @@ class SocketConnection(asyncio.Protocol, ABC):
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._transport.is_closing():
+        if self._ending or self._transport.is_closing():
             return
         while not self.http2.paused and self.http2.has_output:
             data, relieved = self.http2.take_output()
@@ -261,13 +271,31 @@ class SocketConnection(asyncio.Protocol, ABC):
                 self._close()
 
     def _close(self) -> None:
-        """Closing waits until everything is written."""
-        if not self._transport.is_closing():
+        """Closing waits until everything is written, and without TLS, which has an end of its own, until the client has
+        it, too: to bytes for a socket that is closed the kernel answers with a reset, and drops what is still on its
+        way. Clients that read a long answer send such bytes all the time."""
+        if self._ending or self._transport.is_closing():
+            return
+        self._ending = True
+        self._later(self._settings.send_seconds, self.abort)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._close_when_taken()
+        else:
             self._transport.close()
-            self._later(self._settings.send_seconds, self.abort)
+
+    def _close_when_taken(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._transport.get_write_buffer_size() or untaken_bytes(self._transport):
+            self._later(_TAKEN_SECONDS, self._close_when_taken)
+        else:
+            self._transport.close()
 
     def tick(self, now: float) -> None:
         """Once a second: what takes too long."""
+        if self._ending:
+            return
         watch, http2 = self.watch, self.http2
         unwritten = self._transport.get_write_buffer_size()
         if watch.late(now, http2, self._written - unwritten, unwritten):

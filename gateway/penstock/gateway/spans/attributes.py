@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.record import REQUEST_ON_STREAM, UNMATCHED, Outcome, RequestRecord
+from penstock.gateway.front.record import METHODS, REQUEST_ON_STREAM, UNMATCHED, Outcome, RequestRecord
 
 Attributes = dict[str, str | int | Sequence[str]]
 
 FAULTS = frozenset({Outcome.SERVER_ERROR, Outcome.REFUSED, Outcome.DEADLINE})
 """Outcomes that are not the client's doing: the span's status is an error."""
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 
 
@@ -19,7 +18,7 @@ def span_name(record: RequestRecord) -> str:
     """`POST /v1/completions`, or the RPC's full name. Never what the client sent."""
     if record.protocol == "grpc":
         return record.route.removeprefix("/")
-    method = record.method if record.method in _METHODS else "HTTP"
+    method = record.method if record.method in METHODS else "HTTP"
     return method if record.route == UNMATCHED else f"{method} {record.route}"
 
 
@@ -39,7 +38,7 @@ def span_attributes(context: RequestContext) -> Attributes:
 
 def _of_http(record: RequestRecord) -> Attributes:
     attributes: Attributes = {
-        "http.request.method": record.method if record.method in _METHODS else "_OTHER",
+        "http.request.method": record.method if record.method in METHODS else "_OTHER",
         "http.request.body.size": record.bytes_in,
     }
     if record.http_version:

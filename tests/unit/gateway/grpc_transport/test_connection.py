@@ -51,6 +51,9 @@ class Socket(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closed
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def pause_reading(self) -> None:
         assert self.reading
         self.reading = False

@@ -131,7 +131,7 @@ def _of_outputs(given: StructuredOutputs | None) -> list[Grammar]:
     if given.structural_tag is not None:
         try:
             tag = msgspec.json.decode(given.structural_tag, type=ResponseFormat)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             message = f"{where}.structural_tag: {error}"
             raise InvalidRequestError(message, param=f"{where}.structural_tag") from None
         grammar = _of_format(tag, f"{where}.structural_tag")
@@ -147,7 +147,7 @@ def json_schema(schema: str | Schema, where: str, *, compact: bool = False) -> G
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema, type=Schema)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.DecodeError, RecursionError):
             raise InvalidRequestError(f"{where} is not a JSON schema.", param=where) from None
     if schema is False:
         raise InvalidRequestError(f"{where} allows no value.", param=where)

@@ -117,7 +117,7 @@ def _shown_call(call: list[str]) -> dict[str, Any] | None:
     name, *arguments = call
     try:
         return {"function": {"name": name, "arguments": msgspec.json.decode("".join(arguments) or "{}")}}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -17,7 +17,7 @@ from penstock.gateway.llm.sampling import SamplingFields
 def test_lists(name: str, text: str, value: Any) -> None:
     for given in (text, value):
         assert getattr(sampling_fields({name: given}, SamplingFields), name) == value
-    for wrong in ("a b", "{", 5):
+    for wrong in ("a b", "{", "[" * 100_000, 5):
         with pytest.raises(InvalidRequestError) as refused:
             sampling_fields({name: wrong}, SamplingFields)
         assert refused.value.param == name

@@ -24,6 +24,8 @@ TAG: dict[str, Any] = {
     "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}, {"begin": "<g/", "schema": True, "end": ""}],
     "triggers": ["<f", "<g"],
 }
+TOO_DEEP = '{"type":"structural_tag","a":' + "[" * 100_000
+"""For the decoder; the text may lie in a body that nests no deeper than others."""
 
 
 def fields(**given: Any) -> SamplingFields:
@@ -124,10 +126,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({OUTPUTS: {"grammar": ""}}, "structured_outputs.grammar"),
     ({OUTPUTS: {"structural_tag": "no JSON"}}, "structured_outputs.structural_tag"),
     ({OUTPUTS: {"structural_tag": "[]"}}, "structured_outputs.structural_tag"),
+    ({OUTPUTS: {"structural_tag": TOO_DEEP}}, "structured_outputs.structural_tag"),
     ({OUTPUTS: {"structural_tag": '{"type": "structural_tag"}'}}, "structured_outputs.structural_tag"),
     ({OUTPUTS: {"structural_tag": '{"type": "text"}'}}, OUTPUTS),
     ({OUTPUTS: {"regex": "a", "choice": ["a"]}}, OUTPUTS),
     ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": TOO_DEEP}, "guided_json"),
     ({"guided_json": False}, "guided_json"),
     ({"guided_regex": ""}, "guided_regex"),
     ({"guided_choice": []}, "guided_choice"),

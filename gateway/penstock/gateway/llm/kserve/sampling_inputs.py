@@ -101,7 +101,7 @@ def _typed(name: str, value: object) -> object:
     if name in _JSON:
         try:
             return msgspec.json.decode(value)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise InvalidRequestError(f"{name}: the text is not JSON.", param=name) from None
     kind = _KINDS.get(name)
     if kind is not None:

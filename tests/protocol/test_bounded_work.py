@@ -106,7 +106,9 @@ def test_clients_that_leave_while_their_bodies_are_decompressed(server: Server) 
     """What a thread still decompresses then must not count for ever: other bodies would find no room."""
     body = gzip.compress(b" " * (40 * MIB))
     url, headers = httpx.URL(server.url + "/v2/models/m/infer"), {"content-encoding": "gzip"}
-    head = f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-encoding: gzip\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-encoding: gzip\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     for _ in range(4):
         with socket.create_connection((url.host, url.port or 80)) as client:
             client.sendall(head.encode() + body)

@@ -24,6 +24,7 @@ from helpers_classic import (
 from penstock.classic import streams
 from penstock.classic.base import Batch, InferCall
 from penstock.classic.messages import InferResponse
+from penstock.classic.statistics import MAX_RESPONSE_STATISTICS
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import DeadlineExceededError, EngineError, NotReadyError, OverloadedError
 
@@ -65,6 +66,14 @@ async def test_responses_come_in_order_and_end_with_one_final() -> None:
         assert (by_number[0].success.count, by_number[0].empty_response.count) == (2, 1)
         assert (by_number[3].success.count, by_number[3].empty_response.count) == (1, 1)
         assert by_number[500].empty_response.count == 1
+
+
+async def test_counters_of_responses_are_bounded() -> None:
+    async with served(model_config(ECHO, DECOUPLED), repeat) as model:
+        assert len(values([response async for response in model.stream(echo_request(2000))])) == 2000
+        by_number = model.statistics.responses
+        assert len(by_number) == MAX_RESPONSE_STATISTICS
+        assert by_number[MAX_RESPONSE_STATISTICS - 1].success.count == 2001 - MAX_RESPONSE_STATISTICS
 
 
 async def test_responses_may_come_from_other_threads_after_execute_has_ended() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 
 from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, CPU, instances, loaded, outputs, request
 from penstock.classic.messages import InferRequest
+from penstock.classic.python import session
+from penstock.classic.python.worker.wire import encode_strings
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, NotFoundError, PenstockError
 from penstock.gateway.front.context import RequestContext
@@ -59,6 +62,25 @@ async def test_a_batch_is_a_list_of_requests(tmp_path: Path) -> None:
         np.testing.assert_array_equal(outputs(response)["OUTPUT1"], np.full((1, 16), index - 1, np.float32))
     assert model.statistics.inference_count == 40
     assert model.statistics.execution_count < 40
+
+
+async def test_many_strings_are_encoded_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Millions of them, which one request may have, would hold up all other requests for seconds."""
+    threads: list[int] = []
+
+    def noted(array: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return encode_strings(array)
+
+    monkeypatch.setattr(session, "encode_strings", noted)
+    strings = np.array([b"%d" % number for number in range(1 << 14)], np.object_)
+    async with loaded(
+        tmp_path, says("[len(x.as_numpy()), x.as_numpy()[-1]]"), ANY.replace("TYPE_FP32", "TYPE_STRING")
+    ) as model:
+        response = await model.infer(request(X=strings))
+    assert eval(outputs(response)["Y"][0]) == [1 << 14, b"16383"]
+    assert len(threads) == 1
+    assert threads != [threading.get_ident()]
 
 
 async def test_initialize_gets_strings_and_finalize_runs(tmp_path: Path) -> None:
@@ -379,7 +401,9 @@ async def test_what_a_model_prints_is_logged(tmp_path: Path, caplog: pytest.LogC
         pb_utils.Logger.log_warn("warn")
         pb_utils.Logger.log_error("error")
         pb_utils.Logger.log_verbose("verbose")
-        pb_utils.Logger.log("plain", pb_utils.Logger.WARNING)"""
+        pb_utils.Logger.log("plain", pb_utils.Logger.WARNING)
+        try: pb_utils.Logger.log("lost", 9)
+        except ValueError: print("refused")"""
     await asked(tmp_path, "0", extra)
     found = {(record.levelname, record.message) for record in caplog.records if record.name == "penstock.models.m_0_0"}
     assert found >= {
@@ -390,6 +414,7 @@ async def test_what_a_model_prints_is_logged(tmp_path: Path, caplog: pytest.LogC
         ("ERROR", "error"),
         ("DEBUG", "verbose"),
         ("WARNING", "plain"),
+        ("INFO", "refused"),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers_python_backend import CPU, FakeHost, loaded, outputs, request
+from helpers_python_backend import CPU, FakeHost, instances, loaded, outputs, request
 
 INNER = """
 class TritonPythonModel:
@@ -178,6 +178,28 @@ return y(ask([1]).exec())
     assert await said(tmp_path, body) == [[2]]
 
 
+async def test_a_stream_that_is_let_go_gives_its_memory_back(tmp_path: Path) -> None:
+    """Large responses that nobody reads lie in memory that the server shares with the model's process."""
+    host, size = FakeHost(), 80_000
+    long = REPEAT.replace("np.array([i], np.float32)", f"np.full({size} // 4, i, np.float32)")
+    code = f"""{HELPERS}
+class TritonPythonModel:
+    def execute(self, requests):
+        unread = ask([40], name="repeat").exec(decoupled=True)
+        list(ask([1], name="repeat").exec(decoupled=True))
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SAID", np.array([""], np.object_))])]
+"""
+    async with (
+        loaded(tmp_path, long, REPEAT_CONFIG, name="repeat", host=host),
+        loaded(tmp_path, code, OUTER_CONFIG, name="outer", host=host) as outer,
+    ):
+        [instance] = instances(outer)
+        for _ in range(3):
+            await asyncio.wait_for(outer.infer(request(X=np.ones(1, np.float32))), 60)
+        # of each of the three streams there were 32
+        assert instance._session._link.outbox.used <= 40 * size
+
+
 async def test_errors_of_a_stream(tmp_path: Path) -> None:
     body = "return [y(one) for one in ask([1], name='nope').exec(decoupled=True)]"
     [(code, text)] = await said(tmp_path, body)
@@ -231,6 +253,7 @@ return counter.value(), gauge.value(), [
     refused(times.increment, 1), refused(histogram.Metric, labels={}), refused(family.Metric, buckets=[1]),
     refused(family.Metric, labels=3),
     refused(pb_utils.MetricFamily("c", "d", pb_utils.MetricFamily.GAUGE).Metric),
+    refused(family.Metric, labels={"a": [1]}),
 ]
 """
     counter, gauge, refusals = await said(tmp_path, body, host=host)

@@ -134,6 +134,24 @@ async def test_it_stays_down_when_it_cannot_be_started_again(tmp_path: Path) -> 
         assert not model.ready
 
 
+@pytest.mark.usefixtures("no_delays")
+async def test_a_start_that_fails_is_not_the_last_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A request that comes between two starts waits for the next one: it must not end the model."""
+    async with loaded(tmp_path, DEADLY, CONFIG) as model:
+        file = tmp_path / "m" / "1" / "model.py"
+        good = file.read_text()
+        file.write_text("raise RuntimeError('not yet')")
+        with pytest.raises(EngineDeadError):
+            await model.infer(request(X=word("kill")))
+        await until(lambda: "could not be restarted" in caplog.text)
+        asked = asyncio.create_task(model.infer(request(X=word(""))))
+        await asyncio.sleep(0)
+        file.write_text(good)
+        [instance] = instances(model)
+        assert int(outputs(await asyncio.wait_for(asked, 60))["Y"][0]) == instance.pid
+        assert model.ready
+
+
 @pytest.mark.parametrize(
     ("code", "text"),
     [

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,20 @@ def test_bodies_that_grow_when_they_are_decompressed(server: Server) -> None:
     assert peak.bytes - peak.before < 4 * BUDGET
     wait_until(lambda: held(server) == 0)
     assert "bodies" in httpx.get(server.operator + "/metrics").text
+
+
+def test_clients_that_leave_while_their_bodies_are_decompressed(server: Server) -> None:
+    """What a thread still decompresses then must not count for ever: other bodies would find no room."""
+    body = gzip.compress(b" " * (40 * MIB))
+    url, headers = httpx.URL(server.url + "/v2/models/m/infer"), {"content-encoding": "gzip"}
+    head = (
+        f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-encoding: gzip\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    for _ in range(4):
+        with socket.create_connection((url.host, url.port or 80)) as client:
+            client.sendall(head.encode() + body)
+    wait_until(lambda: held(server) == 0)
+    assert httpx.post(url, content=body, headers=headers, timeout=60).status_code == 400
 
 
 def test_many_prompts_in_one_call_do_not_hold_others_up(server: Server) -> None:

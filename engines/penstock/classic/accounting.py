@@ -8,7 +8,7 @@ from time import monotonic_ns
 from penstock.classic.batch import ExecBatch
 from penstock.classic.call import Call
 from penstock.classic.messages import InferResponse
-from penstock.classic.statistics import ModelStatistics
+from penstock.classic.statistics import MAX_RESPONSE_STATISTICS, ModelStatistics
 from penstock.engines.errors import CancelledError, PenstockError
 
 
@@ -49,7 +49,7 @@ def count_batch(statistics: ModelStatistics, batch: ExecBatch, answers: Sequence
 def count_response(statistics: ModelStatistics, call: Call, batch: ExecBatch, response: InferResponse) -> None:
     """A response of a decoupled model; its time is that since the one before it."""
     now = monotonic_ns()
-    one = statistics.responses[call.responses]
+    one = statistics.responses[min(call.responses, MAX_RESPONSE_STATISTICS - 1)]
     spent = now - (call.last_ns or batch.input_end_ns or batch.start_ns)
     observer = statistics.observer
     if observer is not None and not call.responses:

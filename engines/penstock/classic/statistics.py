@@ -10,6 +10,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Protocol
 
+MAX_RESPONSE_STATISTICS = 1024
+"""Numbers of responses that are counted apart: callers decide how many responses a request has, and what is counted
+stays in memory and in every answer about statistics. The last one counts all beyond it, too."""
+
 
 @dataclass(slots=True)
 class Duration:
@@ -80,7 +84,7 @@ class ModelStatistics:
     batches: dict[int, BatchStatistics] = field(default_factory=lambda: defaultdict(BatchStatistics))
     """By batch size."""
     responses: dict[int, ResponseStatistics] = field(default_factory=lambda: defaultdict(ResponseStatistics))
-    """By the number of the response within its request; decoupled models only."""
+    """By the number of the response within its request, below MAX_RESPONSE_STATISTICS; decoupled models only."""
     failures: Counter[str] = field(default_factory=Counter)
     """By reason: REJECTED, CANCELED, BACKEND, OTHER."""
     pending: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -77,6 +79,8 @@ def test_the_same_name_and_labels_are_the_same_metric() -> None:
         ("COUNTER", "nv_inference_count", {}, ()),
         ("COUNTER", "penstock_engine_ready", {}, ()),
         ("COUNTER", "x", {"not a word": "1"}, ()),
+        ("COUNTER", "x", {"gpu": 0}, ()),
+        ("COUNTER", 7, {}, ()),
         ("HISTOGRAM", "x", {}, ()),
         ("HISTOGRAM", "x", {}, (2, 1)),
         ("GAUGE", "x", {}, (1,)),
@@ -87,6 +91,13 @@ def test_impossible_metrics_are_refused(kind: str, name: str, labels: dict[str, 
     metrics.metric("GAUGE", "taken", "", {})
     with pytest.raises(ValueError, match=r"."):
         metrics.metric(kind, name, "", labels, buckets)
+
+
+def test_descriptions_are_text() -> None:
+    metrics, nothing = CustomMetrics(), cast("str", None)
+    with pytest.raises(ValueError, match="must be text"):
+        metrics.metric("COUNTER", "x", nothing, {})
+    assert render(metrics.families()) == b""
 
 
 def test_verbs_that_do_not_fit_the_kind_are_refused() -> None:

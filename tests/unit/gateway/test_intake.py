@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.errors import OverloadedError
+from penstock.engines.errors import CancelledError, OverloadedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.intake import SMALL_BODY, BodyBudget, Intake, LoopLag
 from penstock.gateway.front.journal import RequestJournal
@@ -73,6 +75,22 @@ def test_a_request_holds_its_body_until_its_end() -> None:
     for ended, left in ((context, 30), (context, 30), (following, 0)):
         journal.end(ended)
         assert budget.held == left
+
+
+def test_a_thread_that_outlasts_its_request_holds_nothing() -> None:
+    """The client of a compressed body has left while it was decompressed."""
+    budget, journal, context = BodyBudget(100), RequestJournal(), RequestContext()
+    journal.begin(context)
+    context.hold_body(budget, 40)
+    context.hold_more(20)
+    assert budget.held == 60
+    journal.end(context)
+    holds: tuple[Callable[[int], None], ...] = (partial(context.hold_body, budget), context.hold_more)
+    for hold in holds:
+        with pytest.raises(CancelledError):
+            hold(30)
+        assert budget.held == 0
+    context.next_request().hold_body(budget, 100)
 
 
 def test_a_late_loop_refuses_until_it_has_caught_up() -> None:

@@ -82,7 +82,7 @@ class HostCalls:
         if quick is not None:
             try:
                 self._link.send("reply", [number, None, quick(*arguments)])
-            except (PenstockError, ValueError) as error:
+            except (PenstockError, ValueError, TypeError) as error:
                 self._link.send("reply", [number, _text(error)])
             return
         task = asyncio.get_running_loop().create_task(self._answered(verb, number, arguments, tail))

@@ -117,19 +117,20 @@ class PythonInstance(AsyncInstance):
         while now - self._crashes[0] > _CRASH_WINDOW:
             self._crashes.popleft()
         delay = _delay(len(self._crashes) - 1)
+        lost: EngineError | None = None
         for failure in range(1, _MAX_FAILURES + 1):
             await asyncio.sleep(delay)
             try:
                 session = await Session.open(self._program)
             except EngineError as error:
                 logger.error("%s could not be restarted: %s", self._program.name, error.message)
-                self._lost = EngineError(f"Stub process '{self._program.name}' is not healthy: {error.message}")
+                lost = EngineError(f"Stub process '{self._program.name}' is not healthy: {error.message}")
                 delay = _delay(failure)
                 continue
             logger.warning("%s has been restarted", self._program.name)
-            self._lost = None
             self._healthy = True
             return session
+        self._lost = lost  # not before: who waits for the instance gives it up then
         logger.critical("%s stays down", self._program.name)
         return None
 

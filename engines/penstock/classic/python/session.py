@@ -18,7 +18,7 @@ from penstock.classic.python.host_calls import HostCalls
 from penstock.classic.python.link import Link
 from penstock.classic.python.process import Launch, ModelProcess
 from penstock.classic.python.tensors import pack, unpack_response
-from penstock.classic.python.worker.wire import Packer
+from penstock.classic.python.worker.wire import Packer, encode_strings
 from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Tensor
 from penstock.classic.waits import Execution
@@ -27,6 +27,8 @@ from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
 _LAST_WORDS = 0.5
 """Seconds to read what a process that has ended had still sent."""
 _RETRY_AFTER = 1.0
+_MANY_STRINGS = 1 << 14
+"""Of one tensor, from which they are encoded in a thread: it would hold up all other requests."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Session:
         self._name = program.name
         self._decoupled = program.signature.decoupled
         self._signature = program.signature
+        self._has_strings = any(each.datatype == "BYTES" for each in program.signature.inputs.values())
         self._news: asyncio.Queue[tuple[str, list[Any]]] = asyncio.Queue()
         self._open: dict[int, InferCall] = {}
         self._next_call = 1
@@ -117,12 +120,13 @@ class Session:
         """Returns when the process can take the next batch, and the calls of a model that is not decoupled have been
         answered. Raises EngineDeadError when the process ends before."""
         link = self._link
+        encoded = await _encoded(batch.calls) if self._has_strings else {}
         if link.closed.done():
             raise self.dead()
         copies = Copies(link.outbox)
         packer = Packer(copies)
         first = self._next_call
-        entries = [self._entry(packer, number, call) for number, call in enumerate(batch.calls, first)]
+        entries = [self._entry(packer, number, call, encoded) for number, call in enumerate(batch.calls, first)]
         if copies.pending:
             await copies.made()
             if link.closed.done():
@@ -149,18 +153,22 @@ class Session:
         waits = any(call in batch.calls for call in made_for) if made_for else not self._decoupled
         return batch.execution if waits else None
 
-    def _entry(self, packer: Packer, number: int, call: InferCall) -> list[Any]:
+    def _entry(self, packer: Packer, number: int, call: InferCall, encoded: Mapping[int, bytes]) -> list[Any]:
         """A request for a message: `[call, tensors]`, and what else the caller has said."""
         request = call.request
         signature = self._signature
         traceparent = request.caller.traceparent if request.caller is not None else ""
         if signature.reshapes_inputs:
             tensors = [
-                pack(packer, Tensor(name, tensor.datatype, signature.to_model(name, tensor.array)))
+                pack(
+                    packer,
+                    Tensor(name, tensor.datatype, signature.to_model(name, tensor.array)),
+                    encoded.get(id(tensor)),
+                )
                 for name, tensor in request.inputs.items()
             ]
         else:
-            tensors = [pack(packer, tensor) for tensor in request.inputs.values()]
+            tensors = [pack(packer, tensor, encoded.get(id(tensor))) for tensor in request.inputs.values()]
         if (
             request.id
             or request.outputs
@@ -251,6 +259,19 @@ class Session:
         else:
             self.process.socket.close()
             self.process.files.close()
+
+
+async def _encoded(calls: Sequence[InferCall]) -> dict[int, bytes]:
+    """Tensors of many strings as they travel, by the tensors' identities."""
+    tensors = [tensor for call in calls for tensor in call.request.inputs.values() if _has_many_strings(tensor)]
+    if not tensors:
+        return {}
+    found = await asyncio.to_thread(lambda: [encode_strings(tensor.array) for tensor in tensors])
+    return dict(zip(map(id, tensors), found, strict=True))
+
+
+def _has_many_strings(tensor: Tensor) -> bool:
+    return tensor.datatype == "BYTES" and tensor.array.size >= _MANY_STRINGS
 
 
 def _details(request: InferRequest, states: tuple[str, ...], traceparent: str) -> list[Any]:

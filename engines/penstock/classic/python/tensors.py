@@ -14,13 +14,14 @@ from penstock.classic.python.worker.wire import NUMPY, Array, Packer, decode_str
 from penstock.classic.tensors import Tensor
 
 
-def pack(packer: Packer, tensor: Tensor) -> list[Any]:
+def pack(packer: Packer, tensor: Tensor, encoded: bytes | None = None) -> list[Any]:
+    """`encoded` as for `Packer.tensor`."""
     array = tensor.array
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     if tensor.datatype == "BF16":
         array = array.view(np.uint16)
-    return packer.tensor(tensor.name, tensor.datatype, array)
+    return packer.tensor(tensor.name, tensor.datatype, array, encoded)
 
 
 def unpack(place: list[Any], tail: memoryview, arena: ReceiveArena) -> Tensor:

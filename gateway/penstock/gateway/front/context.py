@@ -7,12 +7,13 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
-from penstock.engines.errors import DeadlineExceededError, InvalidRequestError, PermissionDeniedError
+from penstock.engines.errors import CancelledError, DeadlineExceededError, InvalidRequestError, PermissionDeniedError
 from penstock.gateway.front.intake import BodyBudget
 from penstock.gateway.front.quota import Quota
 from penstock.gateway.front.record import Outcome, RequestRecord
@@ -111,7 +112,9 @@ class RequestContext:
     """Another request does its work, and is the one whose usage counts."""
     _tokens_paid: int = 0
     _bodies: BodyBudget | None = None
-    _body_bytes: int = 0
+    _held: list[int] = field(default_factory=list)
+    """Bytes that count in `_bodies`, one number for each `hold_body`: a thread may add one while `end` takes them."""
+    _ended: bool = False
     _used: dict[str, Callable[[], None]] = field(default_factory=dict)
     """What is to be called when the request no longer uses a model, by the model's name."""
 
@@ -123,7 +126,7 @@ class RequestContext:
         """For another request of the same caller on the same stream, which arrives now."""
         record = RequestRecord(protocol=self.record.protocol, method=self.record.method, route=self.record.route)
         fresh: dict[str, Any] = {"routed": None, "_used": {}, "infers": False, "quota": None, "_tokens_paid": 0}
-        fresh |= {"_bodies": None, "_body_bytes": 0, "is_handed_over": False}
+        fresh |= {"_bodies": None, "_held": [], "_ended": False, "is_handed_over": False}
         return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record, **fresh)
 
     def count(self, *, reads: bool = False) -> None:
@@ -142,7 +145,7 @@ class RequestContext:
         other.record.model, other.record.target = self.record.model, self.record.target
         other.quota, self.quota = self.quota, None
         other._bodies, self._bodies = self._bodies, None
-        other._body_bytes, self._body_bytes = self._body_bytes, 0
+        other._held, self._held = self._held, []
         other._used, self._used = self._used, {}
 
     def uses(self, model: str) -> bool:
@@ -153,10 +156,28 @@ class RequestContext:
         self._used[model] = end
 
     def hold_body(self, budget: BodyBudget, size: int, *, small: bool = False) -> None:
-        """So many more bytes of the request are in memory, until its `end`. Raises OverloadedError."""
+        """So many more bytes of the request are in memory, until its `end`. Raises OverloadedError.
+
+        For threads, too: one that still works for a request when that has ended holds nothing, and gets
+        CancelledError."""
         budget.take(size, small=small)
         self._bodies = budget
-        self._body_bytes += size
+        self._held.append(size)
+        if self._ended:  # asked last: `end` may come at any moment, and one of both gives the bytes back
+            self._give_back(budget)
+            raise CancelledError("the request has ended")
+
+    def hold_more(self, size: int) -> None:
+        """`hold_body` in the budget in which the request's body counts; nothing where none counts it."""
+        if self._bodies is not None:
+            self.hold_body(self._bodies, size)
+
+    def _give_back(self, budget: BodyBudget) -> None:
+        size = 0
+        with suppress(IndexError):  # nothing is left
+            while True:
+                size += self._held.pop()
+        budget.give_back(size)
 
     def called(self, model: str, started: float, ended: float) -> None:
         """A model has called another one for this request."""
@@ -170,9 +191,9 @@ class RequestContext:
 
     def end(self) -> None:
         """Gives back what was paid and not used, and what was held."""
+        self._ended = True
         if self._bodies is not None:
-            self._bodies.give_back(self._body_bytes)
-            self._bodies = None
+            self._give_back(self._bodies)
         while self._used:
             self._used.popitem()[1]()
         if self.quota is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest, InferResponse
@@ -31,7 +32,9 @@ _NOT_ONE = (
     "of responses"
 )
 _LONG_BODY = 1 << 20
-"""Bytes from which a body is left to a thread."""
+_LONG_ANSWER = 1 << 17
+"""From so many bytes of a body, and elements of an answer, coding them is left to a thread: it would hold up all other
+requests."""
 
 
 async def generate(context: KServe, exchange: Exchange, name: str, version: str = "", *, stream: bool) -> None:
@@ -78,7 +81,8 @@ async def _answer(
     context: KServe, exchange: Exchange, model: InferModel, request: InferRequest, trace: RequestTrace | None
 ) -> None:
     response = await _only(model, request)
-    body = Renderer(model.name, model.version, request).body(response)
+    renderer = Renderer(model.name, model.version, request)
+    body = await _rendered(lambda responses: renderer.body(responses[0]), [response], context.pools.tensors)
     if trace is not None:
         trace.outputs(response.outputs or ())
         trace.mark_now("REQUEST_END")
@@ -115,7 +119,7 @@ async def _stream(
 ) -> None:
     """Sends the responses as they come, those that are there together in one write. A client that reads slowly is
     waited for with the next responses unasked for: the model's stream bounds what may pile up in it."""
-    frames = Renderer(model.name, model.version, request).frames
+    render, pool = Renderer(model.name, model.version, request).frames, context.pools.tensors
     responses = model.stream(request)
     send = exchange.raw_send
     try:
@@ -127,7 +131,7 @@ async def _stream(
         await exchange.start_stream()
         while batch and not batch[-1].final:
             _trace_outputs(trace, batch)
-            data = frames(batch)
+            data = await _rendered(render, batch, pool)
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             batch = await next_together(responses)
@@ -136,9 +140,16 @@ async def _stream(
     _trace_outputs(trace, batch)
     if trace is not None:
         trace.mark_now("REQUEST_END")
-    await exchange.finish(frames(batch))
+    await exchange.finish(await _rendered(render, batch, pool))
     if trace is not None:
         trace.mark_now("HTTP_SEND_END")
+
+
+async def _rendered(
+    render: Callable[[list[InferResponse]], bytes], responses: list[InferResponse], pool: WorkPool
+) -> bytes:
+    size = sum([tensor.array.size for response in responses for tensor in response.outputs or ()])
+    return render(responses) if size < _LONG_ANSWER else await pool.run(size, render, responses)
 
 
 def _trace_outputs(trace: RequestTrace | None, responses: list[InferResponse]) -> None:

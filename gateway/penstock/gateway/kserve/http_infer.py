@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.classification import Labels
 from penstock.gateway.kserve.compression import accepted_coding, compress, content_coding, decompress
@@ -56,7 +55,7 @@ class Infer:
             if model is None:
                 model = await found_model(context, exchange, name, version)
                 _check_takes_infer(model)
-            inference = await self._parsed(body, length, model, exchange.context.principal)
+            inference = await self._parsed(body, length, model, exchange)
             complete_request(inference.request, context, exchange, model.name)
             model = context.models.model(name, version, inference.request)  # a reload may have replaced it
             trace = context.tracing.start(model.name, model.version, inference.request.id)
@@ -72,8 +71,8 @@ class Infer:
             return decompress(coding, body, limit, exchange.hold_body)
         return await self._context.pools.tensors.run(len(body), decompress, coding, body, limit, exchange.hold_body)
 
-    async def _parsed(self, body: bytes, length: int | None, model: InferModel, caller: Principal) -> Inference:
-        regions = self._context.shared_memory.of(caller)
+    async def _parsed(self, body: bytes, length: int | None, model: InferModel, exchange: Exchange) -> Inference:
+        regions = self._context.shared_memory.of(exchange.context.principal, exchange.hold_body)
         if self._takes_long(body, length):
             return await self._context.pools.tensors.run(len(body), parse_infer, body, length, model, regions)
         return parse_infer(body, length, model, regions)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, UnsupportedError
@@ -57,15 +58,19 @@ class _Region:
 class SharedMemorySlice:
     """A part of a region that one tensor has for itself. Stays usable when the region is unregistered meanwhile."""
 
-    __slots__ = ("_region", "_start", "byte_size")
+    __slots__ = ("_hold", "_region", "_start", "byte_size")
 
-    def __init__(self, region: _Region, start: int, byte_size: int) -> None:
+    def __init__(self, region: _Region, start: int, byte_size: int, hold: Callable[[int], None] | None) -> None:
         self._region = region
         self._start = start
+        self._hold = hold
         self.byte_size = byte_size
 
     def read(self) -> memoryview:
-        """A copy of the contents. Raises InvalidRequestError when the object has shrunk meanwhile."""
+        """A copy of the contents. Raises InvalidRequestError when the object has shrunk meanwhile, and what `hold` of
+        `SharedMemoryRegions.of` raises."""
+        if self._hold is not None:
+            self._hold(self.byte_size)
         data = os.pread(self._region.fd, self.byte_size, self._start)
         if len(data) != self.byte_size:
             raise _beyond_the_end(self._region.status.name)
@@ -102,13 +107,16 @@ class SharedMemoryRegions:
         self._max_tensor_bytes = max_tensor_bytes
         self._regions: dict[str, _Region] = {}
         self._caller = ANYONE
+        self._hold: Callable[[int], None] | None = None
 
-    def of(self, caller: Principal) -> SharedMemoryRegions:
-        """The same regions, for this caller."""
-        if caller is ANYONE:
+    def of(self, caller: Principal, hold: Callable[[int], None] | None = None) -> SharedMemoryRegions:
+        """The same regions, for this caller. `hold` is told of the bytes of each tensor before it is read, perhaps in a
+        thread, and raises where there is no room for them."""
+        if caller is ANYONE and (hold is None or not self.allowed):
             return self
         view = copy.copy(self)
         view._caller = caller
+        view._hold = hold
         return view
 
     def _seen(self, name: str) -> _Region | None:
@@ -182,7 +190,7 @@ class SharedMemoryRegions:
             raise _beyond_the_end(name)
         if byte_size > self._max_tensor_bytes:
             raise InvalidRequestError(f"a tensor in shared memory may have at most {self._max_tensor_bytes} bytes")
-        return SharedMemorySlice(region, status.offset + offset, byte_size)
+        return SharedMemorySlice(region, status.offset + offset, byte_size, self._hold)
 
     def read(self, name: str, offset: int, byte_size: int) -> memoryview:
         """A copy of a part of the region. Raises as `slice`."""

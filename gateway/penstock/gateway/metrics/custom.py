@@ -84,6 +84,9 @@ class CustomMetrics:
     def metric(
         self, kind: str, name: str, description: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
     ) -> CustomMetric:
+        # a number in one of them would fail each page of metrics
+        if not all(isinstance(text, str) for text in (name, description, *labels.values())):
+            raise ValueError("a metric's name, its description and the values of its labels must be text")
         family = self._family(kind, name, description)
         key = tuple(sorted(labels.items()))
         found = family.metrics.get(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,8 +19,10 @@ from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, QueueFullError, UnsupportedError
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.kserve import generate_frames
 from penstock.gateway.kserve.generate import generate
 from penstock.gateway.kserve.headers import forward_pattern
+from penstock.gateway.kserve.infer_json import to_json
 from penstock.gateway.kserve.tracing import Tracing
 from protocol.asgi_client import AsgiCall
 
@@ -93,6 +96,23 @@ async def test_one_response_of_a_plain_model() -> None:
     )
     done = await server.stream({"INPUT0": [1, 2, 3, 4]})
     assert b"".join(done.bodies) == (b'data: {"OUTPUT0":[1.0,2.0,3.0,4.0],"model_name":"typ","model_version":"1"}\n\n')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_long_answers_are_rendered_in_a_thread(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """Millions of numbers would hold up all other requests for seconds."""
+    threads: list[int] = []
+
+    def noted(tensor: Tensor) -> Any:
+        threads.append(threading.get_ident())
+        return to_json(tensor)
+
+    monkeypatch.setattr(generate_frames, "to_json", noted)
+    count = 1 << 17
+    done = await Server(identity("FP32", name="m")).call({"INPUT0": [1.0] * count}, stream=stream).run()
+    assert (done.status, b"".join(done.bodies).count(b"1.0")) == (200, count)
+    assert len(threads) == 1
+    assert threads != [threading.get_ident()]
 
 
 async def test_headers_of_both() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 import tracemalloc
 from typing import Any
 
@@ -17,7 +18,10 @@ from helpers_kserve import FakeModel, identity
 from penstock.classic.messages import InferResponse
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError
-from penstock.gateway.kserve.grpc.decode import Decoded, decode
+from penstock.gateway.front.work_pool import WorkPools
+from penstock.gateway.kserve.classification import Labels, classified
+from penstock.gateway.kserve.grpc import encode
+from penstock.gateway.kserve.grpc.decode import Decoded, OutputOptions, decode
 from penstock.gateway.kserve.grpc.encode import fill_response
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 
@@ -324,3 +328,20 @@ def test_classes_do_not_go_to_shared_memory() -> None:
     message = outputs(classification=1, shared_memory_region="r", shared_memory_byte_size=8)
     with pytest.raises(InvalidRequestError, match="can't set both 'shared_memory_region' and 'classification'"):
         decode(message, MODEL, Regions())  # type: ignore[arg-type]
+
+
+async def test_classes_are_made_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million of them would hold up all other requests for a second."""
+    threads: list[int] = []
+
+    def noted(*arguments: Any, **options: Any) -> Tensor:
+        threads.append(threading.get_ident())
+        return classified(*arguments, **options)
+
+    monkeypatch.setattr(encode, "classified", noted)
+    tensor = Tensor("OUTPUT0", "FP32", np.arange(4, dtype=np.float32))
+    options = {"OUTPUT0": OutputOptions(classes=1)}
+    [found] = await encode.with_classes([tensor], MODEL, options, Labels(), WorkPools().tensors)
+    assert found.array.tolist() == [b"3.000000:3"]
+    assert threads
+    assert threads != [threading.get_ident()]

@@ -6,10 +6,24 @@ import os
 import uuid
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
+from typing import Any
 
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
-from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, UnsupportedError
+from helpers_kserve import FakeModelStore, identity
+from helpers_kserve_http import KServeFront, kserve_context
+from penstock.engines.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnsupportedError,
+)
+from penstock.gateway.front.context import ANYONE, RequestContext
+from penstock.gateway.front.intake import BodyBudget, Intake
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.kserve.grpc.infer import Inference
 from penstock.gateway.kserve.shared_memory import MAX_REGIONS, RegionStatus, SharedMemoryRegions
 
 
@@ -238,3 +252,44 @@ def test_there_are_no_cuda_regions(regions: SharedMemoryRegions) -> None:
     with pytest.raises(NotFoundError, match="Unable to find cuda shared memory region: 'r'"):
         regions.cuda_status("r")
     regions.unregister_cuda()
+
+
+def test_what_a_request_reads_counts_before_it_is_in_memory(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    """A short request can name many long tensors: each counts as a body does, and there may be no room for it."""
+    regions.register("r", memory.name, 0, 1024)
+    context, budget = RequestContext(), BodyBudget(1000)
+    context.hold_body(budget, 100)
+    mine = regions.of(ANYONE, context.hold_more)
+    assert len(mine.read("r", 0, 600)) == 600
+    assert budget.held == 700
+    with pytest.raises(OverloadedError):
+        mine.read("r", 0, 600)
+    mine.write("r", 0, bytes(1024))  # written at once, and kept nowhere
+    context.end()
+    assert budget.held == 0
+
+
+async def test_requests_over_http_count_what_they_read(memory: SharedMemory) -> None:
+    settings = AppSettings(intake=Intake(body_bytes=100))
+    front = KServeFront(identity("FP32", name="m"), settings=settings, allow_shared_memory=True)
+    registered = await front("POST", "/v2/systemsharedmemory/region/r/register", {"key": memory.name, "byte_size": 256})
+    assert registered.status == 200
+    for size, status in ((64, 200), (256, 503)):
+        inside = {"shared_memory_region": "r", "shared_memory_byte_size": size}
+        tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [size // 4], "parameters": inside}
+        assert (await front("POST", "/v2/models/m/infer", {"inputs": [tensor]})).status == status
+    assert settings.intake.bodies.held == 0
+
+
+async def test_requests_over_grpc_count_what_they_read(memory: SharedMemory) -> None:
+    model, context, budget = identity("FP32", name="m"), RequestContext(), BodyBudget(1000)
+    context.hold_body(budget, 100)
+    kserve = kserve_context(FakeModelStore(model), allow_shared_memory=True)
+    kserve.shared_memory.register("r", memory.name, 0, 1024)
+    message = pb.ModelInferRequest(model_name="m")
+    tensor = message.inputs.add(name="INPUT0", datatype="FP32", shape=[64])
+    tensor.parameters["shared_memory_region"].string_param = "r"
+    tensor.parameters["shared_memory_byte_size"].int64_param = 256
+    no_rpc: Any = None
+    await Inference(kserve, None).decode(message.SerializeToString(), message, model, no_rpc, context)
+    assert budget.held == 356

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _ACKNOWLEDGED = 16
 """Responses of another model's stream that are consumed before the server is told."""
 
+Responses = queue.SimpleQueue[tuple[InferenceResponse, bool]]
+"""Of another model's stream; the flag says that one is the last."""
+
 
 class Host:
     """Questions in flight. There is one in a process."""
@@ -28,7 +31,7 @@ class Host:
         self._connection = connection
         self._numbers = itertools.count(1)
         self._replies: dict[int, Future[Any]] = {}
-        self._streams: dict[int, queue.SimpleQueue[Message]] = {}
+        self._streams: dict[int, Responses] = {}
         connection.handlers.update(reply=self._reply, event=self._event)
 
     def ask(self, verb: str, pack: Pack) -> Future[Any]:
@@ -63,9 +66,12 @@ class Host:
             future.set_result(message)
 
     def _event(self, message: Message) -> None:
-        waiting = self._streams.get(message.fields[0])
+        number, fields, final = message.fields
+        # made in any case: its memory is given back when nothing refers to it, also when nobody reads it
+        response = self.response(fields, message)
+        waiting = self._streams.get(number)
         if waiting is not None:
-            waiting.put(message)
+            waiting.put((response, final))
 
     def infer(self, request: InferenceRequest) -> tuple[int, Future[Message]]:
         """Its number, by which it can be cancelled, and its reply."""
@@ -81,7 +87,7 @@ class Host:
 
     def stream(self, request: InferenceRequest) -> ResponseIterator:
         number = next(self._numbers)
-        responses: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        responses: Responses = queue.SimpleQueue()
         self._streams[number] = responses
         self._connection.read_in_thread()
         self._connection.send_packed(
@@ -102,7 +108,7 @@ class Host:
 class ResponseIterator:
     """The responses of a decoupled model; the last one may be empty."""
 
-    def __init__(self, host: Host, number: int, responses: queue.SimpleQueue[Message]) -> None:
+    def __init__(self, host: Host, number: int, responses: Responses) -> None:
         self._host = host
         self._number = number
         self._responses = responses
@@ -115,15 +121,14 @@ class ResponseIterator:
     def __next__(self) -> InferenceResponse:
         if self._done:
             raise StopIteration
-        message = self._responses.get()
-        _, fields, final = message.fields
+        response, final = self._responses.get()
         self._received += 1
         if final:
             self._done = True
             self._host.forget(self._number)
         elif self._received % _ACKNOWLEDGED == 0:
             self._host.tell("consumed", self._number, _ACKNOWLEDGED)
-        return self._host.response(fields, message)
+        return response
 
     def cancel(self) -> None:
         """Tells the other model that nobody wants the rest."""

@@ -24,7 +24,8 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: int = LogLevel.INFO) -> None:
-        text = clean(message)
+        """Raises ValueError for a level that there is not."""
+        text, level = clean(message), LogLevel(level)
         if host.current:
             host.current[0].tell("log", int(level), text)
         else:

@@ -79,10 +79,11 @@ class Packer:
         self.parts: list[Buffer] = []
         self.size = 0
 
-    def tensor(self, name: str, datatype: str, array: Array) -> list[Any]:
-        """The tensor as the message's list shows it. `array` is C-contiguous; BF16 as bits."""
+    def tensor(self, name: str, datatype: str, array: Array, encoded: bytes | None = None) -> list[Any]:
+        """The tensor as the message's list shows it. `array` is C-contiguous; BF16 as bits. `encoded`: what
+        `encode_strings` gives of it, where that is known."""
         if datatype == "BYTES":
-            return [name, datatype, array.shape, *self.data(encode_strings(array))]
+            return [name, datatype, array.shape, *self.data(encode_strings(array) if encoded is None else encoded)]
         size = array.nbytes
         if size > INLINE_LIMIT:
             segment, offset = self._store.put(array, size)

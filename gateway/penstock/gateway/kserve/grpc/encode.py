@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferResponse
@@ -10,6 +11,7 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferResponse
 from penstock.classic.tensors import Tensor, to_buffer
 from penstock.gateway.errors import public_message
+from penstock.gateway.front.work_pool import WorkPool
 from penstock.gateway.kserve.classification import Labels, classified
 from penstock.gateway.kserve.grpc.decode import OutputOptions
 from penstock.gateway.kserve.grpc.parameters import FINAL, write_parameters
@@ -17,8 +19,11 @@ from penstock.gateway.kserve.grpc.parameters import FINAL, write_parameters
 Options = dict[str, OutputOptions] | None
 
 
-async def with_classes(outputs: list[Tensor], model: InferModel, options: Options, labels: Labels) -> list[Tensor]:
-    """The outputs with those as classes of which the caller wants classes."""
+async def with_classes(
+    outputs: list[Tensor], model: InferModel, options: Options, labels: Labels, pool: WorkPool
+) -> list[Tensor]:
+    """The outputs with those as classes of which the caller wants classes. A million of them take a second: `pool` has
+    threads for that."""
     if options is None:
         return outputs
     batched = model.config.max_batch_size > 0
@@ -27,7 +32,8 @@ async def with_classes(outputs: list[Tensor], model: InferModel, options: Option
         option = options.get(tensor.name)
         if option is not None and option.classes:
             names = await labels.of(model, tensor.name)
-            found.append(classified(tensor, option.classes, batched=batched, labels=names))
+            making = partial(classified, tensor, option.classes, batched=batched, labels=names)
+            found.append(await pool.run(tensor.array.size, making))
         else:
             found.append(tensor)
     return found

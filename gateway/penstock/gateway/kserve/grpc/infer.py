@@ -72,7 +72,7 @@ class Inference:
         if isinstance(message, KnownRequest):
             decoded = Decoded(message.request(), options=None, empty_final=False)
         else:
-            regions = self._regions.of(context.principal)
+            regions = self._regions.of(context.principal, context.hold_more)
             if self._takes_long(len(data), message):
                 decoded = await self._tensors.run(len(data), decode, message, model, regions)
             else:
@@ -146,7 +146,7 @@ class Inference:
         outputs = response.outputs or []
         options = decoded.options
         if options is not None:
-            outputs = await with_classes(outputs, model, options, self._labels)
+            outputs = await with_classes(outputs, model, options, self._labels, self._tensors)
         part.model_name, part.model_version, part.id = model.name, str(model.version), decoded.request.id
         size = _elements(outputs)
         if options is None and size < _LONG_ANSWER:

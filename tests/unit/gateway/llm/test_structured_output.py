@@ -24,7 +24,6 @@ TAG: dict[str, Any] = {
     "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}, {"begin": "<g/", "schema": True, "end": ""}],
     "triggers": ["<f", "<g"],
 }
-TOO_DEEP = '{"type":"structural_tag","a":' + "[" * 100_000
 """For the decoder; the text may lie in a body that nests no deeper than others."""
 
 

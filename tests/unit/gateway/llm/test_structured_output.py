@@ -24,7 +24,6 @@ TAG: dict[str, Any] = {
     "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}, {"begin": "<g/", "schema": True, "end": ""}],
     "triggers": ["<f", "<g"],
 }
-"""For the decoder; the text may lie in a body that nests no deeper than others."""
 
 
 def fields(**given: Any) -> SamplingFields:

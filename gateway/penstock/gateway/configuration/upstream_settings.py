@@ -104,7 +104,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     fallbacks: tuple[_Name, ...] = ()
     """Models that answer instead, in this order, when no server can: of this server or of others."""
     hedge_after: Annotated[float, Meta(ge=0, le=3600)] = 0.0
-    """Seconds without a first byte after which a second server is asked as well; 0: never."""
+    """Seconds without a first byte after which a second server is asked as well, which counts as a retry; 0: never."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.urls) <= _MAX_URLS:
@@ -120,6 +120,8 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise ValueError(f"upstream {self.name!r}: fallbacks must be other models, each once")
         if len(self.fallbacks) > _MAX_FALLBACKS:
             raise ValueError(f"upstream {self.name!r}: at most {_MAX_FALLBACKS} fallbacks")
+        if self.hedge_after and (len(self.urls) == 1 or not self.retry_ratio):
+            raise ValueError(f"upstream {self.name!r}: hedge_after needs a second url, and a retry_ratio above 0")
         if not _PATH.fullmatch(self.health):
             raise ValueError(f"upstream {self.name!r}: health must be a path")
         self._check_headers()

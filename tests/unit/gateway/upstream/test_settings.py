@@ -44,6 +44,8 @@ def test_a_variable_has_several() -> None:
         ("a=http://h?x=1", "end with its path"),
         ({"name": "a", "url": []}, "1 to 64 urls"),
         ({"name": "a", "url": ["http://h", "http://h/v1"]}, "twice"),
+        ({"name": "a", "url": "http://h", "hedge_after": 1}, "hedge_after"),
+        ({"name": "a", "url": ["http://h", "http://i"], "hedge_after": 1, "retry_ratio": 0}, "hedge_after"),
         ({"name": "a", "url": "http://h", "apis": []}, "empty"),
         ({"name": "a", "url": "http://h", "fallbacks": ["a"]}, "other models"),
         ({"name": "a", "url": "http://h", "headers": {"x y": "z"}}, "no header"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,8 +113,8 @@ class _FrontRegions(SharedMemoryRegions):
         self._owner = owner
         self._front = front
 
-    def of(self, caller: Principal) -> SharedMemoryRegions:
-        return _FrontRegions(self._owner.of(caller), self._front.of(caller))
+    def of(self, caller: Principal, hold: Callable[[int], None] | None = None) -> SharedMemoryRegions:
+        return _FrontRegions(self._owner.of(caller), self._front.of(caller, hold))
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("register", "unregister", "status", "cuda_status", "register_cuda", "unregister_cuda"):

@@ -145,6 +145,11 @@ class Server:
         [state] = httpx.get(self.operator + "/debug/scheduler").json().values()
         return dict(state)
 
+    def is_idle(self) -> bool:
+        """The one model runs nothing and has all blocks back: steps under way keep theirs a moment longer."""
+        state = self.state()
+        return not state["num_running"] and state["num_free_blocks"] == state["num_blocks"]
+
     def engine_pid(self) -> int:
         """The engine process: the server's only child."""
         task = f"/proc/{self.process.pid}/task/{self.process.pid}/children"

@@ -135,8 +135,7 @@ def test_a_client_that_leaves_frees_the_language_model_behind_the_ensemble(serve
     body = {"question": "x", "stream": True}
     with httpx.stream("POST", server.url + "/v2/models/rag/generate_stream", json=body, timeout=60) as response:
         assert next(response.iter_lines()).startswith('data: {"answer"')
-    wait_until(lambda: server.state()["num_running"] == 0)
-    assert server.state()["num_free_blocks"] == server.state()["num_blocks"]
+    wait_until(server.is_idle)
 
 
 def test_an_ensemble_goes_and_comes_back_with_its_models(server: Server, client: Any) -> None:

@@ -150,8 +150,7 @@ def test_a_client_that_leaves_frees_the_language_model(server: Server) -> None:
     body = {"text_input": "def f(x):", "stream": True, "max_tokens": 1900, "ignore_eos": True}
     with httpx.stream("POST", server.url + "/v2/models/chat/generate_stream", json=body, timeout=60) as response:
         assert next(response.iter_lines()).startswith("data: ")
-    wait_until(lambda: server.state()["num_running"] == 0)
-    assert server.state()["num_free_blocks"] == server.state()["num_blocks"]
+    wait_until(server.is_idle)
 
 
 def test_metrics_have_triton_s_names(server: Server) -> None:

@@ -70,6 +70,8 @@ class Filler:
 
 
 class Compiled:
+    is_worn_out = False
+
     def __init__(self, text: str) -> None:
         self.sets = json.loads(text)
 

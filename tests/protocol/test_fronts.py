@@ -311,7 +311,7 @@ def test_a_front_that_is_killed_costs_its_own_connections_alone(server: Server) 
 
 
 def accepts(address: str) -> bool:
-    """Whether somebody listens there, the kernel for a process that does not look included."""
+    """Whether a connection is accepted there, if only by the kernel, for a process that does not look."""
     host, port = address.split(":")
     try:
         socket.create_connection((host, int(port)), 10).close()

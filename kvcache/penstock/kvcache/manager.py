@@ -128,8 +128,7 @@ class KVCacheManager:
         self.holders.add(tables)
         if self.in_use is not None:
             for table in tables.tables:
-                hashes = table.chain.hashes[table.first : len(table.block_ids)]
-                self.in_use.update(dict.fromkeys(group_key(block_hash, table.index) for block_hash in hashes))
+                self.in_use.update(dict.fromkeys(table.keys(table.first, len(table.block_ids))))
         if fetched:
             for table in tables.tables:
                 tables.loads += self._take_fetched(table, fetched)
@@ -150,7 +149,7 @@ class KVCacheManager:
         many are not in the pool: NO_BLOCK is in their places, for `_take_fetched`."""
         count = matched // table.group.block_size
         table.first = min(table.group.first_block(start), count)
-        found = [self.pool.lookup(group_key(table.chain.hashes[i], table.index)) for i in range(table.first, count)]
+        found = [self.pool.lookup(key) for key in table.keys(table.first, count)]
         cached = [block_id for block_id in found if block_id is not None]
         self.pool.retain(cached)  # before counting what is free: a cached block must not count as both
         table.block_ids = [NO_BLOCK] * table.first + [NO_BLOCK if block_id is None else block_id for block_id in found]
@@ -288,14 +287,13 @@ class KVCacheManager:
             hashes = table.chain.hashes
             table.chain.extend(token_ids, count)
             first = max(start, table.first)
+            keys = table.keys(first, count)
             new = [
-                self.pool.publish(table.block_ids[index], group_key(hashes[index], table.index))
-                for index in range(first, count)
+                self.pool.publish(block_id, key)
+                for block_id, key in zip(table.block_ids[first:count], keys, strict=True)
             ]
             if self.in_use is not None:
-                self.in_use.update(
-                    dict.fromkeys(group_key(block_hash, table.index) for block_hash in hashes[first:count])
-                )
+                self.in_use.update(dict.fromkeys(keys))
             if self._log is not None:
                 _note_stored(self._log, table, token_ids, first, new)
             if not table.index:

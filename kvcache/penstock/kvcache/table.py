@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock.kvcache.groups import KVGroup
-from penstock.kvcache.hashing import BlockHasher
+from penstock.kvcache.hashing import BlockHasher, group_key
 from penstock.kvcache.pool import BlockHash
 
 NO_BLOCK = -1
@@ -70,6 +70,10 @@ class BlockTable:
     @property
     def held(self) -> list[int]:
         return self.block_ids[self.first :]
+
+    def keys(self, start: int, stop: int) -> list[BlockHash]:
+        """What the prefix cache knows the blocks `start` to `stop` - 1 by, whose hashes are known."""
+        return [group_key(block_hash, self.index) for block_hash in self.chain.hashes[start:stop]]
 
 
 class BlockTables:

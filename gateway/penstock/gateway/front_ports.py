@@ -21,6 +21,7 @@ from penstock.gateway.composition.ports import grpc_settings, tls_settings
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.other_models import TrafficConfig
 from penstock.gateway.front.addresses import url_host
+from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.front.quota import Quota
 from penstock.gateway.fronts.doors import Doors
@@ -245,9 +246,11 @@ class FrontPorts:
         self._health.close()
         self.fronts.leave()
 
-    def refuse(self) -> None:
-        """Fronts take no new requests. Their HTTP ports are open until `stop`, and probes are answered."""
+    async def refuse(self, drain: DrainState) -> None:
+        """Begins the drain: fronts take no new requests. Their HTTP ports are open until `stop`, and probes are
+        answered."""
         self._health.close()
+        drain.begin()
         self.fronts.drain()
 
     async def stop(self) -> None:

@@ -77,7 +77,7 @@ from penstock.gateway.fronts.quotas import QuotaClient
 from penstock.gateway.fronts.samples import samples_of
 from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.http.server import HttpServer
-from penstock.gateway.kserve.grpc.server import http2_transport
+from penstock.gateway.kserve.grpc.server import LEAVE_SECONDS, http2_transport
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.engine_sharing import watchdog_config
 from penstock.gateway.metrics.http_port import HttpPortMetrics
@@ -235,16 +235,18 @@ class _Front:
                     if port is not None:
                         port.drain()
             case Drain():
-                self._drain.begin()
-                if self._http is not None:
-                    self._http.drain()
-                if self._grpc is not None:
-                    self._grpc.refuse()
-                self._draining = asyncio.create_task(self._tell_when_idle())
+                self._draining = asyncio.create_task(self._drain_until_idle())
             case Expire():
                 self._drain.expire()
 
-    async def _tell_when_idle(self) -> None:
+    async def _drain_until_idle(self) -> None:
+        if self._grpc is not None:
+            await self._grpc.leave(LEAVE_SECONDS)
+        self._drain.begin()
+        if self._http is not None:
+            self._http.drain()
+        if self._grpc is not None:
+            self._grpc.refuse()
         await self._drain.wait_idle()
         self._channel.send(Idle())
 

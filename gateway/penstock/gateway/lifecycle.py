@@ -354,8 +354,7 @@ class Server:
 
     async def _shut_down(self) -> None:
         ends = asyncio.get_running_loop().time() + self._config.server.drain_timeout
-        self._drain.begin()
-        self._ports.refuse()  # in the same turn: calls that come now are told to go elsewhere, and not that they failed
+        await self._ports.refuse(self._drain)
         self._tell_manager_of_end(f"draining {self._drain.in_flight} requests")
         self._models.traffic.table.stop_shadows()
         if self._batches is not None:

@@ -10,6 +10,7 @@ from typing import Literal
 from penstock.gateway.composition.ports import tls_settings
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.addresses import url_host
+from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.http.server import HttpServer
@@ -93,8 +94,11 @@ class OpenPorts:
         if self._grpc is not None:
             await self._grpc.drain()
 
-    def refuse(self) -> None:
-        """Nothing new is taken. The HTTP port is open until `stop`, to say so."""
+    async def refuse(self, drain: DrainState) -> None:
+        """Begins the drain: nothing new is taken. The HTTP port is open until `stop`, to say so; gRPC's closes."""
+        if self._grpc is not None:
+            await self._grpc.leave()
+        drain.begin()
         self._http.drain()
         if self._grpc is not None:
             self._grpc.refuse()

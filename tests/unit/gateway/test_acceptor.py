@@ -6,7 +6,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -46,6 +46,30 @@ def test_a_crowd_is_let_in_within_a_few_turns_of_the_loop(loop: str) -> None:
         accepting.close()
         for client in clients:
             client.close()
+
+    run(loop, main)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_connections_that_the_kernel_has_taken_in_are_served_at_the_end(loop: str) -> None:
+    """Their clients may have sent a request already, and the kernel would reset them."""
+
+    class Greeting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            cast("asyncio.Transport", transport).write(b"hello")
+            transport.close()
+
+    async def main() -> None:
+        accepting = Acceptor(TlsSettings(port="http"), Greeting, 10, 2048)
+        port = accepting.bind("127.0.0.1", 0)
+        await accepting.start()
+        clients = connecting(100, port)
+        await accepting.refuse()
+        for client in clients:
+            assert await asyncio.to_thread(client.recv, 16) == b"hello"
+            client.close()
+        with pytest.raises(ConnectionRefusedError):
+            connecting(1, port)
 
     run(loop, main)
 

@@ -80,12 +80,13 @@ class Acceptor:
         if self._socket is not None:
             asyncio.get_running_loop().add_reader(self._socket, self._accept, self._socket)
 
-    def _accept(self, bound: socket.socket) -> None:
+    def _accept(self, bound: socket.socket) -> bool:
+        """Whether there may be more."""
         for _ in range(_AT_ONCE):
             try:
                 connection = bound.accept()[0]
             except (BlockingIOError, InterruptedError):
-                return
+                return False
             except ConnectionError:  # the client has gone again
                 continue
             except OSError as error:  # too many open files, no memory: the loop would call this again at once
@@ -93,11 +94,12 @@ class Acceptor:
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(bound)
                 self._pause = loop.call_later(_PAUSE_SECONDS, self._resume)
-                return
+                return False
             connection.setblocking(False)
             task = asyncio.create_task(self._begin(connection))
             self._beginning.add(task)
             task.add_done_callback(self._beginning.discard)
+        return True
 
     async def _begin(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -109,13 +111,19 @@ class Acceptor:
         if self._certificates is not None:
             self._certificates.reload()
 
-    def refuse(self) -> None:
+    async def refuse(self) -> None:
         """Closes, for other processes that have the same socket, too: else the kernel would go on taking connections in
-        that nobody serves. Idempotent."""
+        that nobody serves. Those that the kernel has taken in before are served: it would reset them, and a client may
+        have sent its request. Returns when their handshakes are over. Idempotent."""
         if self._socket is not None:
+            for _ in range(self._backlog):
+                if not self._accept(self._socket):
+                    break
             with suppress(OSError):  # it is shut down already, or the system cannot do that
                 self._socket.shutdown(socket.SHUT_RDWR)
         self.close()
+        if self._beginning:
+            await asyncio.wait(self._beginning)
 
     def close(self) -> None:
         """Connections live on. Idempotent."""

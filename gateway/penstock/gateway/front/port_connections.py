@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 
@@ -26,7 +26,7 @@ class PortConnections:
         """`connections` is a set that others look at, too."""
         self._most = most
         self._all: set[PortConnection] = set() if connections is None else connections
-        self._lost = asyncio.Event()
+        self._changed = asyncio.Event()
         self.stopping = False
         """No requests are taken; connections that were still in their TLS handshake are closed when they are made."""
 
@@ -59,7 +59,11 @@ class PortConnections:
     def remove(self, connection: PortConnection) -> None:
         """It has ended."""
         self._all.discard(connection)
-        self._lost.set()
+        self.note()
+
+    def note(self) -> None:
+        """One has changed: `until` looks again."""
+        self._changed.set()
 
     def refuse(self) -> None:
         """No new requests; those that run may end. Idempotent."""
@@ -72,13 +76,13 @@ class PortConnections:
         self.refuse()
         try:
             async with asyncio.timeout(seconds):
-                await self._all_ended()
+                await self.until(lambda: not self._all)
         except TimeoutError:
             for connection in self:
                 connection.abort()
-            await self._all_ended()
+            await self.until(lambda: not self._all)
 
-    async def _all_ended(self) -> None:
-        while self._all:
-            self._lost.clear()
-            await self._lost.wait()
+    async def until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._changed.clear()
+            await self._changed.wait()

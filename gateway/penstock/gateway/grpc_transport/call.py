@@ -105,6 +105,11 @@ class Call:
             self._deadline = self._loop.time() + head.timeout
             self._timer = self._loop.call_at(self._deadline, self._too_late)
 
+    @property
+    def begun(self) -> bool:
+        """Its handler has what it needs to begin."""
+        return self._task is not None
+
     # What the connection tells
 
     def begin(self) -> None:

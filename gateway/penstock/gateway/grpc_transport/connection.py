@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -41,6 +42,8 @@ class GrpcPort(SocketPort):
     settings: ConnectionSettings
     find_handler: FindHandler
     """For CallDetails; None: there is no such method."""
+    leaving: bool = False
+    """Connections that are made now are asked to end, too: their TLS handshakes began before."""
 
 
 class GrpcConnection(SocketConnection):
@@ -53,9 +56,19 @@ class GrpcConnection(SocketConnection):
         self._heads: Recent[int, tuple[RequestHead, CallHead]] = Recent()
         """What the last heads mean, by their identity: the state machine gives equal ones as one object."""
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._port.leaving:
+            self.leave("draining")
+
     @property
     def busy(self) -> bool:
         return bool(self._calls or self._lingering)
+
+    @property
+    def begins_no_more(self) -> bool:
+        """The client knows that it can make no more calls here, and handlers have those that it made."""
+        return self.left and all(call.begun for call in self._calls.values())
 
     # What the client does
 

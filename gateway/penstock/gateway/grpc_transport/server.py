@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 
 from penstock.gateway.front.acceptor import Acceptor
 from penstock.gateway.front.intake import BodyBudget
@@ -62,9 +63,21 @@ class Http2Transport:
             if isinstance(connection, GrpcConnection):
                 connection.leave("draining")
 
+    async def leave(self, seconds: float) -> None:
+        """Takes no more connections, and tells all clients to open others. Calls that they make before they know are
+        served: proxies may have no way to send them elsewhere. Returns when all know, at most after so many seconds."""
+        self._grpc.leaving = True
+        self.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._acceptor.refuse()
+                await self._connections.until(self._begin_no_more)
+
+    def _begin_no_more(self) -> bool:
+        return all(each.begins_no_more for each in self._connections if isinstance(each, GrpcConnection))
+
     def refuse(self) -> None:
-        """Takes no more connections and no more calls; calls that run may end."""
-        self._acceptor.refuse()
+        """Takes no more calls; those that run may end."""
         self._connections.refuse()
 
     async def stop(self, grace: float) -> None:

@@ -169,6 +169,8 @@ class SocketConnection(asyncio.Protocol, ABC):
             self._flush_soon()
         if self.http2.unread:
             self._read_on()
+        if self._closing:
+            self._connections.note()
 
     def _read_on(self) -> None:
         """Or not, while there is enough to look at, or to be read by the client."""
@@ -260,15 +262,18 @@ class SocketConnection(asyncio.Protocol, ABC):
 
     shutdown = refuse_requests
 
+    @property
+    def left(self) -> bool:
+        """The client knows that it can open no more streams here."""
+        return self._ending or self.http2.closed_to_new_streams or self.http2.client_left
+
     def request_over(self) -> None:
         if self._closing:
             self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if self._closing and not self.busy and not self.http2.streams:
-            told = self.http2.closed_to_new_streams or self.http2.client_left
-            if told and not self.http2.has_output:
-                self._close()
+        if self._closing and self.left and not (self.busy or self.http2.streams or self.http2.has_output):
+            self._close()
 
     def _close(self) -> None:
         """Closing waits until everything is written, and without TLS, which has an end of its own, until the client has

@@ -31,6 +31,11 @@ SETTINGS = ConnectionSettings(max_message_bytes=1 << 20)
 SECONDS = 10
 
 
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 class Socket(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
@@ -105,8 +110,7 @@ class Client:
         self.socket.writes.clear()
         self.looked = 0
         self.connection.data_received(b"".join(sent))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns()
         return self.look()
 
     def number(self) -> int:
@@ -569,11 +573,44 @@ async def test_a_connection_whose_answer_waits_for_the_window_is_not_idle() -> N
     assert not client.socket.closed
 
 
+def transport() -> Http2Transport:
+    tls, limits, bodies = TlsSettings(port="grpc"), Http2Limits(), BodyBudget(1 << 20)
+    handler = unary(echo)
+    return Http2Transport("127.0.0.1", 0, tls, SETTINGS, limits, lambda _: handler, bodies, UnreadAnswers(1 << 20))
+
+
+async def test_leaving_waits_until_clients_know_and_have_sent_their_calls() -> None:
+    server = transport()
+    client, connection, late = Socket(), GrpcConnection(server._grpc), Socket()
+    connection.connection_made(client)
+    connection.data_received(begin() + headers(1, CALL))
+    leaving = asyncio.create_task(server.leave(SECONDS))
+    await turns()
+    ping = next(each for each in read_frames(b"".join(client.writes)) if each[0] == FrameType.PING)
+    connection.data_received(headers(3, CALL) + data(3, prefix(2) + b"hi", end=True))
+    connection.data_received(frame(FrameType.PING, frames.ACK, 0, ping[3]))
+    await turns()
+    assert not leaving.done(), "the first call's message is still to come"
+    connection.data_received(data(1, prefix(2) + b"hi", end=True))
+    await asyncio.wait_for(leaving, SECONDS)
+    await turns()
+    assert [each[2] for each in read_frames(b"".join(client.writes)) if each[0] == FrameType.DATA] == [3, 1]
+    assert client.closed
+    GrpcConnection(server._grpc).connection_made(late)  # its TLS handshake took so long
+    await turns()
+    assert FrameType.GOAWAY in [kind for kind, *_ in read_frames(b"".join(late.writes))]
+
+
+async def test_leaving_does_not_wait_for_ever() -> None:
+    server = transport()
+    GrpcConnection(server._grpc).connection_made(Socket())
+    await server.leave(0.01)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", server.port)
+
+
 async def test_a_connection_whose_handshake_ends_after_the_stop_is_closed() -> None:
-    limits, bodies = Http2Limits(), BodyBudget(1 << 20)
-    server = Http2Transport(
-        "127.0.0.1", 0, TlsSettings(port="grpc"), SETTINGS, limits, lambda _: unary(echo), bodies, UnreadAnswers(1)
-    )
+    server = transport()
     await server.start()
     await server.stop(SECONDS)
     late = Socket()

@@ -46,6 +46,9 @@ class GrpcioTransport:
     def drain(self) -> None:
         """The library tells its clients to leave when it stops, and not before."""
 
+    async def leave(self, seconds: float) -> None:
+        """It cannot close its port and serve what has come."""
+
     def refuse(self) -> None:
         """The library can do so only for good: the drain state refuses each call."""
 

@@ -18,6 +18,8 @@ from penstock.gateway.kserve.grpc.service import Service, build_service
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
 
 _GRACE_SECONDS = 1.0
+LEAVE_SECONDS = 1.0
+"""For clients to see that the port closes."""
 
 
 class GrpcServer:
@@ -54,9 +56,15 @@ class GrpcServer:
         self._health.close()
         self._transport.drain()
 
+    async def leave(self) -> None:
+        """The port closes, as that of gRPC's own servers does when they stop: clients that know several servers, and
+        proxies, go to another one where they get no connection, and not where a call fails. Calls that clients make
+        before they know are served. Returns when they know, or soon."""
+        self._health.close()
+        await self._transport.leave(LEAVE_SECONDS)
+
     def refuse(self) -> None:
-        """No more connections and calls, as gRPC's own servers do when they stop: clients that know several servers,
-        and proxies, go to another one where they get no connection, and not where a call fails. What runs may end."""
+        """No more calls. What runs may end."""
         self._health.close()
         self._transport.refuse()
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _CLOSED_PIPE = 141
 """The exit status of a program that SIGPIPE ends, as shells show it."""
+_INTERRUPTED = 130
+"""By Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `penstock chat | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its end
         return _CLOSED_PIPE
+    except KeyboardInterrupt:  # while modules are imported, before the command handles signals
+        return _INTERRUPTED
     return status
 
 

@@ -103,8 +103,6 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
     except (ConfigError, PenstockError) as error:
         logger.error("%s", error)
         return 1
-    except KeyboardInterrupt:  # before the server handles signals
-        return 130
 
 
 def _new_front_folder(config: Config) -> FrontFolder | None:

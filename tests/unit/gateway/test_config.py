@@ -236,3 +236,11 @@ def test_options_of_unknown_backends_are_refused():
 )
 def test_triton_s_verbosity_is_a_log_level(flags, level):
     assert load(flags).server.logging_level == level
+
+
+def test_ctrl_c_before_signals_are_handled_is_no_traceback(monkeypatch):
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_serve", interrupted)
+    assert cli.main(["serve"]) == 130

@@ -292,12 +292,15 @@ async def test_a_start_is_given_up_whatever_the_process_has_just_said(monkeypatc
 
 async def test_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_module, "_PROBE_INTERVAL", 0.02)
-    flag = tmp_path / "flag"
+    flag, hangs = tmp_path / "flag", tmp_path / "hangs"
     flag.touch()
     code = f"""
-import os
+import os, time
 class TritonPythonModel:
     async def is_ready(self):
+        if os.path.exists({str(hangs)!r}):
+            os.unlink({str(hangs)!r})
+            time.sleep(1000)
         return os.path.exists({str(flag)!r})
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([b"y"], np.object_))])]
@@ -310,6 +313,14 @@ class TritonPythonModel:
         flag.touch()
         assert outputs(await asyncio.wait_for(call, 20))["Y"].tolist() == [b"y"]
         assert model.ready
+        hangs.touch()
+        await until(lambda: not hangs.exists())
+        [instance] = instances(model)
+        first = instance.pid
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: instance.pid not in (None, first))
+    asking = [task for task in asyncio.all_tasks() if "Session.is_ready" in repr(task.get_coro())]
+    assert not asking, "who asked the process that died waits no longer"
 
 
 def test_it_dies_with_the_server(tmp_path: Path) -> None:

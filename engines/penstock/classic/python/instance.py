@@ -98,10 +98,13 @@ class PythonInstance(AsyncInstance):
         """Asks the model again and again. An answer that comes too late counts when it comes."""
         while True:
             asked = asyncio.ensure_future(session.is_ready())
-            done, _ = await asyncio.wait((asked,), timeout=_PROBE_LIMIT)
-            if not done:
-                self._set_healthy(False)
-            self._set_healthy(await asked)
+            try:
+                done, _ = await asyncio.wait((asked,), timeout=_PROBE_LIMIT)
+                if not done:
+                    self._set_healthy(False)
+                self._set_healthy(await asked)
+            finally:
+                asked.cancel()
             await asyncio.sleep(_PROBE_INTERVAL)
 
     def _set_healthy(self, healthy: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import sqlite3
@@ -130,6 +131,18 @@ async def test_results_that_the_disk_refuses_are_asked_again(
     assert (found.status, found.completed, found.errors) == ("completed", 8, [])
     again = await ended(service, await created(service, *"abcdefgh"))
     assert again.status == "completed", "no seat was lost"
+
+
+async def test_a_file_that_does_not_fit_on_the_disk_leaves_nothing_there(service: BatchService, tmp_path: Path) -> None:
+    class TooLarge(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if data := super().read(4):
+                return data
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        await service.files.add("", "in.jsonl", "batch", TooLarge(b"some lines"))
+    assert not list((tmp_path / "files").iterdir())
 
 
 async def test_lines_that_find_no_room_keep_no_others_waiting(

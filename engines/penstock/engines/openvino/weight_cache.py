@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import logging
 import math
 import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -33,8 +32,6 @@ _FORMAT = "2"
 """Of the file, and of how weights are quantized: a change makes new files."""
 _SUFFIX = ".weights"
 _MAGIC = b"PNSTKW01"
-_SAMPLES, _SAMPLE_BYTES = 4, 4096
-"""Parts of each tensor that its name in the cache depends on."""
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -51,7 +48,7 @@ class WeightCache:
     """
 
     def __init__(self, folder: Path, limit: int, key: str) -> None:
-        """`key`: see `content_key`."""
+        """`key`: see `cache_key`."""
         self._folder = folder
         self._limit = limit
         self._path = folder / f"{key}{_SUFFIX}"
@@ -76,9 +73,12 @@ class WeightCache:
             self._give_up(error)
             return made
 
-    def finish(self) -> None:
-        """The file is complete: the next start finds it."""
+    def finish(self, *, keep: bool = True) -> None:
+        """The file is complete: the next start finds it, unless it is not to be kept."""
         if self._file is None:
+            return
+        if not keep:
+            self._discard()
             return
         try:
             index = msgspec.json.encode(self._entries)
@@ -97,7 +97,7 @@ class WeightCache:
             mapping.madvise(mmap.MADV_DONTNEED)
 
     def _discard(self) -> None:
-        """After a failure: leaves nothing that is half written."""
+        """Leaves nothing behind: after a failure half of it is missing."""
         if self._file is not None:
             _remove(self._file)
             self._file = None
@@ -160,17 +160,9 @@ class WeightCache:
                     path.unlink()
 
 
-def content_key(kind: str, tensors: Iterable[tuple[str, str, tuple[int, ...], npt.NDArray[np.uint8]]]) -> str:
-    """Of a checkpoint's (name, type, shape, bytes), for weights of this kind: of what is said of the tensors, and of
-    parts of each one's bytes. Training changes all of a tensor, so parts suffice to tell two checkpoints apart."""
-    digest = hashlib.sha256(repr((_FORMAT, kind)).encode())
-    for name, dtype, shape, data in tensors:
-        flat = data.reshape(-1)
-        digest.update(json.dumps([name, dtype, shape]).encode())
-        for part in range(_SAMPLES):
-            begin = part * max(0, len(flat) - _SAMPLE_BYTES) // (_SAMPLES - 1)
-            digest.update(flat[begin : begin + _SAMPLE_BYTES].tobytes())
-    return digest.hexdigest()[:32]
+def cache_key(kind: str, content: str) -> str:
+    """For weights of this kind, made of a checkpoint with this content (`Checkpoint.content_key`)."""
+    return hashlib.sha256(repr((_FORMAT, kind, content)).encode()).hexdigest()[:32]
 
 
 def _remove(file: IO[bytes]) -> None:

@@ -31,7 +31,11 @@ Array = npt.NDArray[Any]
 _FORMAT = "2"
 """Of the file, and of how weights are quantized: a change makes new files."""
 _SUFFIX = ".weights"
-_MAGIC = b"PNSTKW01"
+_BEGUN = ".new-"
+"""How names of files begin that are not complete. Other hidden files may be a network file system's own, which stand
+for deleted ones that are still mapped."""
+_MAGIC = b"PNSTKW02"
+_DIGEST_BYTES = 32
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -82,8 +86,9 @@ class WeightCache:
             return
         try:
             index = msgspec.json.encode(self._entries)
-            self._file.write(index + len(index).to_bytes(8, "little") + _MAGIC)
+            self._file.write(index + _digest(index, self._file.tell()) + len(index).to_bytes(8, "little") + _MAGIC)
             self._file.flush()
+            os.fsync(self._file.fileno())  # a machine that stops must not leave a whole file's name and half of it
             Path(self._file.name).replace(self._path)  # before it is closed, which ends its lock
             self._file.close()
             self._make_room()
@@ -121,10 +126,8 @@ class WeightCache:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(self._folder)
-            self._file = tempfile.NamedTemporaryFile("wb", dir=self._folder, prefix=".", delete=False)  # noqa: SIM115
+            self._file = _begun(self._folder)
             weakref.finalize(self, _remove, self._file)  # loading may fail before `finish`
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._give_up(error)
 
@@ -175,9 +178,20 @@ def _remove(file: IO[bytes]) -> None:
         os.unlink(file.name)
 
 
+def _begun(folder: Path) -> IO[bytes]:
+    """A new file, with a lock. Before it has that, another process may take it for an abandoned one."""
+    while True:
+        file = tempfile.NamedTemporaryFile("wb", dir=folder, prefix=_BEGUN, delete=False)  # noqa: SIM115
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()
+
+
 def _remove_abandoned(folder: Path) -> None:
     """Files that were begun by processes that ended before they were complete: nobody holds their lock."""
-    for path in folder.glob(".*"):
+    for path in folder.glob(_BEGUN + "*"):
         with suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
@@ -188,12 +202,18 @@ def _read_index(mapping: mmap.mmap) -> dict[str, list[_Entry]]:
     end = len(mapping) - len(_MAGIC) - 8
     if mapping[-len(_MAGIC) :] != _MAGIC:
         raise ValueError("it does not end as it should")
-    begin = end - int.from_bytes(mapping[end : end + 8], "little")
-    entries = msgspec.json.decode(mapping[max(0, begin) : end], type=dict[str, list[_Entry]])
-    for entry in (entry for found in entries.values() for entry in found):
-        if not 0 <= entry.offset <= begin - math.prod(entry.shape) * np.dtype(entry.dtype).itemsize:
-            raise ValueError("it is shorter than it should be")
-    return entries
+    length = int.from_bytes(mapping[end : end + 8], "little")
+    end -= _DIGEST_BYTES
+    begin = end - length
+    index = mapping[max(0, begin) : max(0, end)]
+    if _digest(index, begin) != mapping[max(0, end) : end + _DIGEST_BYTES]:
+        raise ValueError("its index is not what was written")
+    return msgspec.json.decode(index, type=dict[str, list[_Entry]])
+
+
+def _digest(index: bytes, begin: int) -> bytes:
+    """Of the index, and of where in the file it begins."""
+    return hashlib.sha256(b"%d " % begin + index).digest()
 
 
 def _view(mapping: mmap.mmap, entry: _Entry, begin: int = 0) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from penstock.engines.host import content_digest as module
 from penstock.engines.host.content_digest import content_digest
+from penstock.engines.host.user_cache import user_cache
 
 MINUTE = 60 * 10**9
 
@@ -160,3 +162,16 @@ def test_no_more_is_remembered_than_is_useful(file: Path, memory: Path, monkeypa
     for number in range(5):
         content_digest(shutil.copy(file, file.with_name(str(number))))
     assert len(list(memory.iterdir())) == 3
+
+
+def test_a_user_without_a_home_folder(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a number which its system has no name for."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert user_cache("digests") == Path("/nonexistent/.cache/penstock/digests")
+    assert content_digest(file)

@@ -176,7 +176,7 @@ def test_digests_tell_copies_from_other_models(tmp_path: Path) -> None:
     shutil.copytree(here, copy)
     (copy / "README.md").write_text("other")
     assert model_digests(copy) == model_digests(here)
-    (copy / "model.safetensors").write_bytes(bytes(999_999) + b"x")
+    (copy / "model.safetensors").write_bytes(bytes(300_000) + b"x" + bytes(699_999))
     assert model_digests(here).differs(model_digests(copy)) == "weights"
     (copy / "tokenizer.json").write_text("[1]")
     assert model_digests(here).differs(model_digests(copy)) == "configuration or tokenizer"

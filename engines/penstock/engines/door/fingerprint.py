@@ -10,10 +10,9 @@ import msgspec
 
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.spec import ModelDigests
+from penstock.engines.host.content_digest import content_digest
 from penstock.engines.registry import EngineSpec
 
-_SAMPLE = 1 << 16
-"""Bytes at each of three places of a file with weights."""
 _VOCABULARY = {"config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json"}
 _WEIGHTS = {".safetensors", ".gguf", ".bin", ".xml"}
 _OF_THE_MACHINE = {"model_dir", "draft_model_dir", "threads", "num_blocks", "kv_cache_memory", "memory_share"}
@@ -27,22 +26,12 @@ def model_digests(folder: Path) -> ModelDigests:
     paths = sorted((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.name)
     vocabulary = [path for path in paths if path.name in _VOCABULARY or path.suffix == ".tiktoken"]
     weights = [path for path in paths if path.suffix in _WEIGHTS]
-    return ModelDigests(_digest(vocabulary, whole=True), _digest(weights, whole=False) if weights else "")
+    return ModelDigests(_digest(vocabulary), _digest(weights) if weights else "")
 
 
-def _digest(paths: Iterable[Path], *, whole: bool) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for path in paths:
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        with path.open("rb") as file:
-            if whole or size <= 3 * _SAMPLE:
-                digest.update(file.read())
-                continue
-            for place in (0, size // 2, size - _SAMPLE):
-                file.seek(place)
-                digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()
+def _digest(paths: Iterable[Path]) -> str:
+    known = [(path.name, content_digest(path)) for path in paths]
+    return hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest()
 
 
 def engine_fingerprint(spec: EngineSpec, info: ModelInfo, model: ModelDigests) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import re
+import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +24,7 @@ from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.quantized.schemes import QuantizedTensor, Scheme
 from penstock.engines.formats.safetensors_file import StoredTensor, read_safetensors
 from penstock.engines.formats.text_part import text_name
+from penstock.engines.host.content_digest import content_digest, file_state
 
 Tensor = StoredTensor | BlockTensor | QuantizedTensor
 
@@ -70,13 +75,16 @@ class Checkpoint:
         self.scheme = scheme
         self._tensors: dict[str, Tensor] = {}
         self._maps: list[mmap.mmap] = []
+        self._lenders: dict[str, Checkpoint] = {}
         gguf = gguf_files(model_dir)
+        self._states = {path: file_state(path) for path in gguf or weight_files(model_dir)}
+        """Before they are read."""
         if gguf:
             tensors, self._maps = read_tensors(gguf)
             self._tensors.update((rename(name) or name, tensor) for name, tensor in tensors.items())
             return
         found: dict[str, StoredTensor] = {}
-        for path in weight_files(model_dir):
+        for path in self._states:
             stored, mapping = read_safetensors(path, lambda name: rename(name) is not None, quantized=bool(scheme))
             self._maps.append(mapping)
             for name, one in stored.items():
@@ -136,6 +144,28 @@ class Checkpoint:
     def borrow(self, name: str, other: Checkpoint, other_name: str) -> None:
         """Takes a tensor of another checkpoint over, under a name of its own."""
         self._tensors[name] = other[other_name]
+        self._lenders[f"{name} is {other_name}"] = other
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the files still are those that were opened, with the contents they had then."""
+        same = all(state is not None and file_state(path) == state for path, state in self._states.items())
+        return same and all(lender.is_unchanged for lender in self._lenders.values())
+
+    @cached_property
+    def content_key(self) -> str:
+        """Of all that the files hold, wherever they lie, and of what their tensors are called here. Files that have
+        changed since they were opened get a key that nothing else has: what was read of them is not known."""
+        tensors = [(name, [(part.dtype, part.shape) for part in self.stored_parts(name)]) for name in self]
+        lenders = [(words, lender.content_key) for words, lender in self._lenders.items()]
+        return hashlib.sha256(repr((tensors, self._digests(), lenders)).encode()).hexdigest()
+
+    def _digests(self) -> list[str]:
+        with suppress(OSError):
+            found = [content_digest(path) for path in self._states]
+            if self.is_unchanged:
+                return found
+        return [secrets.token_hex()]
 
     def release_pages(self) -> None:
         """Gives the memory behind the mapping back to the system; what is read again comes from the file again."""

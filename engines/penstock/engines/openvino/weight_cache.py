@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import logging
 import math
 import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -32,9 +31,11 @@ Array = npt.NDArray[Any]
 _FORMAT = "2"
 """Of the file, and of how weights are quantized: a change makes new files."""
 _SUFFIX = ".weights"
-_MAGIC = b"PNSTKW01"
-_SAMPLES, _SAMPLE_BYTES = 4, 4096
-"""Parts of each tensor that its name in the cache depends on."""
+_BEGUN = ".new-"
+"""How names of files begin that are not complete. Other hidden files may be a network file system's own, which stand
+for deleted ones that are still mapped."""
+_MAGIC = b"PNSTKW02"
+_DIGEST_BYTES = 32
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -51,7 +52,7 @@ class WeightCache:
     """
 
     def __init__(self, folder: Path, limit: int, key: str) -> None:
-        """`key`: see `content_key`."""
+        """`key`: see `cache_key`."""
         self._folder = folder
         self._limit = limit
         self._path = folder / f"{key}{_SUFFIX}"
@@ -76,14 +77,18 @@ class WeightCache:
             self._give_up(error)
             return made
 
-    def finish(self) -> None:
-        """The file is complete: the next start finds it."""
+    def finish(self, *, keep: bool = True) -> None:
+        """The file is complete: the next start finds it, unless it is not to be kept."""
         if self._file is None:
+            return
+        if not keep:
+            self._discard()
             return
         try:
             index = msgspec.json.encode(self._entries)
-            self._file.write(index + len(index).to_bytes(8, "little") + _MAGIC)
+            self._file.write(index + _digest(index, self._file.tell()) + len(index).to_bytes(8, "little") + _MAGIC)
             self._file.flush()
+            os.fsync(self._file.fileno())  # a machine that stops must not leave a whole file's name and half of it
             Path(self._file.name).replace(self._path)  # before it is closed, which ends its lock
             self._file.close()
             self._make_room()
@@ -97,7 +102,7 @@ class WeightCache:
             mapping.madvise(mmap.MADV_DONTNEED)
 
     def _discard(self) -> None:
-        """After a failure: leaves nothing that is half written."""
+        """Leaves nothing behind: after a failure half of it is missing."""
         if self._file is not None:
             _remove(self._file)
             self._file = None
@@ -121,10 +126,8 @@ class WeightCache:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(self._folder)
-            self._file = tempfile.NamedTemporaryFile("wb", dir=self._folder, prefix=".", delete=False)  # noqa: SIM115
+            self._file = _begun(self._folder)
             weakref.finalize(self, _remove, self._file)  # loading may fail before `finish`
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._give_up(error)
 
@@ -160,17 +163,9 @@ class WeightCache:
                     path.unlink()
 
 
-def content_key(kind: str, tensors: Iterable[tuple[str, str, tuple[int, ...], npt.NDArray[np.uint8]]]) -> str:
-    """Of a checkpoint's (name, type, shape, bytes), for weights of this kind: of what is said of the tensors, and of
-    parts of each one's bytes. Training changes all of a tensor, so parts suffice to tell two checkpoints apart."""
-    digest = hashlib.sha256(repr((_FORMAT, kind)).encode())
-    for name, dtype, shape, data in tensors:
-        flat = data.reshape(-1)
-        digest.update(json.dumps([name, dtype, shape]).encode())
-        for part in range(_SAMPLES):
-            begin = part * max(0, len(flat) - _SAMPLE_BYTES) // (_SAMPLES - 1)
-            digest.update(flat[begin : begin + _SAMPLE_BYTES].tobytes())
-    return digest.hexdigest()[:32]
+def cache_key(kind: str, content: str) -> str:
+    """For weights of this kind, made of a checkpoint with this content (`Checkpoint.content_key`)."""
+    return hashlib.sha256(repr((_FORMAT, kind, content)).encode()).hexdigest()[:32]
 
 
 def _remove(file: IO[bytes]) -> None:
@@ -183,9 +178,20 @@ def _remove(file: IO[bytes]) -> None:
         os.unlink(file.name)
 
 
+def _begun(folder: Path) -> IO[bytes]:
+    """A new file, with a lock. Before it has that, another process may take it for an abandoned one."""
+    while True:
+        file = tempfile.NamedTemporaryFile("wb", dir=folder, prefix=_BEGUN, delete=False)  # noqa: SIM115
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()
+
+
 def _remove_abandoned(folder: Path) -> None:
     """Files that were begun by processes that ended before they were complete: nobody holds their lock."""
-    for path in folder.glob(".*"):
+    for path in folder.glob(_BEGUN + "*"):
         with suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
@@ -196,12 +202,18 @@ def _read_index(mapping: mmap.mmap) -> dict[str, list[_Entry]]:
     end = len(mapping) - len(_MAGIC) - 8
     if mapping[-len(_MAGIC) :] != _MAGIC:
         raise ValueError("it does not end as it should")
-    begin = end - int.from_bytes(mapping[end : end + 8], "little")
-    entries = msgspec.json.decode(mapping[max(0, begin) : end], type=dict[str, list[_Entry]])
-    for entry in (entry for found in entries.values() for entry in found):
-        if not 0 <= entry.offset <= begin - math.prod(entry.shape) * np.dtype(entry.dtype).itemsize:
-            raise ValueError("it is shorter than it should be")
-    return entries
+    length = int.from_bytes(mapping[end : end + 8], "little")
+    end -= _DIGEST_BYTES
+    begin = end - length
+    index = mapping[max(0, begin) : max(0, end)]
+    if _digest(index, begin) != mapping[max(0, end) : end + _DIGEST_BYTES]:
+        raise ValueError("its index is not what was written")
+    return msgspec.json.decode(index, type=dict[str, list[_Entry]])
+
+
+def _digest(index: bytes, begin: int) -> bytes:
+    """Of the index, and of where in the file it begins."""
+    return hashlib.sha256(b"%d " % begin + index).digest()
 
 
 def _view(mapping: mmap.mmap, entry: _Entry, begin: int = 0) -> Array:

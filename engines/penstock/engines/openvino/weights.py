@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from openvino.op import Constant
 
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.formats.gguf.tensors import BlockTensor
 from penstock.engines.formats.quantized.float8 import Float8Tensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
 from penstock.engines.formats.quantized.mxfp4 import GROUP as MXFP4_GROUP
@@ -43,7 +42,7 @@ from penstock.engines.openvino.quantization import (
     quantize_rows,
     row_chunks,
 )
-from penstock.engines.openvino.weight_cache import Array, WeightCache, content_key
+from penstock.engines.openvino.weight_cache import Array, WeightCache, cache_key
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +120,10 @@ class Weights:
 
     def finish(self) -> None:
         """The graph has all that it needs."""
-        self._cache.finish()
+        unchanged = self._checkpoint.is_unchanged
+        if not unchanged:
+            logger.warning("the model's files were changed while they were read; their converted weights are not kept")
+        self._cache.finish(keep=unchanged)
         for change, count in self._changed.items():
             logger.info("%d matrices of the quantized checkpoint have %s", count, change)
 
@@ -249,21 +251,15 @@ def open_weights(config: OpenVINOConfig, checkpoint: Checkpoint, report: Report)
     quantized = integer_type(config, checkpoint) is not None or checkpoint.is_quantized
     if not quantized or not config.weights_cache:
         return Weights(checkpoint, config.weights, report)
+    report(Loading("checksums"))
     key = checkpoint_key(config.weights, checkpoint)
     return Weights(checkpoint, config.weights, report, WeightCache(user_cache("weights"), config.weights_cache, key))
 
 
 def checkpoint_key(kind: str, checkpoint: Checkpoint) -> str:
-    """`content_key` of what is made of a checkpoint."""
-    return content_key(kind if checkpoint.scheme is None else f"{kind} of {checkpoint.scheme}", _stored(checkpoint))
-
-
-def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, str, tuple[int, ...], npt.NDArray[np.uint8]]]:
-    for name in checkpoint:
-        for part in checkpoint.stored_parts(name):
-            yield name, part.dtype, part.shape, part.data
-            if isinstance(part, BlockTensor) and part.order is not None:  # which a GGUF file's metadata say
-                yield name, "order", part.order.shape, part.order.view(np.uint8)
+    """`cache_key` of what is made of a checkpoint."""
+    kind = kind if checkpoint.scheme is None else f"{kind} of {checkpoint.scheme}"
+    return cache_key(kind, checkpoint.content_key)
 
 
 def integer_type(config: OpenVINOConfig, checkpoint: Checkpoint) -> str | None:

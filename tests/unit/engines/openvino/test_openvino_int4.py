@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +123,56 @@ def test_the_second_start_finds_the_weights(
     assert list(cache.iterdir()) == [file]
 
 
+def change_a_row(model: Path) -> None:
+    """Of the embeddings: a few bytes in the middle of the file, which has the same size afterwards."""
+    weights = load_file(model / "model.safetensors")
+    weights["model.embed_tokens.weight"][41] *= 3
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+
+
 def test_other_weights_and_other_kinds_have_files_of_their_own(model: Path, cache: Path, make_runner: Any) -> None:
     make_runner(model, weights="int4")
-    make_runner(model, weights="int8")
-    weights = load_file(model / "model.safetensors")
-    weights["model.layers.2.mlp.up_proj.weight"] *= 1.01
-    save_file(weights, model / "model.safetensors", {"format": "pt"})
-    make_runner(model, weights="int4")
+    old = make_runner(model, weights="int8")
+    before = Driver(old).generate([[41, 41, 41]], 5)
+    size = (model / "model.safetensors").stat().st_size
+    change_a_row(model)
+    assert (model / "model.safetensors").stat().st_size == size
+    new = make_runner(model, weights="int8")
     assert len(list(cache.iterdir())) == 3
+    assert Driver(new).generate([[41, 41, 41]], 5) != before
+    assert new.cache_identity() != old.cache_identity(), "keys and values on disk would be those of the old row"
+
+
+def test_a_copy_finds_the_weights(
+    model: Path, cache: Path, tmp_path: Path, make_runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_runner(model, weights="int4")
+    monkeypatch.setattr("penstock.engines.openvino.weights.quantize_groups", None)
+    make_runner(shutil.copytree(model, tmp_path / "copy"), weights="int4")
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize("change", [change_a_row, lambda model: (model / "model.safetensors").unlink()])
+def test_weights_that_change_while_they_are_read_are_not_kept(
+    change: Callable[[Path], None],
+    model: Path,
+    cache: Path,
+    make_runner: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Partly the old ones, partly the new ones, they would be found as one or the other."""
+
+    def quantize(tensor: Any) -> Any:
+        if not caplog.records:
+            change(model)
+            logging.getLogger().warning("changed")
+        return quantize_rows(tensor)
+
+    monkeypatch.setattr("penstock.engines.openvino.weights.quantize_rows", quantize)
+    make_runner(model, weights="int8")
+    assert "changed while they were read" in caplog.text
+    assert not list(cache.iterdir())
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-20], lambda content: b"", lambda content: content[:-8]])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +63,7 @@ def test_a_load_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
     """And nothing of a process that is still at it."""
-    (tmp_path / ".left").write_bytes(bytes(1000))
+    (tmp_path / ".new-left").write_bytes(bytes(1000))
     both = [filled(tmp_path), filled(tmp_path)]
     assert len(list(tmp_path.iterdir())) == 2
     for cache in both:
@@ -69,6 +71,43 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
     del both, cache
     assert [path.name for path in tmp_path.iterdir()] == ["key.weights"]
     assert is_found(tmp_path)
+
+
+def test_another_start_between_a_file_and_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes the file for one that a killed process has left."""
+    lock, others = fcntl.flock, [lambda: filled(tmp_path).finish()]
+
+    def late(file: Any, how: int) -> None:
+        if others:
+            others.pop()()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    filled(tmp_path).finish()
+    assert not caplog.records
+    assert [path.name for path in tmp_path.iterdir()] == ["key.weights"]
+
+
+def test_what_a_network_file_system_keeps_is_left_alone(tmp_path: Path) -> None:
+    """A file that was deleted, and that a server on this or another machine still maps."""
+    (tmp_path / ".nfs0001").write_bytes(bytes(1000))
+    filled(tmp_path).finish()
+    assert (tmp_path / ".nfs0001").exists()
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a machine that loses its power may have the name and the end of the file, and zeros for weights."""
+    written = []
+
+    def noted(descriptor: int) -> None:
+        assert not (tmp_path / "key.weights").exists()
+        written.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    filled(tmp_path).finish()
+    assert written == [(tmp_path / "key.weights").stat().st_size]
 
 
 def test_a_file_that_cannot_be_touched(
@@ -87,7 +126,10 @@ def test_a_file_that_cannot_be_touched(
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("old", "new"), [(b"|u1", b"|u9"), (b"20032", b"-1032"), (b"20032", b"99999")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"|u1", b"|u9"), (b"<f2", b"|O8"), (b"20032", b"20096"), (b"[3000]", b"[2000]"), (b'"first"', b'"fourth"')],
+)
 def test_a_damaged_index(old: bytes, new: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     filled(tmp_path).finish()
     file = tmp_path / "key.weights"

@@ -280,6 +280,26 @@ def test_a_prefix_cache_that_is_emptied_in_a_pause_stays_empty(start: Start, mon
     assert ask(driver, PROMPT) == (expected, 0)
 
 
+def test_files_that_could_not_be_emptied_are_emptied_after_the_pause(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    fill(driver)
+
+    def broken(self: BlockFile) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    core = core_of(driver)
+    with monkeypatch.context() as patches:
+        patches.setattr(BlockFile, "clear", broken)
+        core._reset_prefix_cache()
+        assert select.select(core.wakeups, [], [], 60)[0]
+        driver.step()
+    look_again(driver, 60)
+    assert ask(driver, PROMPT) == (expected, 0)
+
+
 def test_a_step_that_fails_is_run_again_with_its_blocks(start: Start) -> None:
     """The failed step has left garbage behind."""
     driver = start()

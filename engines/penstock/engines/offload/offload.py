@@ -76,11 +76,10 @@ class Offload:
         """What the files hold that are being opened, or looked at again, counts no more."""
         self._again_at: float | None = None
         """When the files are looked at again that have failed."""
-        self._num_pauses = 0
-        """In a row."""
+        self._next_pause = _FIRST_PAUSE
         self._working_since = math.inf
-        self._clears_first = False
-        """The prefix cache was emptied while the files were not open."""
+        self._is_to_clear = False
+        """The prefix cache was emptied, and the files were not open, or failed."""
         self._file: BlockFile | None = None
         self._writer = ThreadPoolExecutor(1, "kv-offload-write")
         self._inbox: Inbox[BlocksRead | _Done] = Inbox()
@@ -199,13 +198,21 @@ class Offload:
         return None if file is None else file.read(slot, block_hash)
 
     def _clear(self) -> None:
+        self._is_to_clear = True
         try:
             if self._file is not None:
-                self._file.clear()
-            else:
-                self._clears_first = True
+                self._clear_if_due(self._file)
         except OSError as error:
             self._inbox.put(_Done(error=error))
+
+    def _clear_if_due(self, file: BlockFile) -> None:
+        if self._is_to_clear:
+            file.clear()
+            self._is_to_clear = False
+
+    def _kept(self, file: BlockFile) -> list[tuple[BlockHash, int]]:
+        self._clear_if_due(file)
+        return file.kept()
 
     def _wait_for_folder(self) -> None:
         """Blocks are not taken in meanwhile, so nothing has to be written."""
@@ -221,7 +228,7 @@ class Offload:
     def _look(self) -> bool:
         """Tells what the files hold, or why they cannot be used. False: another process has them."""
         try:
-            kept = self._try_open() if self._file is None else self._file.kept()
+            kept = self._try_open() if self._file is None else self._kept(self._file)
         except (OSError, MemoryError) as error:
             self._inbox.put(_Done(error=error, opening=True))
             return True
@@ -238,10 +245,7 @@ class Offload:
             path, num_slots = self._folder.path, self._tier.num_slots
             key, block_bytes = self._folder.file_key, self._host.block_bytes
             self._file = BlockFile(path / "blocks", path / "index", num_slots, block_bytes, key)
-            if self._clears_first:
-                self._file.clear()
-            self._clears_first = False
-            return self._file.kept()
+            return self._kept(self._file)
         except OSError:
             self._release_folder()
             raise
@@ -296,9 +300,9 @@ class Offload:
     def _pause(self, reason: str) -> None:
         now = self._clock()
         if now - self._working_since > _LONGEST_PAUSE:
-            self._num_pauses = 0
-        seconds = min(_FIRST_PAUSE * 2**self._num_pauses, _LONGEST_PAUSE)
-        self._num_pauses += 1
+            self._next_pause = _FIRST_PAUSE
+        seconds = self._next_pause
+        self._next_pause = min(2 * seconds, _LONGEST_PAUSE)
         self._again_at, self._working_since = now + seconds, math.inf
         self._tier.takes_more = False
         logger.warning("evicted blocks are not kept for %.0f s: %s: %s", seconds, self._folder.path, reason)

@@ -201,6 +201,7 @@ async def test_a_key_for_some_models_sees_no_others_over_kserve() -> None:
     listed = (await asked(app, "POST /v2/repository/index")).json()
     counted = (await asked(app, "GET /v2/models/stats")).json()["model_stats"]
     assert [each["name"] for each in (*listed, *counted)] == ["mine", "mine"]
+    assert (await asked(app, "GET /version")).json()["runners"] == {}  # there is `tiny`
 
     metadata = (("authorization", "Bearer sesame"),)
     async with serving(*models, keys=keys) as running:

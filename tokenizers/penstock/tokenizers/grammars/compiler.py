@@ -191,7 +191,7 @@ def _in_other_words(kind: str, text: str) -> str | None:
         if kind == "json_schema":
             return rewritten(text, effort)
         return lark.with_schemas(text, partial(rewritten, effort=effort)) if kind == "grammar" else None
-    except (ValueError, TypeError, AttributeError, RecursionError):  # one of them is no schema, for example
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # one is no schema, for example
         return None
 
 

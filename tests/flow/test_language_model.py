@@ -15,8 +15,15 @@ from helpers_adapters import save_adapter
 from helpers_dataplane import MARKER, Setup
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
-from penstock.engines.errors import InvalidRequestError, NotReadyError, NumericalError, UnsupportedError
+from penstock.engines.errors import (
+    InvalidRequestError,
+    NotReadyError,
+    NumericalError,
+    PermissionDeniedError,
+    UnsupportedError,
+)
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.llm.adapters import AdapterSet, new_adapter
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 
@@ -184,6 +191,20 @@ async def test_lora_name_selects_one_of_the_model_s_adapters(served: Served, tmp
     served.setup.model.adapters.remove(adapters[0])  # between reading the request and its first token
     [response] = [response async for response in stream]
     assert isinstance(response.error, InvalidRequestError)
+
+
+async def test_a_key_for_some_models_chooses_no_other_adapter(served: Served, tmp_path: Path) -> None:
+    adapters = [new_adapter(name, save_adapter(tmp_path / name)) for name in ("ours", "theirs")]
+    served.setup.model.adapters = AdapterSet(adapters)
+
+    def asked(adapter: str) -> InferRequest:
+        caller = RequestContext(principal=Principal(tenant="t", models=("m", "ours")))
+        return infer_request(sampling={"max_tokens": 1, "lora_name": adapter}, caller=caller, tenant="t")
+
+    assert (await served.model.infer(asked("ours"))).error is None
+    for stranger in ("theirs", "nobodys"):  # whether there is one they are not told
+        with pytest.raises(PermissionDeniedError):
+            await served.model.infer(asked(stranger))
 
 
 async def test_an_answer_that_streams_has_no_single_response(served: Served) -> None:

@@ -70,7 +70,7 @@ class FileStore:
         """`in_use` gives the ids of files that must not go yet, although their time is over. Raises OSError,
         sqlite3.Error."""
         database.create(_SCHEMA)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._found_at_start = [path.name for path in folder.iterdir()]
         self._folder = folder
         self._database = database

@@ -105,7 +105,7 @@ def open_database(config: Config) -> Database:
         return Database(None)
     folder = Path(config.data.data_dir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Database(folder / "penstock.sqlite")
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"data-dir: {folder}: {error}. Another server may be using it.") from None

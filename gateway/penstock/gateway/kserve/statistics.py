@@ -12,17 +12,23 @@ from typing import Any
 from penstock.classic.base import InferModel
 from penstock.classic.statistics import BatchStatistics, Duration, ResponseStatistics
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.gateway.front.context import Principal
 from penstock.gateway.kserve.store import ModelStore, ServedByOthers
 
 Counters = dict[str, Any]
 
 
-def statistics(models: ModelStore, name: str = "", version: str = "") -> dict[str, list[Counters]]:
-    """`{"model_stats": [...]}` of all models, of one in all its ready versions, or of one version.
+def statistics(models: ModelStore, caller: Principal, name: str = "", version: str = "") -> dict[str, list[Counters]]:
+    """`{"model_stats": [...]}` of all models that the caller may use, of one in all its ready versions, or of one
+    version.
 
-    Raises InvalidRequestError for a model that is not there: Triton's 400, where everything else says 404.
+    Raises InvalidRequestError for a model that is not there: Triton's 400, where everything else says 404;
+    PermissionDeniedError.
     """
-    return {"model_stats": [model_statistics(model) for model in _chosen(models, name, version)]}
+    if name:
+        caller.require_model(name)
+    chosen = [model for model in _chosen(models, name, version) if name or caller.may_use(model.name)]
+    return {"model_stats": [model_statistics(model) for model in chosen]}
 
 
 def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]:

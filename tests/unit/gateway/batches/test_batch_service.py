@@ -6,6 +6,7 @@ import asyncio
 import errno
 import io
 import json
+import os
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -94,6 +95,21 @@ async def uploaded(service: BatchService, *names: str, tenant: str = "") -> str:
     lines = [{"custom_id": name, "url": URL, "body": {"prompt": name}} for name in names]
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     return (await service.files.add(tenant, "in.jsonl", "batch", io.BytesIO(content))).id
+
+
+async def test_other_users_of_the_machine_can_read_neither_files_nor_the_database(tmp_path: Path, model: Model) -> None:
+    umask = os.umask(0o022)  # that of most machines
+    try:
+        service = new_service(tmp_path, model)  # in a folder that others may look into
+        await uploaded(service, "secret")
+        await created(service, "another")
+        await service.stop()
+        entries = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+        close(service)
+    finally:
+        os.umask(umask)
+    assert entries.pop("files") == 0o700
+    assert {name: oct(mode) for name, mode in entries.items() if mode & 0o077} == {}
 
 
 async def created(service: BatchService, *names: str, **options: Any) -> Batch:

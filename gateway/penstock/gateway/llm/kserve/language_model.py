@@ -100,6 +100,7 @@ class LanguageModel:
                 self._cancel(request)
             text = self.form.read(request, self._model.describe(self.name), self.policy)
             if text.adapter is not None:
+                text.generate.context.principal.require_model(text.adapter)  # elsewhere it is a model's name
                 self._model.adapters.named(text.adapter)
             return text
         except PenstockError as error:

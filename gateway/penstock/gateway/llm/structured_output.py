@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.front.bounded_json import MAX_DEPTH, check_json
+from penstock.gateway.front.bounded_json import decode_json
 from penstock.tokenizers import lark
 
 if TYPE_CHECKING:
@@ -153,15 +153,7 @@ def json_schema(schema: str | Schema, where: str, *, compact: bool = False) -> G
 
 def _decoded(text: str, kind: Any, where: str) -> Any:
     """JSON in a text: what was checked of the body has not looked into it. Raises InvalidRequestError."""
-    encoded = text.encode()
-    try:
-        check_json(encoded)
-    except InvalidRequestError:
-        raise InvalidRequestError(f"{where} nests deeper than {MAX_DEPTH} levels.", param=where) from None
-    try:
-        return msgspec.json.decode(encoded, type=kind)
-    except msgspec.DecodeError as error:
-        raise InvalidRequestError(f"{where}: {error}", param=where) from None
+    return decode_json(text.encode(), kind, field=where)
 
 
 def _choice(choices: list[str], where: str) -> Grammar:

@@ -58,7 +58,7 @@ def build_load_reports(config: Config, dataplane: DataPlane, ended: EndedRequest
     def engines() -> list[EngineLoad]:
         return [
             EngineLoad(model.engine.stats, model.engine.info.block_size, model.max_num_seqs)
-            for _, model in dataplane.loaded_models()
+            for _, model in dataplane.models.loaded()
         ]
 
     form = config.server.load_reports

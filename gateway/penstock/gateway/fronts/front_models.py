@@ -68,8 +68,8 @@ class FrontModels:
 
     def serves(self, name: str) -> bool:
         """Whether the model or adapter of this name would answer now."""
-        held = self.dataplane.holder(name)
-        return held is not None and held[0].engine.ready and name not in self._routed
+        holder = self.dataplane.models.holder(name)
+        return holder is not None and holder.model.engine.ready and name not in self._routed
 
     def has_tensors(self, name: str, version: str) -> bool:
         """The same for KServe, classic models included; `version` "": the newest."""
@@ -124,7 +124,7 @@ class FrontModels:
             await engine.start()
             entry = self._wanted[number]  # it may have changed meanwhile
             found = _FrontModel(_loaded_model(entry, engine, texts), {})
-            self.dataplane.add(found.model)
+            self.dataplane.models.add(found.model)
         except (PenstockError, ConfigError) as error:
             logger.warning("%s is not served here yet: %s", entry.names[0], error)
             await engine.stop()
@@ -176,7 +176,7 @@ class FrontModels:
 
     def _leave(self, number: int) -> None:
         found = self._leaving[number] = self._served.pop(number)
-        self.dataplane.remove(found.model)
+        self.dataplane.models.remove(found.model)
         self.store.replace(model for each in self._served.values() for model in each.tensors.values())
         self._run(self._left(number, found))
 

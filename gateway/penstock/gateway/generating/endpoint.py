@@ -58,7 +58,7 @@ class GeneratingEndpoint(ABC, Generic[_R]):
             resumable = self._resumable if request.stream else None
             if resumable is not None and await resumable.resume(exchange, body):
                 return
-            await self._dataplane.arrive(self._model_name(request), exchange.context)
+            await self._dataplane.models.load_on_demand(self._model_name(request), exchange.context)
             if await self._answer_at_once(exchange, request):
                 return
             wanted = await self._wanted(request, exchange.context)

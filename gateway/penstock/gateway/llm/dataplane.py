@@ -15,17 +15,12 @@ import msgspec
 from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import (
-    AlreadyExistsError,
     ContextLengthError,
     InvalidRequestError,
-    ModelNotFoundError,
-    NotReadyError,
     UnsupportedError,
 )
-from penstock.gateway.front.changes import Changes
 from penstock.gateway.front.context import RequestContext, deadline_exceeded
 from penstock.gateway.front.deadline import until
-from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.record import Stage, outcome_of
 from penstock.gateway.front.work_pool import WorkPool, WorkPools
 from penstock.gateway.llm.adapters import Adapter
@@ -33,13 +28,12 @@ from penstock.gateway.llm.chat_texts import ChatValues, chat_text
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.generation import Generation, Usage
-from penstock.gateway.llm.model_metrics import ModelMetrics
+from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.llm.models import LoadedModel, ServedModel
-from penstock.gateway.llm.name_routing import AcceptedCall, NameRouting
+from penstock.gateway.llm.name_routing import AcceptedCall
 from penstock.gateway.llm.prompts import encode_prompts
 from penstock.gateway.llm.request_tokens import prompt_tokens, tokenized_params
 from penstock.gateway.llm.token_logprobs import Candidate, TokenLogprob
-from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.tokenizers import ChatTemplateError, Tokenizer
 
 __all__ = [
@@ -68,165 +62,24 @@ class DataPlane:
 
     def __init__(
         self,
+        models: LanguageModels | None = None,
         *,
         request_timeout: float | None = None,
         clamp_max_tokens: bool = False,
         text_pool: WorkPool | None = None,
-        board: LoadingBoard | None = None,
-        on_demand: OnDemand | None = None,
         salt_key: bytes | None = None,
     ) -> None:
         """`clamp_max_tokens`: a request for more tokens than the context leaves gets what it leaves, and no error.
-        `on_demand` is there where requests load models. `salt_key` makes the salts of tenants; None: a new one."""
-        self._on_demand = on_demand
+        `salt_key` makes the salts of tenants; None: a new one."""
+        self.models = LanguageModels() if models is None else models
         self._text_pool = text_pool or WorkPools().text
-        self._board = board or LoadingBoard()
-        self._models: dict[str, LoadedModel] = {}
-        self._others: dict[str, str] = {}
-        """Names of models that do not generate, and what to tell who wants that of them."""
         self._request_timeout = request_timeout
         self._clamp_max_tokens = clamp_max_tokens
         self.salt_key = salt_key or secrets.token_bytes(32)
-        self.changes = Changes()
-        """Told when models or their adapters come and go, and when models sleep and wake."""
-        self.routing: NameRouting | None = None
-        """For names that several models serve; None while there are none."""
-
-    def add(self, model: LoadedModel) -> None:
-        """Raises AlreadyExistsError where a name is an adapter's of another model, or an adapter's name is taken."""
-        for name in model.names:
-            self._check_free(name, model, self._adapter(name))
-        for adapter in model.adapters:
-            self._check_free(adapter.name, model, self.holder(adapter.name))
-        for name in model.names:
-            self._models[name] = model
-        model.sleep.on_change = self.changes.tell
-        self.changes.tell()
-
-    def has_loaded(self, model: LoadedModel) -> None:
-        """It serves from now on."""
-        model.loaded = True
-        self.changes.tell()
-
-    def reserve(self, name: str, refusal: str) -> None:
-        """A model that does not generate has this name. Raises AlreadyExistsError."""
-        if name in self._others or self.holder(name) is not None:
-            raise AlreadyExistsError(f"The name `{name}` is taken by another model.")
-        self._others[name] = refusal
-
-    def release(self, name: str) -> None:
-        """It is free again, after `reserve`."""
-        self._others.pop(name, None)
-
-    def is_reserved(self, name: str) -> bool:
-        """Whether a model that does not generate has this name."""
-        return name in self._others
-
-    def _check_free(self, name: str, model: LoadedModel, held: tuple[LoadedModel, Adapter | None] | None) -> None:
-        """A model may take over the names of one that it replaces, and of that one's adapters."""
-        if name in self._others:
-            raise AlreadyExistsError(f"The name `{name}` is taken by another model.")
-        if held is not None and not set(held[0].names) & set(model.names):
-            raise AlreadyExistsError(f"The name `{name}` is taken by the model `{held[0].names[0]}` or its adapter.")
-
-    def remove(self, model: LoadedModel) -> None:
-        """Its names are unknown from now on, unless another model has taken them over; what runs, runs on."""
-        for name in model.names:
-            if self._models.get(name) is model:
-                del self._models[name]
-        self.changes.tell()
-
-    def models(self) -> list[ServedModel]:
-        """All served names, the base models first, then their adapters. Empty while nothing has been loaded."""
-        bases = [model.describe(name) for name, model in self._models.items() if model.loaded]
-        loaded = [model for model in self.known_models() if model.loaded]
-        if self.routing is not None:
-            bases += [self.model(name) for name in self.routing.names()]
-        return bases + [model.describe(adapter.name, adapter) for model in loaded for adapter in model.adapters]
-
-    def names_on_demand(self) -> list[str]:
-        """Of models that are not loaded, and that a request would load."""
-        return [] if self._on_demand is None else self._on_demand.language_models()
-
-    async def arrive(self, name: str, context: RequestContext) -> None:
-        """Before a request names its model here: returns when that is loaded, if a request may load it, and it stays
-        until the request's end. Raises OverloadedError, DeadlineExceededError."""
-        if self._on_demand is not None:
-            held = self.holder(name)
-            if held is None or context.principal.may_use(name):
-                await self._on_demand.use_language_model(name if held is None else held[0].names[0], context)
-
-    def known_models(self) -> list[LoadedModel]:
-        """Of every model one, those that are still loading included."""
-        return list(dict.fromkeys(self._models.values()))
-
-    def loaded_models(self) -> list[tuple[str, LoadedModel]]:
-        """(first name, model) of everything that is loaded, for operators' views."""
-        return [(model.names[0], model) for model in self.known_models() if model.loaded]
-
-    def metrics(self) -> list[ModelMetrics]:
-        """Of every model, those that are still loading included."""
-        return [model.metrics for model in self.known_models()]
 
     def model(self, name: str, context: RequestContext | None = None) -> ServedModel:
-        """A model or an adapter: the one that gets the request of `context`. Raises ModelNotFoundError, or
-        NotReadyError while the model loads."""
-        model, adapter = self.find(name, context=context)
-        return model.describe(name, adapter)
-
-    def find(
-        self, name: str, param: str = "model", context: RequestContext | None = None
-    ) -> tuple[LoadedModel, Adapter | None]:
-        """The model, and its adapter where the name is that one's. Raises as `model`; `param` is the caller's field."""
-        routed = context is not None and context.routed is not None
-        if self.routing is not None and (routed or self.routing.has(name)):
-            return self.routing.find(name, context)
-        return self.find_own(name, param)
-
-    def find_own(self, name: str, param: str = "model") -> tuple[LoadedModel, Adapter | None]:
-        """The same for a name that is a model's or an adapter's own."""
-        held = self.holder(name)
-        if name in self._others:
-            raise InvalidRequestError(self._others[name], param=param)
-        if held is None and name in self._board:
-            raise self.still_loading(name)
-        if held is None:
-            raise ModelNotFoundError(f"The model `{name[:64]}` does not exist.", param=param)
-        if not held[0].loaded:
-            raise self.still_loading(held[0].names[0])
-        return held
-
-    def still_loading(self, name: str) -> NotReadyError:
-        """With how far it is."""
-        progress = self._board.text(name)
-        return NotReadyError(f"The model is still loading{f' ({progress})' if progress else ''}.", retry_after=2)
-
-    def knows(self, name: str) -> bool:
-        """Whether a model, loaded or not, an adapter or a traffic rule has this name."""
-        routed = self.routing is not None and self.routing.has(name)
-        return routed or self.holder(name) is not None or name in self.names_on_demand()
-
-    def holder(self, name: str) -> tuple[LoadedModel, Adapter | None] | None:
-        """Whose name it is, whether that has been loaded or not."""
-        model = self._models.get(name)
-        return self._adapter(name) if model is None else (model, None)
-
-    def _adapter(self, name: str) -> tuple[LoadedModel, Adapter] | None:
-        for model in self._models.values():
-            adapter = model.adapters.get(name)
-            if adapter is not None:
-                return model, adapter
-        return None
-
-    @property
-    def live(self) -> bool:
-        """False when a model is down for good: only a new server can help."""
-        return not any(model.engine.failed for model in self._models.values())
-
-    @property
-    def ready(self) -> bool:
-        """True while all models would serve a request now."""
-        return all(model.ready for model in self._models.values())
+        """The model or adapter that gets the request of `context`. Raises as `LanguageModels.find`."""
+        return self.models.find(name, context=context).describe(name)
 
     async def chat_prompt(
         self,
@@ -246,8 +99,8 @@ class DataPlane:
         """
         loaded = self._used_by(context, model)
         values = ChatValues(messages, tools, documents, template_kwargs, add_generation_prompt, continue_final_message)
-        if self.routing is not None and context.routed is not None:
-            self.routing.rendered(context, values, cut=cut)
+        if self.models.routing is not None and context.routed is not None:
+            self.models.routing.rendered(context, values, cut=cut)
         return await self.chat_prompt_on(loaded, values, context, cut=cut)
 
     async def chat_prompt_on(
@@ -277,7 +130,7 @@ class DataPlane:
     def _used_by(self, context: RequestContext, name: str) -> LoadedModel:
         """The model, noted in the request's record. Raises PermissionDeniedError, and as `model`."""
         context.principal.require_model(name)
-        model, adapter = self.find(name, context=context)
+        model, adapter = self.models.find(name, context=context)
         if not context.record.target:
             context.record.model = model.names[0] if adapter is None else adapter.name
         return model
@@ -310,10 +163,10 @@ class DataPlane:
         """
         context = request.context
         context.principal.require_model(request.model)
-        model, adapter = self.find(request.model, context=context)
-        if self.routing is None or context.routed is None:
-            return await self._generate(model, adapter, request)
-        return await self._generate(model, adapter, request, self.routing.accepted(request))
+        model, adapter = self.models.find(request.model, context=context)
+        routing = self.models.routing
+        call = routing.accepted(request) if routing is not None and context.routed is not None else None
+        return await self._generate(model, adapter, request, call)
 
     async def generate_on(
         self, model: LoadedModel, request: GenerateRequest, *, adapter: str | None = None

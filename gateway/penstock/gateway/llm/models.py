@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -141,6 +141,17 @@ class LoadedModel:
             fills_in=self.tokenizer.fill_in_middle is not None,
             parent=None if adapter is None else self.names[0],
         )
+
+
+class NameHolder(NamedTuple):
+    """Whose a name is."""
+
+    model: LoadedModel
+    adapter: Adapter | None = None
+    """The adapter of `model` that has the name; None: it is the model's own."""
+
+    def describe(self, name: str) -> ServedModel:
+        return self.model.describe(name, self.adapter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,10 @@ from typing import Protocol
 
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.llm.adapters import Adapter
 from penstock.gateway.llm.chat_texts import ChatValues
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.generate_request import GenerateRequest
-from penstock.gateway.llm.models import LoadedModel
+from penstock.gateway.llm.models import NameHolder
 
 
 class AcceptedCall(Protocol):
@@ -34,7 +33,7 @@ class NameRouting(Protocol):
 
     def names(self) -> list[str]: ...
 
-    def find(self, name: str, context: RequestContext | None) -> tuple[LoadedModel, Adapter | None]:
+    def find(self, name: str, context: RequestContext | None) -> NameHolder:
         """The target for this request, the same each time, even if the rule has gone meanwhile; without a context, the
         first that is there. A name without a rule is a model's own. Raises PenstockError."""
         ...

@@ -42,7 +42,8 @@ class _Endpoint(TranslatingEndpoint[_R]):
         return request
 
     def _respond(self, exchange: Exchange, request: _R, wanted: WantedText, generation: Generation) -> Awaitable[None]:
-        keep(self._dataplane.find(self._model_name(request), context=exchange.context)[0].sleep, request.keep_alive)
+        model, _ = self._dataplane.models.find(self._model_name(request), context=exchange.context)
+        keep(model.sleep, request.keep_alive)
         return self._respond_from(exchange, request, generation)
 
     async def _answered_without_text(self, exchange: Exchange, request: _R) -> bool:
@@ -73,7 +74,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
             return False
         name = self._model_name(request)
         exchange.context.principal.require_model(name)
-        model, _ = self._dataplane.find(name, context=exchange.context)
+        model, _ = self._dataplane.models.find(name, context=exchange.context)
         leaves = request.keep_alive is not None and not seconds_of(request.keep_alive)
         with model.in_flight:
             if not leaves:
@@ -89,7 +90,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
 
     def _model_name(self, request: _R) -> str:
         others = self._settings.text_models.by_name
-        return model_name(request.model, lambda name: name in others or self._dataplane.knows(name))
+        return model_name(request.model, lambda name: name in others or self._dataplane.models.knows(name))
 
     def _renamed(self, request: _R, model: str) -> _R:
         return msgspec.structs.replace(request, model=model)

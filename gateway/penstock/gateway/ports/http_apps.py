@@ -280,7 +280,7 @@ def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[GuardedR
 
 
 def _health(dataplane: DataPlane, settings: AppSettings) -> ServerHealth:
-    return settings.health or ServerHealth(lambda: dataplane.live, lambda: dataplane.ready)
+    return settings.health or ServerHealth(lambda: dataplane.models.live, lambda: dataplane.models.ready)
 
 
 class App:

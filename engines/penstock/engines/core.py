@@ -10,12 +10,12 @@ import msgspec
 
 from penstock.engines.adapter_loading import adapter_loader
 from penstock.engines.block_mover import BlockMover
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     CallReply,
     DownMessage,
-    EngineStats,
     ResetPrefixCache,
     StepOutputs,
     StepRecord,

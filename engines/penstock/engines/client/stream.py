@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from penstock.engines.contract.messages import EngineStats, FinishReason, RequestError, RequestOutput
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import FinishReason, RequestError, RequestOutput
 
 
 class RequestStream:

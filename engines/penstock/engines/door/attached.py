@@ -14,14 +14,8 @@ import msgspec
 from penstock.engines.client.engine_calls import EngineCalls
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.client.stream_table import StreamTable
-from penstock.engines.contract.messages import (
-    AddRequest,
-    DownMessage,
-    EngineStats,
-    PromptInfo,
-    StepOutputs,
-    StepRecord,
-)
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import AddRequest, DownMessage, PromptInfo, StepOutputs, StepRecord
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.connection import DoorConnection, HandshakeError, decode_door
 from penstock.engines.door.messages import (

@@ -19,12 +19,12 @@ import msgspec
 from penstock.engines.client.engine_calls import EngineCalls
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.client.stream_table import StreamTable
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.loading import Loading, LoadingEnds, silent
 from penstock.engines.contract.messages import (
     AddRequest,
     CloseDoor,
     DownMessage,
-    EngineStats,
     LoadFailed,
     Ready,
     StepRecord,

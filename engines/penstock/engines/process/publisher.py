@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.engines.contract.messages import CallReply, EngineStats, RequestOutput, StepOutputs, StepRecord
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import CallReply, RequestOutput, StepOutputs, StepRecord
 
 
 class Publisher:

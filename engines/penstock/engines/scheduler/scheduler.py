@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from penstock.engines.contract.messages import AddRequest, EngineStats, FinishReason, RequestOutput
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import Drafting, ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import PenstockError

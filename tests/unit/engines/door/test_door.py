@@ -17,12 +17,12 @@ from helpers_door import INFO, RawClient, open_door, taken
 from helpers_server import wait_until
 from penstock.engines.contract import messages as contract_messages
 from penstock.engines.contract import model_info
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     CallReply,
     CloseDoor,
-    EngineStats,
     FinishReason,
     Grammar,
     LoadAdapter,

@@ -149,12 +149,14 @@ class KVCacheManager:
         many are not in the pool: NO_BLOCK is in their places, for `_take_fetched`."""
         count = matched // table.group.block_size
         table.first = min(table.group.first_block(start), count)
-        found = [self.pool.lookup(key) for key in table.keys(table.first, count)]
-        cached = [block_id for block_id in found if block_id is not None]
+        block_ids = [self.pool.lookup(key) for key in table.keys(table.first, count)]
+        cached = [block_id for block_id in block_ids if block_id is not None]
         self.pool.retain(cached)  # before counting what is free: a cached block must not count as both
-        table.block_ids = [NO_BLOCK] * table.first + [NO_BLOCK if block_id is None else block_id for block_id in found]
+        table.block_ids = [NO_BLOCK] * table.first + [
+            NO_BLOCK if block_id is None else block_id for block_id in block_ids
+        ]
         table.num_published = count
-        return len(found) - len(cached)
+        return len(block_ids) - len(cached)
 
     def _take_fetched(self, table: BlockTable, fetched: Mapping[BlockHash, Any]) -> list[tuple[int, Any]]:
         """Gives the table the matched blocks that are not in the pool. Returns them with their contents. They are

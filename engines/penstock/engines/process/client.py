@@ -1,4 +1,4 @@
-"""The gateway's side of the process border."""
+"""The gateway's side of the process border: starts the engine process, watches it, and replaces it when it dies."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ _RETRY_AFTER = 2.0
 
 
 class ProcessEngine:
-    """Implements Engine over an engine process. A process that dies or hangs ends its streams with EngineDeadError and
-    is replaced by a new one, with a socket of its own, so late messages of the old one cannot arrive."""
+    """Implements Engine with an engine process. When that dies or hangs, its streams end with EngineDeadError, and a
+    new process replaces it. Each has a socket of its own, so late messages of the old one cannot arrive."""
 
     def __init__(
         self,
@@ -84,13 +84,13 @@ class ProcessEngine:
         """Of the newest process."""
         self._up_since = 0.0
         self._seconds_up = 0.0
-        """Of all processes together; the one that is up now is added at its end."""
+        """Of all processes together, but for the one that is up now: its time is added at its end."""
         self._idle: asyncio.Future[None] | None = None
-        """Of a drain."""
+        """Set while a drain waits for the engine to have no more work."""
         self._door_closed = False
-        """The engine process has said so."""
+        """The engine process has confirmed it (`drain`)."""
         self._restarts: deque[float] = deque()
-        """When, in `_seconds_up`."""
+        """When the recent ones happened, in `_seconds_up`."""
         self.num_restarts = 0
 
     @property
@@ -122,7 +122,7 @@ class ProcessEngine:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        if self._info is not None:  # it was stopped: as behind a restart, adapters may have gone meanwhile
+        if self._info is not None:  # it was stopped: as after a restart, adapters may have gone meanwhile
             self._calls.drop_missing()
         await self._spawn()
         self._keeper = asyncio.create_task(self._keep())
@@ -171,7 +171,7 @@ class ProcessEngine:
             raise
 
     def _spec_with(self, adapters: dict[str, str]) -> EngineSpec:
-        """What a new process is told, with the adapters of this moment. Engines without any have no such option."""
+        """For a new process, with the adapters that are loaded now. Engines without adapters do not know the option."""
         options = self._spec.options
         if adapters or "adapters" in options:
             options = options | {"adapters": adapters}
@@ -179,7 +179,7 @@ class ProcessEngine:
         return msgspec.structs.replace(self._spec, options=options, heartbeat_interval=interval)
 
     async def _loaded(self, link: Link, process: asyncio.subprocess.Process) -> ModelInfo:
-        """The result of loading, or an error if the process ends without one or takes too long."""
+        """Waits until the model is loaded. Raises EngineError if loading fails, the process ends or takes too long."""
         first = asyncio.ensure_future(self._first_result(link))
         ended = asyncio.ensure_future(process.wait())
         try:
@@ -236,8 +236,8 @@ class ProcessEngine:
             self._idle.set_result(None)
 
     async def _keep(self) -> None:
-        """Watches the process, and replaces it when it is dead; gives up when it dies too often. What the system
-        refuses is tried again until it works: that is not the engine's fault."""
+        """Watches the process, and replaces it when it is dead; gives up when it dies too often. Where the system has
+        no resources for a new one, tries until it has: that is not the engine's fault."""
         refusals = 0
         while True:
             if self._link is not None and self._process is not None:
@@ -307,11 +307,11 @@ class ProcessEngine:
         return self._streams.new_ids(count)
 
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
-        """Raises NotReadyError, and QueueFullError for a process that takes nothing in."""
+        """Raises NotReadyError, and QueueFullError while the process does not take requests in."""
         self._require_link()
         unseen = self._streams.sent - self._stats.own_admitted
         scheduler = self._spec.scheduler
-        # Twice what it would take: it tells only now and then what it has seen.
+        # Twice what it would queue, since its stats, which tell what it has taken in, come only now and then.
         if unseen > 2 * (scheduler.max_queued_requests + scheduler.max_num_seqs):
             raise QueueFullError(f"{unseen} requests wait for the engine to take them in.", retry_after=_RETRY_AFTER)
         return self._streams.submit(requests)
@@ -351,12 +351,12 @@ class ProcessEngine:
             self._link.send(messages)
 
     async def stop(self, reason: str = "The server was stopped.") -> None:
-        """It may be started again."""
+        """Ends the process and its streams. The engine may be started again."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
-        self._streams.give_up()  # else the process would end only after what it computes
+        self._streams.give_up()  # otherwise the process would first complete what it computes
         link, self._link = self._link, None
         self._stats = EngineStats()
         self._end_drain()

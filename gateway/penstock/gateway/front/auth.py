@@ -63,12 +63,12 @@ class ApiKeys:
         if not self.needed or (authorization is None and self.without_key is not None):
             return self.without_key or ANYONE
         scheme, _, key = (authorization or b"").partition(b" ")
-        found = self._granted.get(key_digest(key.strip()))
-        if found is None or scheme.lower() != b"bearer":
+        principal = self._granted.get(key_digest(key.strip()))
+        if principal is None or scheme.lower() != b"bearer":
             raise AuthenticationError(
                 "Missing or incorrect API key: send it as 'Authorization: Bearer <key>', or over HTTP as 'x-api-key'."
             )
-        return found
+        return principal
 
 
 def _keeping_quota(new: Principal, old: Principal | None) -> Principal:

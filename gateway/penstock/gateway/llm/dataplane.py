@@ -1,4 +1,5 @@
-"""The protocol-neutral verbs. OpenAI and KServe, HTTP and gRPC all call these; nothing protocol-shaped goes below."""
+"""What all protocols call to generate: OpenAI's and the others over HTTP, KServe over HTTP and gRPC. From here on down
+nothing knows a protocol."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class ChatPrompt(NamedTuple):
 
 
 class DataPlane:
-    """Validates, encodes and submits; whatever a front has read off the wire goes through here."""
+    """Validates, encodes and submits what the fronts have read. `models` are the language models that it serves."""
 
     def __init__(
         self,
@@ -94,9 +95,9 @@ class DataPlane:
         template_kwargs: dict[str, Any] | None = None,
         cut: bool = False,
     ) -> ChatPrompt:
-        """Renders the chat template and encodes it; `cut`: `generate` will cut it, so it may be too long. Raises
-        InvalidRequestError for messages that it refuses, PermissionDeniedError, OverloadedError, DeadlineExceededError.
-        """
+        """Renders the model's chat template and encodes the text. `cut`: the prompt may be too long, since `generate`
+        will cut it. Raises InvalidRequestError, also for messages that the template refuses, PermissionDeniedError,
+        OverloadedError, DeadlineExceededError."""
         loaded = self._used_by(context, model)
         values = ChatValues(messages, tools, documents, template_kwargs, add_generation_prompt, continue_final_message)
         if self.models.routing is not None and context.routed is not None:
@@ -106,7 +107,7 @@ class DataPlane:
     async def chat_prompt_on(
         self, loaded: LoadedModel, values: ChatValues, context: RequestContext, *, cut: bool = False
     ) -> ChatPrompt:
-        """The same on a model at hand."""
+        """As `chat_prompt`, for a model that was found already."""
         template = loaded.chat_template
         if template is None:
             raise InvalidRequestError(
@@ -114,7 +115,7 @@ class DataPlane:
                 "--chat-template."
             )
 
-        size = context.record.bytes_in  # of the body, which has little but the messages
+        size = context.record.bytes_in  # of the body, which is little more than the messages
         try:
             context.record.enter(Stage.TEMPLATE)
             async with self._until_deadline(context):
@@ -128,7 +129,7 @@ class DataPlane:
             raise InvalidRequestError(str(error), param="messages") from None
 
     def _used_by(self, context: RequestContext, name: str) -> LoadedModel:
-        """The model, noted in the request's record. Raises PermissionDeniedError, and as `model`."""
+        """The model, which is noted in the request's record. Raises PermissionDeniedError, and as `model`."""
         context.principal.require_model(name)
         model, adapter = self.models.find(name, context=context)
         if not context.record.target:
@@ -148,17 +149,18 @@ class DataPlane:
     async def with_tokenizer(
         self, model: str, size: int, context: RequestContext, work: Callable[[Tokenizer], _T]
     ) -> _T:
-        """What `work` makes with a model's tokenizer of so many tokens, in a thread. Raises as `chat_prompt`."""
+        """The result of `work` with a model's tokenizer, in a thread. `size`: characters or tokens that it works on.
+        Raises as `chat_prompt`."""
         loaded = self._used_by(context, model)
         context.record.enter(Stage.TOKENIZE)
         async with self._until_deadline(context):
             return await self._text_pool.run(size, work, loaded.tokenizer)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Returns when the first output is there, or its first pulse: whatever can be refused has been refused before a
+        """Returns with the first output, or the first pulse. So all that can be refused has been refused before the
         response starts.
 
-        Raises InvalidRequestError and its kin for values that do not fit the model, OverloadedError,
+        Raises InvalidRequestError and errors derived from it for values that do not fit the model, OverloadedError,
         DeadlineExceededError, EngineError.
         """
         context = request.context
@@ -171,7 +173,7 @@ class DataPlane:
     async def generate_on(
         self, model: LoadedModel, request: GenerateRequest, *, adapter: str | None = None
     ) -> Generation:
-        """The same on a model at hand and one of its adapters, whatever name `request` has."""
+        """As `generate`, for a model that was found already and one of its adapters; `request.model` is not read."""
         return await self._generate(model, None if adapter is None else model.adapters.named(adapter), request)
 
     async def _generate(
@@ -187,7 +189,7 @@ class DataPlane:
             for each in used:
                 each.end()
 
-        for each in used:  # before anything is awaited: what is unloaded from now on waits for this call
+        for each in used:  # before anything is awaited: from now on unloading waits for this call
             each.begin()
         try:
             _check_supported(request.params, model.engine.info)
@@ -199,9 +201,9 @@ class DataPlane:
                 await model.sleep.awake()
                 prompts = await prompt_tokens(model, request, self._text_pool)
                 params = await tokenized_params(model, request, self._text_pool)
-            info = model.engine.info  # where it has just woken up, its cache may be smaller than before
+            info = model.engine.info  # if it has just woken up, its cache may be smaller than before
             adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]
-            wanted = request.params.max_tokens * request.n  # 0 where the caller names none: the context may leave much
+            wanted = request.params.max_tokens * request.n  # 0 if the caller names no limit: the context may leave much
             request.context.pay_tokens(sum(len(prompt) + wanted for prompt in prompts))
             record.enter(Stage.ENGINE)
             stream = model.engine.submit(adds)
@@ -239,7 +241,7 @@ class DataPlane:
         prompt: list[int],
         info: ModelInfo,
     ) -> AddRequest:
-        """`params`: of `tokenized_params`."""
+        """The message for one prompt. `params`: the result of `tokenized_params`."""
         max_tokens = _max_tokens(params, prompt, info, clamp=self._clamp_max_tokens)
         min_tokens = min(params.min_tokens, max_tokens)
         params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
@@ -267,13 +269,15 @@ class DataPlane:
         return own if context.deadline is None else min(own, context.deadline)
 
     def _until_deadline(self, context: RequestContext) -> AbstractAsyncContextManager[object]:
-        """For what is done before the engine has the request, and ends it. Raises DeadlineExceededError."""
+        """Bounds what is done before the engine has the request; after that the engine keeps the deadline. Raises
+        DeadlineExceededError."""
         deadline = self._deadline(context)
         return until(deadline, deadline_exceeded())
 
 
 def _salt(key: bytes, tenant: str, caller_salt: str) -> str:
-    """Tenants never share cached prefixes nor guess one another's salt; a caller may divide its own further."""
+    """Of the prefix cache. Tenants cannot share cached prefixes, nor guess each other's salt. A caller's own salt
+    divides those of its tenant further."""
     if not tenant and not caller_salt:
         return ""
     parts = f"{len(tenant)}:{tenant}{caller_salt}".encode("utf-8", "surrogatepass")
@@ -286,7 +290,7 @@ def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
 
 
 def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo, *, clamp: bool) -> int:
-    """What was asked for, or what the context leaves. Raises InvalidRequestError, ContextLengthError."""
+    """What the caller asks for, or what the context leaves. Raises InvalidRequestError, ContextLengthError."""
     room = info.context_length - len(prompt)
     if not prompt:
         raise InvalidRequestError("The prompt is empty.", param="prompt")

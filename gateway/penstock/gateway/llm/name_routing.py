@@ -1,4 +1,4 @@
-"""What the data plane asks about names that several models serve. `traffic/` answers; without rules nobody is asked."""
+"""What the data plane asks about names that several models serve. `traffic/` implements it, where there are rules."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.gateway.llm.models import NameHolder
 
 
 class AcceptedCall(Protocol):
-    """A request that a target has accepted."""
+    """A request, from its acceptance by the target that serves it."""
 
     watched: bool
     """Whether `took` is to be called."""
 
     def took(self, deltas: list[ChoiceDelta]) -> None:
-        """What its generation has given out. They may change afterwards."""
+        """Its generation has given these out. The list may change afterwards."""
 
     def responded(self) -> None:
         """There is a first token. Idempotent."""
@@ -34,8 +34,8 @@ class NameRouting(Protocol):
     def names(self) -> list[str]: ...
 
     def find(self, name: str, context: RequestContext | None) -> NameHolder:
-        """The target for this request, the same each time, even if the rule has gone meanwhile; without a context, the
-        first that is there. A name without a rule is a model's own. Raises PenstockError."""
+        """The target for this request: the same at each call, even if the rule was removed meanwhile. Without a context
+        the first target that is there. A name without a rule is a model's own. Raises PenstockError."""
         ...
 
     def rendered(self, context: RequestContext, values: ChatValues, *, cut: bool) -> None:

@@ -106,7 +106,7 @@ class Chat(_Endpoint[ChatRequest]):
     def _is_empty(self, request: ChatRequest) -> bool:
         return not request.messages
 
-    async def _wanted(self, request: ChatRequest, context: RequestContext) -> WantedText:
+    async def _generate_request(self, request: ChatRequest, context: RequestContext) -> WantedText:
         name = self._model_name(request)
         chat = openai_chat(request, name, request.tools, self._dataplane.model(name, context))
         return await chat_generation(
@@ -127,7 +127,7 @@ class Generate(_Endpoint[GenerateRequest]):
     def _is_empty(self, request: GenerateRequest) -> bool:
         return not request.prompt
 
-    async def _wanted(self, request: GenerateRequest, context: RequestContext) -> WantedText:
+    async def _generate_request(self, request: GenerateRequest, context: RequestContext) -> WantedText:
         name = self._model_name(request)
         model = self._dataplane.model(name, context)
         if request.raw or request.suffix or not model.has_chat_template:

@@ -23,9 +23,9 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     than text."""
     if not messages:
         raise InvalidRequestError("messages must not be empty.", param="messages")
-    found = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    converted = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
     _check_tool_answers(messages)
-    return found
+    return converted
 
 
 def template_kwargs(request: ChatRequest, variables: frozenset[str] | None) -> dict[str, Any]:

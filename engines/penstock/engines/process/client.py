@@ -43,9 +43,9 @@ logger = logging.getLogger(__name__)
 
 _TUNABLES = "glibc.malloc.hugetlb=1"
 """Weights are put into huge pages from the start, which makes steps faster; ignored where there are none."""
-_LAST_WORDS = 0.5
+_LAST_MESSAGE_SECONDS = 0.5
 """Seconds to wait for the message of a process that has already ended."""
-_ENDING_TIME = 5.0
+_ENDING_SECONDS = 5.0
 """Seconds that a process has to end when it is told to."""
 _BACKOFF = 1.0
 """Seconds of delay added with each recent restart; the first comes at once."""
@@ -79,7 +79,7 @@ class ProcessEngine:
         self._info: ModelInfo | None = None
         self._link: Link | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._supervision: asyncio.Task[None] | None = None
         self.liveness = Liveness(self._watchdog, time.monotonic())
         """Of the newest process."""
         self._up_since = 0.0
@@ -105,7 +105,7 @@ class ProcessEngine:
 
     @property
     def failed(self) -> bool:
-        return self._keeper is not None and self._keeper.done()
+        return self._supervision is not None and self._supervision.done()
 
     @property
     def stats(self) -> EngineStats:
@@ -125,7 +125,7 @@ class ProcessEngine:
         if self._info is not None:  # it was stopped: as after a restart, adapters may have gone meanwhile
             self._calls.drop_missing()
         await self._spawn()
-        self._keeper = asyncio.create_task(self._keep())
+        self._supervision = asyncio.create_task(self._supervise())
 
     async def _spawn(self) -> None:
         """Starts a process and waits until its model is loaded. Raises EngineError when that fails."""
@@ -186,7 +186,7 @@ class ProcessEngine:
             limit = self._watchdog.load_timeout
             await asyncio.wait((first, ended), timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():  # its last words may still be on their way through the socket
-                await asyncio.wait((first,), timeout=_LAST_WORDS)
+                await asyncio.wait((first,), timeout=_LAST_MESSAGE_SECONDS)
             if not first.done():
                 raise EngineError(
                     f"the engine process ended while it loaded the model (status {process.returncode})"
@@ -235,13 +235,13 @@ class ProcessEngine:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         """Watches the process, and replaces it when it is dead; gives up when it dies too often. Where the system has
         no resources for a new one, tries until it has: that is not the engine's fault."""
         refusals = 0
         while True:
             if self._link is not None and self._process is not None:
-                self._bury(self._link, await self._until_dead(self._process))
+                self._declare_dead(self._link, await self._until_dead(self._process))
             await self._kill()
             if not self._may_restart():
                 logger.critical("the engine died %d times; it stays down", len(self._restarts) + 1)
@@ -276,12 +276,12 @@ class ProcessEngine:
                 if done:
                     if (process.returncode or 0) > 0 and len(self._streams):
                         # it has ended itself; its last message, which names the failed requests, may be unread
-                        await asyncio.sleep(_LAST_WORDS)
+                        await asyncio.sleep(_LAST_MESSAGE_SECONDS)
                     return f"its process ended (status {process.returncode})"
         finally:
             ended.cancel()
 
-    def _bury(self, link: Link, reason: str) -> None:
+    def _declare_dead(self, link: Link, reason: str) -> None:
         logger.error("the engine is dead: %s; %d requests end with an error", reason, len(self._streams))
         link.close()
         self._link = None
@@ -352,10 +352,10 @@ class ProcessEngine:
 
     async def stop(self, reason: str = "The server was stopped.") -> None:
         """Ends the process and its streams. The engine may be started again."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-            self._keeper = None
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
+            self._supervision = None
         self._streams.give_up()  # otherwise the process would first complete what it computes
         link, self._link = self._link, None
         self._stats = EngineStats()
@@ -378,7 +378,7 @@ class ProcessEngine:
 
     @property
     def _patience(self) -> float:
-        return _ENDING_TIME + (CLOSING_SECONDS if self._spec.scheduler.kv_offload_dir else 0.0)
+        return _ENDING_SECONDS + (CLOSING_SECONDS if self._spec.scheduler.kv_offload_dir else 0.0)
 
     async def _kill(self) -> None:
         process = self._process

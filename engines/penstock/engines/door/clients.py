@@ -1,4 +1,4 @@
-"""Who is connected to a door, whose request is whose, and what each may still be sent. Plain data, no sockets.
+"""The clients of a door: which requests are whose, and what each client may still be sent. Plain data, no sockets.
 
 The engine knows requests by ids that carry their client's number in the upper bits; a client counts its own from 1.
 Numbers are never used twice in the life of an engine process, so what comes late for a client that has gone reaches

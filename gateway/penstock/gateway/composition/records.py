@@ -32,7 +32,7 @@ _MOST_FILES_OF_TENANT = 10_000
 
 
 class RequestRecords:
-    """Who is told of a process's requests: its access log, spans, metrics, and what balancers learn with answers."""
+    """What is told about the requests of a process: access log, spans, metrics, and the load that answers carry."""
 
     def __init__(self, config: Config, dataplane: DataPlane, on_end: Hook) -> None:
         """`on_end` is told of requests that have ended, too. Raises ConfigError."""

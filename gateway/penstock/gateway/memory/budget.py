@@ -62,7 +62,7 @@ class Reservation:
 
 
 class RoomMaker(Protocol):
-    """Who unloads models where others need their memory."""
+    """Unloads models when others need their memory."""
 
     async def __call__(self, name: str, check: Callable[[Collection[str]], object]) -> bool:
         """Whether there may be room now. `check` raises MemoryBudgetError if the model would not fit, were these models

@@ -15,9 +15,11 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.engines.process.worker_process import end_unused, start_early
 from penstock.gateway.bench import add_bench_command
 from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.configuration.flags import add_sections, switches
+from penstock.gateway.configuration.likely_engine import likely_engine
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
 from penstock.gateway.front.key_command import add_key_command
 from penstock.gateway.llm.hub_command import add_hub_commands
@@ -63,11 +65,17 @@ def _serve(config: Config, answer: tuple[Path, Path] | None) -> int:
     # Engine processes are started by fork and exec; gRPC's fork handlers only cost there, and complain. It reads this
     # when it is first imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    engine = likely_engine(config)
+    if engine is not None:
+        start_early(engine)
     gc.disable()  # modules stay: looking through what they have made so far takes a tenth of the time to import them
-    from penstock.gateway.lifecycle import answer_file, serve  # only now: --help stays quick
+    try:
+        from penstock.gateway.lifecycle import answer_file, serve  # only now: --help stays quick
 
-    gc.enable()
-    return serve(config) if answer is None else answer_file(config, *answer)
+        gc.enable()
+        return serve(config) if answer is None else answer_file(config, *answer)
+    finally:
+        end_unused()
 
 
 def _check(config: Config, gpus: int | None) -> Sequence[Verdict]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.errors import PenstockError
+from penstock.engines.process.worker_process import end_unused
 from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.composition.ports import (
     app_settings,
@@ -305,6 +306,7 @@ class Server:
     async def _load(self, file: BatchFile | None) -> None:
         """Answers the file, too, where there is one."""
         await self._models.start()
+        end_unused()
         self._loaded = True
         if self._batches is not None:
             await self._batches.start()

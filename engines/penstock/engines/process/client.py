@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import sys
 import tempfile
 import time
 from collections import deque
@@ -36,13 +33,13 @@ from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesErr
 from penstock.engines.offload import CLOSING_SECONDS
 from penstock.engines.process.link import Link
 from penstock.engines.process.liveness import SECOND_LOOK, Health, Liveness, WatchdogConfig
+from penstock.engines.process.order import Order
+from penstock.engines.process.worker_process import WorkerProcess, new_worker
 from penstock.engines.registry import EngineSpec
 
 logger = logging.getLogger(__name__)
 
 
-_TUNABLES = "glibc.malloc.hugetlb=1"
-"""Weights are put into huge pages from the start, which makes steps faster; ignored where there are none."""
 _LAST_MESSAGE_SECONDS = 0.5
 """Seconds to wait for the message of a process that has already ended."""
 _ENDING_SECONDS = 5.0
@@ -78,7 +75,7 @@ class ProcessEngine:
         self._stats = EngineStats()
         self._info: ModelInfo | None = None
         self._link: Link | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: WorkerProcess | None = None
         self._supervision: asyncio.Task[None] | None = None
         self.liveness = Liveness(self._watchdog, time.monotonic())
         """Of the newest process."""
@@ -147,26 +144,16 @@ class ProcessEngine:
         self._calls.forget(adapters)
 
     async def _connected(self, address: str, adapters: dict[str, str]) -> tuple[Link, ModelInfo]:
-        link = Link(address, lambda beat: self.liveness.beat(beat, time.monotonic()))
+        self._process = process = new_worker(self._spec.runner)
+        link = None
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "penstock.engines.process.worker",
-                address,
-                self._log_level,
-                str(link.heartbeats.far_end),
-                pass_fds=(link.heartbeats.far_end,),
-                stdin=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                env={"GLIBC_TUNABLES": _TUNABLES} | os.environ,
-            )
-            link.heartbeats.handed_over()
-            if self._process.stdin is not None:
-                self._process.stdin.write(msgspec.json.encode(self._spec_with(adapters)) + b"\n")
-            return link, await self._loaded(link, self._process)
+            link = Link(address, process.heartbeats, lambda beat: self.liveness.beat(beat, time.monotonic()))
+            order = Order(address, self._log_level, self._spec_with(adapters))
+            await process.order(msgspec.json.encode(order) + b"\n")
+            return link, await self._loaded(link, process)
         except BaseException:
-            link.close()
+            if link is not None:
+                link.close()
             await self._kill()
             raise
 
@@ -178,7 +165,7 @@ class ProcessEngine:
         interval = self._watchdog.heartbeat_interval
         return msgspec.structs.replace(self._spec, options=options, heartbeat_interval=interval)
 
-    async def _loaded(self, link: Link, process: asyncio.subprocess.Process) -> ModelInfo:
+    async def _loaded(self, link: Link, process: WorkerProcess) -> ModelInfo:
         """Waits until the model is loaded. Raises EngineError if loading fails, the process ends or takes too long."""
         first = asyncio.ensure_future(self._first_result(link))
         ended = asyncio.ensure_future(process.wait())
@@ -263,7 +250,7 @@ class ProcessEngine:
             except Exception:  # whatever it is, the next try comes
                 logger.exception("the engine could not be restarted")
 
-    async def _until_dead(self, process: asyncio.subprocess.Process) -> str:
+    async def _until_dead(self, process: WorkerProcess) -> str:
         ended = asyncio.ensure_future(process.wait())
         try:
             while True:
@@ -369,8 +356,7 @@ class ProcessEngine:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        if process.stdin is not None:
-            process.stdin.close()
+        process.tell_to_end()
         try:
             await asyncio.wait_for(process.wait(), self._patience)
         except TimeoutError:
@@ -383,6 +369,5 @@ class ProcessEngine:
     async def _kill(self) -> None:
         process = self._process
         if process is not None and process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what it has started: compilers, workers
+            process.kill()
             await process.wait()

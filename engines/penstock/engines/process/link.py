@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from io import FileIO
 
 import zmq
 
@@ -16,9 +17,9 @@ from penstock.engines.process.wire import decode_up, encode, pair_socket, receiv
 
 
 class Link:
-    def __init__(self, address: str, on_beat: Callable[[Heartbeat], None]) -> None:
-        """Raises NoResourcesError if there can be no socket, EngineError if it cannot be bound to the address (a path
-        has at most about 100 characters), and OSError if there can be no pipe."""
+    def __init__(self, address: str, heartbeats: FileIO, on_beat: Callable[[Heartbeat], None]) -> None:
+        """`heartbeats`: the pipe on which they come. Raises NoResourcesError if there can be no socket, EngineError if
+        it cannot be bound to the address (a path has at most about 100 characters)."""
         try:
             socket = pair_socket()
         except zmq.ZMQError as error:
@@ -28,11 +29,7 @@ class Link:
         except zmq.ZMQError as error:
             socket.close()
             raise EngineError(f"there can be no socket at {address} (TMPDIR decides where): {error}") from None
-        try:
-            self.heartbeats = HeartbeatPipe(on_beat)
-        except OSError:
-            socket.close()
-            raise
+        self.heartbeats = HeartbeatPipe(heartbeats, on_beat)
         self._backlog: list[bytes] = []
         self._arrived = asyncio.Event()
         self._socket = LoopSocket(socket, receive_all, self._backlog_add)

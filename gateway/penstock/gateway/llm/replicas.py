@@ -13,7 +13,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.spec import DoorSpec, ModelDigests
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.shares import shares
-from penstock.engines.process import WatchdogConfig
+from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy

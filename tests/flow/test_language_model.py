@@ -274,4 +274,4 @@ async def test_a_stopped_model_ends_what_it_has_accepted(served: Served) -> None
     with pytest.raises(NotReadyError):
         await served.model.infer(infer_request())
     assert not served.model.ready
-    assert served.setup.plane.models() == []
+    assert served.setup.plane.models.served() == []

@@ -16,7 +16,7 @@ from helpers_kserve_http import kserve_context
 from penstock.gateway.front.access import ApiGroup, RequiredHeader, read_restrictions
 from penstock.gateway.front.context import Role
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.kserve.http_routes import Found
+from penstock.gateway.kserve.http_routes import EndpointMatch
 from penstock.gateway.ports.http_apps import build_app, build_metrics_app
 from penstock.gateway.ports.scheduler_state import operator_routes
 from protocol.asgi_client import AsgiCall, call
@@ -110,7 +110,7 @@ def test_the_list_here_has_every_route() -> None:
 
     listed = [route.split(" ") for route in (*(route for route, _ in ROUTES), *PROBES)]
     kserve = [app.kserve.find({"method": method, "path": path}) for method, path in listed if kserve_has(path)]
-    assert all(isinstance(each, Found) for each in kserve)
+    assert all(isinstance(each, EndpointMatch) for each in kserve)
     assert {id(each.endpoint) for each in kserve} == {id(each) for each in app.kserve.endpoints()}
     others = [
         app.routes.find({"type": "http", "method": method, "path": path})

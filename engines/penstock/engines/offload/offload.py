@@ -12,7 +12,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
 from penstock.engines.block_reader import BlockReader, BlocksRead
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.inbox import Inbox

@@ -53,7 +53,8 @@ _PR_SET_PDEATHSIG = 1
 def serve(
     core: Core, socket: Socket, parent: int, publish_interval: float, heart: HeartbeatThread, door: Door | None = None
 ) -> int:
-    """Steps while there is work and waits while there is none; returns an exit status when the gateway is gone."""
+    """Steps while there is work, and waits while there is none. Returns an exit status: 0 when the gateway is gone, 1
+    when the core cannot continue."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(parent, zmq.POLLIN)

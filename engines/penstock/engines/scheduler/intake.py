@@ -13,9 +13,9 @@ from functools import partial
 
 import msgspec
 
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AddRequest,
-    EngineStats,
     FinishReason,
     PoolingParams,
     RequestError,

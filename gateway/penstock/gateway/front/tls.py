@@ -165,7 +165,7 @@ class ReloadedCertificates:
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
     try:
-        found = Path(path).stat()
+        stat = Path(path).stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size

@@ -95,7 +95,7 @@ class QuotaClient:
             self._tell(Ended(id=granted.id))
 
     def close(self) -> None:
-        """Nobody answers any more."""
+        """The supervisor does not answer any more."""
         for _, answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(NotReadyError("The server is shutting down.", retry_after=_RETRY_AFTER))

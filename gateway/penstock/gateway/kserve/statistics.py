@@ -49,25 +49,25 @@ def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]
 
 def model_statistics(model: InferModel) -> Counters:
     """One entry of `model_stats`."""
-    found = model.statistics
+    statistics = model.statistics
     return {
         "name": model.name,
         "version": str(model.version),
-        "last_inference": found.last_inference_ms,
-        "inference_count": found.inference_count,
-        "execution_count": found.execution_count,
+        "last_inference": statistics.last_inference_ms,
+        "inference_count": statistics.inference_count,
+        "execution_count": statistics.execution_count,
         "inference_stats": {
-            "success": _duration(found.success),
-            "fail": _duration(found.fail),
-            "queue": _duration(found.queue),
-            "compute_input": _duration(found.compute_input),
-            "compute_infer": _duration(found.compute_infer),
-            "compute_output": _duration(found.compute_output),
-            "cache_hit": _duration(found.cache_hit),
-            "cache_miss": _duration(found.cache_miss),
+            "success": _duration(statistics.success),
+            "fail": _duration(statistics.fail),
+            "queue": _duration(statistics.queue),
+            "compute_input": _duration(statistics.compute_input),
+            "compute_infer": _duration(statistics.compute_infer),
+            "compute_output": _duration(statistics.compute_output),
+            "cache_hit": _duration(statistics.cache_hit),
+            "cache_miss": _duration(statistics.cache_miss),
         },
-        "response_stats": {str(index): _response(each) for index, each in sorted(found.responses.items())},
-        "batch_stats": [_batch(size, each) for size, each in sorted(found.batches.items())],
+        "response_stats": {str(index): _response(each) for index, each in sorted(statistics.responses.items())},
+        "batch_stats": [_batch(size, each) for size, each in sorted(statistics.batches.items())],
         "memory_usage": [],
     }
 

@@ -57,7 +57,7 @@ class PoolingPlane:
     def add(self, model: PoolingModel) -> None:
         """Known from now on, to be asked when it is loaded. Raises AlreadyExistsError."""
         for name in model.names:
-            self._dataplane.reserve(
+            self._dataplane.models.reserve(
                 name,
                 f"The model `{name}` gives embeddings or scores and generates no text; see /v1/embeddings, /v1/rerank, "
                 "/v1/score, /v1/classify.",
@@ -100,7 +100,7 @@ class PoolingPlane:
                 f"The model `{name[:64]}` generates text and gives no embeddings or scores.", param="model"
             )
         if not model.loaded:
-            raise self._dataplane.still_loading(model.names[0])
+            raise self._dataplane.models.still_loading(model.names[0])
         return model
 
     async def rows(

@@ -50,7 +50,7 @@ class Version:
         self._version = settings.version
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        runners = {model.name: model.info.runner for model in self._dataplane.models() if model.parent is None}
+        runners = {model.name: model.info.runner for model in self._dataplane.models.served() if model.parent is None}
         runners |= {name: model.source.info.runner for name, model in self._pooling.loaded_names()}
         exchange: Exchange = scope[SCOPE_KEY]
         may_use = exchange.context.principal.may_use

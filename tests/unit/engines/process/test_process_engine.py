@@ -17,9 +17,9 @@ import pytest
 import zmq
 
 from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AddRequest,
-    EngineStats,
     FinishReason,
     Heartbeat,
     RequestOutput,

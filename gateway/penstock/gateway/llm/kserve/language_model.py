@@ -116,6 +116,6 @@ class LanguageModel:
 
     async def stop(self) -> None:
         self._stopping = True
-        self._dataplane.remove(self._model)
+        self._dataplane.models.remove(self._model)
         await self._model.in_flight.wait_idle()
         await self._model.stop()

@@ -152,6 +152,19 @@ def test_every_setting_has_a_flag_and_a_description(capsys):
             assert name == "model" or f"--{name.replace('_', '-')}" in text, name
 
 
+def test_the_help_says_whether_a_switch_is_on_and_shows_whole_seconds(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help-all"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "--prefix-caching, --no-prefix-caching reuse the keys and values of prompts with equal beginnings (default: on)"
+        in text
+    )
+    assert "listen for gRPC (default: on)" in text
+    assert "other machines may use a server without keys; on a server with keys, only /metrics (default: off)" in text
+    assert "seconds that running requests get to finish after SIGTERM (default: 30)" in text
+
+
 def test_the_short_help_is_short_and_leads_to_the_whole(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "--help"])

@@ -149,7 +149,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str | None,
         Meta(
             description="a run for each value: concurrency=1,4,16 or rate=1:32:x2 (from, to, times 2; +2 adds); also "
-            "batch_size, prompt_tokens and output_tokens; 30 s each unless --requests or --duration say else"
+            "batch_size, prompt_tokens and output_tokens; 30 s each unless --requests or --duration say otherwise"
         ),
     ] = None
     find: Annotated[

@@ -41,7 +41,7 @@ async def test_it_ends_when_no_model_can_answer_any_more(
 
 async def test_requests_are_not_taken_for_results(source: Path) -> None:
     before = source.read_bytes()
-    with pytest.raises(ConfigError, match="something else than results"):
+    with pytest.raises(ConfigError, match="something other than results"):
         await BatchFile(source, source, 4).answer({URL: busy}, AppSettings(), lambda: True)
     assert source.read_bytes() == before
 

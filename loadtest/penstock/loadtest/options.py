@@ -31,7 +31,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The server, and how to speak to it."""
 
     url: Annotated[str, Meta(description="address of the server; for kserve-grpc and kserve-grpc-stream its gRPC port")]
-    model: Annotated[str, Meta(description="the model's name; default: the only one that the server has")] = ""
+    model: Annotated[
+        str, Meta(description="the model's name; default: the only one that the server has; gRPC needs a name")
+    ] = ""
     protocol: Annotated[
         Literal[PROTOCOLS],  # type: ignore[valid-type]
         Meta(description="what is spoken"),

@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -41,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["serve"]:
         given = _without_triton_forms(parser, given)
-    args = vars(parser.parse_args(given))
+    known, unknown = parser.parse_known_args(given)
+    if unknown:
+        hint = _nearest(unknown[0]) if given[0] == "serve" else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    args = vars(known)
     run: Callable[[dict[str, Any]], int] = args.pop("run_command")
     try:
         status = run(args)
@@ -105,6 +110,13 @@ def _without_triton_forms(parser: argparse.ArgumentParser, argv: Sequence[str]) 
 
 
 _STATES = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+
+
+def _nearest(unknown: str) -> str:
+    """What a misspelt flag of `penstock serve` may mean."""
+    flags = ["--" + name.replace("_", "-") for section in SECTIONS.values() for name in section.__struct_fields__]
+    near = get_close_matches(unknown.partition("=")[0], flags, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _parser() -> argparse.ArgumentParser:

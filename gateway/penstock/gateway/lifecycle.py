@@ -345,7 +345,7 @@ class Server:
         delay = self._config.server.drain_delay
         if delay:
             self._tell_manager_of_end("serving until balancers have noticed", delay)
-            logger.info("not ready any more; new requests are served for another %g s", delay)
+            logger.info("not ready; new requests are still served for %g s", delay)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._signals.hurry.wait(), delay)
 

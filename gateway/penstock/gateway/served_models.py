@@ -97,7 +97,7 @@ class ServedModels:
         unloading = asyncio.create_task(self.repository.stop())
         await give_time(unloading)
         if not unloading.done():
-            logger.warning("some models have not ended what they execute: they are stopped")
+            logger.warning("some models are still executing requests: they are stopped")
             unloading.cancel()
         await asyncio.gather(unloading, return_exceptions=True)
         self.other_servers.stop()

@@ -152,6 +152,19 @@ def test_every_setting_has_a_flag_and_a_description(capsys):
             assert name == "model" or f"--{name.replace('_', '-')}" in text, name
 
 
+def test_the_help_says_whether_a_switch_is_on_and_shows_whole_seconds(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help-all"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "--prefix-caching, --no-prefix-caching reuse the keys and values of prompts with equal beginnings (default: on)"
+        in text
+    )
+    assert "listen for gRPC (default: on)" in text
+    assert "other machines may use a server without keys; on a server with keys, only /metrics (default: off)" in text
+    assert "seconds that running requests get to finish after SIGTERM (default: 30)" in text
+
+
 def test_the_short_help_is_short_and_leads_to_the_whole(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "--help"])
@@ -203,6 +216,7 @@ def test_a_bad_flag_ends_with_usage_and_status_2(capsys):
         ("--http-thread-count=8", "one event loop"),
         ("--cache-directory=/x", "response cache"),
         ("--no-such-flag", "unrecognized"),
+        ("--htp-port=1", "unrecognized arguments: --htp-port=1; did you mean --http-port?"),
     ],
 )
 def test_what_triton_has_and_we_have_not_is_told(flag, told, capsys):

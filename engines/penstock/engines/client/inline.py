@@ -67,7 +67,7 @@ class CoreEngine(Generic[C]):
                 self._step()
                 await asyncio.sleep(0)
         except Exception:
-            logger.exception("a step failed: the books may be wrong now, nobody can be served any more")
+            logger.exception("a step failed: the engine's state may be wrong now, so it serves no more requests")
             raise
         finally:
             for descriptor in self.core.wakeups:

@@ -122,7 +122,7 @@ def _written(target: Path) -> set[str]:
             try:
                 found.add(msgspec.json.decode(text, type=_Result).custom_id)
             except msgspec.DecodeError:
-                raise ConfigError(f"{target}: it is there, and has something else than results") from None
+                raise ConfigError(f"{target}: the file exists and holds something other than results") from None
             size += len(text)
     with target.open("r+b") as file:
         file.truncate(size)

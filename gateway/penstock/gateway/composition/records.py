@@ -107,7 +107,9 @@ def open_database(config: Config) -> Database:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Database(folder / "penstock.sqlite")
-    except (OSError, sqlite3.Error) as error:
+    except OSError as error:
+        raise ConfigError(f"data-dir: {folder}: {error.strerror}") from None
+    except sqlite3.Error as error:
         raise ConfigError(f"data-dir: {folder}: {error}. Another server may be using it.") from None
 
 

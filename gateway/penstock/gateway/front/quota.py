@@ -80,7 +80,7 @@ class Quota:
         self.used.check(self.limits.tokens_per_day, self.limits.tokens_per_month)
         most = self.limits.concurrent_requests
         if place and most is not None and self.in_flight >= most:
-            raise RateLimitedError(f"This key allows {most} requests at one time.", retry_after=1)
+            raise RateLimitedError(f"This key allows at most {most} requests at one time.", retry_after=1)
         for name, account in self._accounts.items():
             if account.left < 1:
                 raise RateLimitedError(

@@ -94,7 +94,7 @@ class TlsSettings:
         return context
 
     def _refuse_encrypted(self) -> str:
-        raise ConfigError(f"{self.port}-server-key: the key is encrypted, and a server has nobody to ask")
+        raise ConfigError(f"{self.port}-server-key: the key has a password; use a key without one")
 
     def _trust(self, context: ssl.SSLContext, path: str, flag: str) -> None:
         try:

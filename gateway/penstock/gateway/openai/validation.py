@@ -172,7 +172,7 @@ def _check_best_of(best_of: int | None, n: int) -> None:
         return
     if best_of < n:
         raise InvalidRequestError("best_of must not be less than n.", param="best_of")
-    raise UnsupportedError("best_of: this server makes no more choices than it returns.", param="best_of")
+    raise UnsupportedError("best_of must be equal to n: all choices are returned.", param="best_of")
 
 
 def _chat_logprobs(request: ChatRequest) -> int | None:
@@ -205,7 +205,7 @@ def _prompt_logprobs(request: CommonRequest) -> int | None:
         return None
     bounded(count, "prompt_logprobs", 0, MAX_LOGPROBS)
     if request.stream:
-        raise InvalidRequestError("prompt_logprobs are not there in a stream.", param="prompt_logprobs")
+        raise InvalidRequestError("prompt_logprobs are not available in streams.", param="prompt_logprobs")
     return count
 
 

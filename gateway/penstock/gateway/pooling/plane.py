@@ -134,7 +134,7 @@ class PoolingPlane:
         record.model = record.model if record.target else model.names[0]
         if self._request_timeout is not None and not context.background:
             context.limit(self._request_timeout)
-        too_late = DeadlineExceededError("The request's time was over before all of its texts were computed.")
+        too_late = DeadlineExceededError("The request's deadline passed before all of its texts were computed.")
         async with until(context.deadline, too_late):
             record.enter(Stage.TOKENIZE)
             texts = await self.in_pool(num_chars, tokenize)

@@ -81,7 +81,7 @@ async def test_lines_that_were_with_a_dead_engine_are_asked_one_at_a_time(
 
 async def test_requests_are_not_taken_for_results(source: Path) -> None:
     before = source.read_bytes()
-    with pytest.raises(ConfigError, match="something else than results"):
+    with pytest.raises(ConfigError, match="something other than results"):
         await BatchFile(source, source, 4).answer({URL: busy}, AppSettings(), lambda: True)
     assert source.read_bytes() == before
 

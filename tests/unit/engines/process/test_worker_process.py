@@ -23,10 +23,15 @@ def _none_is_left() -> Iterator[None]:
     end_unused()
 
 
+def started(engine: str) -> psutil.Process:
+    before = psutil.Process().children()
+    start_early(engine)
+    [process] = [child for child in psutil.Process().children() if child not in before]
+    return process
+
+
 async def test_an_engine_uses_the_process_that_expects_it() -> None:
-    start_early("torch")
-    start_early("simulated")
-    [expecting_torch, early] = psutil.Process().children()
+    expecting_torch, early = started("torch"), started("simulated")
     engine = ProcessEngine(SIMULATED)
     await engine.start()
     assert engine.pid == early.pid
@@ -40,8 +45,7 @@ async def test_an_engine_uses_the_process_that_expects_it() -> None:
 
 
 async def test_a_process_that_has_died_meanwhile_is_not_used() -> None:
-    start_early("simulated")
-    [early] = psutil.Process().children()
+    early = started("simulated")
     early.kill()
     while early.status() != psutil.STATUS_ZOMBIE:
         await asyncio.sleep(0.01)

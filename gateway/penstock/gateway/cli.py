@@ -89,6 +89,8 @@ def _without_triton_forms(parser: argparse.ArgumentParser, argv: Sequence[str]) 
         flag, equals, value = arg.partition("=")
         if flag in TRITON_REFUSED:
             parser.error(f"{flag} is a flag of Triton's that this server does not have: {TRITON_REFUSED[flag]}")
+        if flag == "--model":  # to argparse it is the beginning of --model-repository and others
+            parser.error("--model: the model is written without a flag, as in: penstock serve MODEL")
         state = _STATES.get(value.lower()) if equals else None
         if state is None or flag.removeprefix("--").replace("-", "_") not in known:
             plain.append(arg)

@@ -165,7 +165,7 @@ _FORMATTER = partial(argparse.HelpFormatter, max_help_position=34, width=110)
 _SERVE: dict[str, Any] = {
     "usage": "penstock serve [MODEL] [options]",
     "description": "Serves MODEL and the models of --model-repository; without either, the built-in demo model.",
-    "epilog": "Each setting can also stand in the file given by --config (TOML or YAML), or in a variable named "
+    "epilog": "Each setting can also be set in the file given by --config (TOML or YAML), or in a variable named "
     "PENSTOCK_ and the flag's name in capitals, as in PENSTOCK_HTTP_PORT. Flags win over variables, those over "
     "the file.",
     "argument_default": argparse.SUPPRESS,

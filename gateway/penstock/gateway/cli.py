@@ -101,6 +101,8 @@ def _without_triton_forms(parser: argparse.ArgumentParser, argv: Sequence[str]) 
         flag, equals, value = arg.partition("=")
         if flag in TRITON_REFUSED:
             parser.error(f"{flag} is a flag of Triton's that this server does not have: {TRITON_REFUSED[flag]}")
+        if flag == "--model":  # to argparse it is the beginning of --model-repository and others
+            parser.error("--model: the model is written without a flag, as in: penstock serve MODEL")
         state = _STATES.get(value.lower()) if equals else None
         if state is None or flag.removeprefix("--").replace("-", "_") not in known:
             plain.append(arg)
@@ -175,7 +177,7 @@ _FORMATTER = partial(argparse.HelpFormatter, max_help_position=34, width=110)
 _SERVE: dict[str, Any] = {
     "usage": "penstock serve [MODEL] [options]",
     "description": "Serves MODEL and the models of --model-repository; without either, the built-in demo model.",
-    "epilog": "Each setting can also stand in the file given by --config (TOML or YAML), or in a variable named "
+    "epilog": "Each setting can also be set in the file given by --config (TOML or YAML), or in a variable named "
     "PENSTOCK_ and the flag's name in capitals, as in PENSTOCK_HTTP_PORT. Flags win over variables, those over "
     "the file.",
     "argument_default": argparse.SUPPRESS,

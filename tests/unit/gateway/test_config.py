@@ -216,6 +216,7 @@ def test_a_bad_flag_ends_with_usage_and_status_2(capsys):
         ("--http-thread-count=8", "one event loop"),
         ("--cache-directory=/x", "response cache"),
         ("--no-such-flag", "unrecognized"),
+        ("--model=./x", "written without a flag"),
         ("--htp-port=1", "unrecognized arguments: --htp-port=1; did you mean --http-port?"),
     ],
 )

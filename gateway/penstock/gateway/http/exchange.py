@@ -168,7 +168,11 @@ class Exchange:
             raise HttpError(415, "Compressed request bodies are not supported.", code="unsupported_encoding")
         kind = (self.headers.get(b"content-type") or _JSON).partition(b";")[0].strip().lower()
         if kind != _JSON:
-            raise HttpError(415, "The request body must be application/json.", code="unsupported_media_type")
+            raise HttpError(
+                415,
+                "The request body needs the header Content-Type: application/json.",
+                code="unsupported_media_type",
+            )
 
     def _check_length(self, limit: int) -> None:
         length = self.headers.get(b"content-length")

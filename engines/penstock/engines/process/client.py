@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError, QueueFullError
 from penstock.engines.offload import CLOSING_SECONDS
+from penstock.engines.process.group import kill_group
 from penstock.engines.process.link import Link
 from penstock.engines.process.liveness import SECOND_LOOK, Health, Liveness, WatchdogConfig
 from penstock.engines.registry import EngineSpec
@@ -367,22 +367,19 @@ class ProcessEngine:
 
     async def _end_process(self) -> None:
         process = self._process
-        if process is None or process.returncode is not None:
-            return
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), self._patience)
-        except TimeoutError:
-            await self._kill()
+        if process is not None:
+            if process.stdin is not None:
+                process.stdin.close()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), self._patience)
+        await self._kill()
 
     @property
     def _patience(self) -> float:
         return _ENDING_TIME + (CLOSING_SECONDS if self._spec.scheduler.kv_offload_dir else 0.0)
 
     async def _kill(self) -> None:
-        process = self._process
-        if process is not None and process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what it has started: compilers, workers
-            await process.wait()
+        """Leaves nothing of it, nor of what it has started."""
+        if self._process is not None:
+            await kill_group(self._process)
+            self._process = None

@@ -8,7 +8,6 @@ group are the gateway's business, which drains before it closes stdin.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import math
@@ -26,6 +25,7 @@ import zmq
 from penstock.engines.contract.messages import LoadFailed, Ready, StepOutputs
 from penstock.engines.core import Core
 from penstock.engines.errors import PenstockError
+from penstock.engines.host.parent_death import die_with_parent
 from penstock.engines.host.placement import bind
 from penstock.engines.host.terminal import line_end
 from penstock.engines.process.heartbeat import HeartbeatThread
@@ -45,7 +45,6 @@ _FAREWELL_MS = 2000
 """How long the last message may take to leave."""
 _CLOSING_TIME = 10.0
 """Seconds that a broken engine has to release what it holds."""
-_PR_SET_PDEATHSIG = 1
 
 
 def serve(
@@ -115,8 +114,7 @@ def main() -> int:
     logging.basicConfig(level=sys.argv[2], format="%(asctime)s %(levelname)-7s engine: %(message)s", handlers=[log])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":  # even a step that never returns must not outlive the gateway
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()  # even a step that never returns must not outlive the gateway
     socket = pair_socket()
     socket.connect(address)
     try:

@@ -102,6 +102,36 @@ async def test_kill_9_ends_every_stream_with_one_error_and_the_engine_comes_back
     assert engine.stats.num_free_blocks == engine.stats.num_blocks
 
 
+@pytest.fixture
+def workers(tmp_path, monkeypatch):
+    """Python's start-up hook gives each engine process a child that would outlive it; returns their ids."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import subprocess, sys\n"
+        "if 'penstock.engines.process.worker' in sys.orig_argv:\n"
+        f"    print(subprocess.Popen(['sleep', '600']).pid, file=open({str(tmp_path / 'ids')!r}, 'a'))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    return lambda: [int(line) for line in (tmp_path / "ids").read_text().split()]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"  # until its new parent looks at it
+    except FileNotFoundError:
+        return True
+
+
+async def test_what_an_engine_process_has_started_ends_with_it(workers, start):
+    engine = await start()
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine.num_restarts == 1 and engine.ready)
+    first, second = workers()
+    assert is_gone(first)
+    assert not is_gone(second)
+    await engine.stop()
+    await until(lambda: is_gone(second))
+
+
 async def test_nobody_waits_for_a_process_that_has_just_died(start):
     engine = await start()
     socket = engine._link._socket._socket

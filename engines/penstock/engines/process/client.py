@@ -33,7 +33,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError, QueueFullError
 from penstock.engines.offload import CLOSING_SECONDS
-from penstock.engines.process.group import kill_group
+from penstock.engines.process.group import how_it_ended, kill_group
 from penstock.engines.process.link import Link
 from penstock.engines.process.liveness import SECOND_LOOK, Health, Liveness, WatchdogConfig
 from penstock.engines.registry import EngineSpec
@@ -189,7 +189,7 @@ class ProcessEngine:
                 await asyncio.wait((first,), timeout=_LAST_WORDS)
             if not first.done():
                 raise EngineError(
-                    f"the engine process ended while it loaded the model (status {process.returncode})"
+                    f"the engine process ended while it loaded the model ({how_it_ended(process.returncode)})"
                     if ended.done()
                     else f"the model was not loaded within {limit:g} s (load-timeout); the last sign of life of its "
                     f"process came {self.liveness.silence(time.monotonic()):.1f} s ago"
@@ -277,7 +277,7 @@ class ProcessEngine:
                     if (process.returncode or 0) > 0 and len(self._streams):
                         # it has ended itself; its last message, which names the failed requests, may be unread
                         await asyncio.sleep(_LAST_WORDS)
-                    return f"its process ended (status {process.returncode})"
+                    return f"its process ended ({how_it_ended(process.returncode)})"
         finally:
             ended.cancel()
 

@@ -23,3 +23,10 @@ async def kill_group(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, 0)
             await asyncio.sleep(_LOOK)
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def how_it_ended(status: int | None) -> str:
+    """In words, of a process's exit status, which is negative after a signal."""
+    if status == -signal.SIGKILL:
+        return "killed, as the system does when memory runs out"
+    return f"status {status}"

@@ -103,15 +103,16 @@ async def test_kill_9_ends_every_stream_with_one_error_and_the_engine_comes_back
 
 
 @pytest.fixture
-def workers(tmp_path, monkeypatch):
-    """Python's start-up hook gives each engine process a child that would outlive it; returns their ids."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import subprocess, sys\n"
-        "if 'penstock.engines.process.worker' in sys.orig_argv:\n"
-        f"    print(subprocess.Popen(['sleep', '600']).pid, file=open({str(tmp_path / 'ids')!r}, 'a'))\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    return lambda: [int(line) for line in (tmp_path / "ids").read_text().split()]
+def at_start(tmp_path, monkeypatch):
+    """Code that each engine process runs first, in Python's start-up hook."""
+
+    def _at_start(code: str) -> None:
+        hook = f"import os, subprocess, sys\nif 'penstock.engines.process.worker' in sys.orig_argv:\n    {code}\n"
+        (tmp_path / "sitecustomize.py").write_text(hook)
+        paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+    return _at_start
 
 
 def is_gone(pid: int) -> bool:
@@ -121,15 +122,23 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-async def test_what_an_engine_process_has_started_ends_with_it(workers, start):
+async def test_what_an_engine_process_has_started_ends_with_it(at_start, start, tmp_path):
+    ids = tmp_path / "ids"
+    at_start(f"print(subprocess.Popen(['sleep', '600']).pid, file=open({str(ids)!r}, 'a'))")
     engine = await start()
     os.kill(engine.pid, signal.SIGKILL)
     await until(lambda: engine.num_restarts == 1 and engine.ready)
-    first, second = workers()
+    first, second = map(int, ids.read_text().split())
     assert is_gone(first)
     assert not is_gone(second)
     await engine.stop()
     await until(lambda: is_gone(second))
+
+
+async def test_a_process_that_is_killed_while_it_loads_may_have_lacked_memory(at_start, start):
+    at_start("os.kill(os.getpid(), 9)")
+    with pytest.raises(EngineError, match=r"while it loaded the model \(killed, as .* memory runs out\)"):
+        await start()
 
 
 async def test_nobody_waits_for_a_process_that_has_just_died(start):

@@ -15,6 +15,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from .. import lark
 from ..hf import Tokenizer, load_backend
+from ..item_counts import check_item_counts
 from ..reasoning import ThoughtTags
 from .deep_stack import on_deep_stack
 from .matcher import TokenMatcher
@@ -135,6 +136,7 @@ class GrammarCompiler:
     def _compiled(self, kind: str, text: str, thought: tuple[str, str] | None, preface: str) -> llguidance.LLMatcher:
         vocabulary = self._loaded_vocabulary()
         try:
+            check_item_counts(kind, text)
             grammar = _SOURCES[kind](text)
             spells_tags = _may_spell(text, vocabulary.special_ids)
             if thought or preface or spells_tags:

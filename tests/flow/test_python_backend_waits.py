@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from helpers_classic import model_config, served, until
 from helpers_python_backend import CPU, FakeHost, loaded, outputs, request
 from penstock.classic.base import Batch
 from penstock.classic.messages import InferRequest
+from penstock.classic.python.followers import Followers
 from penstock.engines.errors import PenstockError
 
 CONFIG = f"""
@@ -152,3 +154,22 @@ async def test_an_awaited_request_that_is_given_up_by_the_model(tmp_path: Path) 
         for _ in range(2):
             assert await said(outer, "") == ""
         await until(lambda: inner.statistics.failures["CANCELED"] == 2)
+
+
+async def test_a_request_is_given_up_only_once_it_has_begun() -> None:
+    """Else nothing answers the model, which would wait for ever."""
+    answered = []
+
+    async def answers() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            answered.append(True)
+
+    given_up: Any = SimpleNamespace(cancelled=True)
+    followers, task = Followers(), asyncio.create_task(answers())
+    followers.follow(task, [given_up])
+    followers._look()  # its timer is due in the turn of the loop in which the task begins
+    await asyncio.wait((task,))
+    followers.close()
+    assert answered

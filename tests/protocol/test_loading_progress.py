@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from helpers_hub import Hub, serving_hub
@@ -80,9 +81,10 @@ def test_a_server_ends_at_once_while_it_downloads(hub: Hub, tmp_path: Path) -> N
     server = start(hub, tmp_path)
     try:
         wait_until(lambda: index(server)[0].get("reason"))
-        child = server.engine_pid()
+        children = psutil.Process(server.process.pid).children()  # an engine that waits for its model, and the download
+        assert len(children) == 2
         assert server.stop(signal.SIGTERM) == 0
-        wait_until(lambda: not is_running(child))
+        wait_until(lambda: not any(is_running(child.pid) for child in children))
     finally:
         server.close()
 

@@ -138,7 +138,7 @@ def test_before_it_drains_a_server_that_is_not_ready_still_serves():
 def test_a_delay_ends_by_itself():
     with serving(*SIMULATED, "--drain-delay", "0.2") as server:
         assert server.stop() == 0
-        server.wait_for_log("new requests are served for another 0.2 s")
+        server.wait_for_log("new requests are still served for 0.2 s")
 
 
 def test_a_second_signal_does_not_wait():

@@ -23,6 +23,7 @@ from penstock.gateway.configuration.flags import add_sections, switches
 from penstock.gateway.configuration.likely_engine import likely_engine
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
 from penstock.gateway.front.key_command import add_key_command
+from penstock.gateway.front.service_manager import VARIABLES
 from penstock.gateway.llm.hub_command import add_hub_commands
 from penstock.gateway.ray_serve.deploy_command import add_deploy_command
 from penstock.gateway.repository.check_command import add_check_command
@@ -76,7 +77,7 @@ def _serve(config: Config, answer: tuple[Path, Path] | None) -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     engine = likely_engine(config)
     if engine is not None:
-        start_early(engine)
+        start_early(engine, without=VARIABLES)
     gc.disable()  # modules stay: looking through what they have made so far takes a tenth of the time to import them
     try:
         from penstock.gateway.lifecycle import answer_file, serve  # only now: --help stays quick

@@ -254,6 +254,9 @@ def test_what_refers_to_one_another_a_thousand_times_does_not_end_the_process(
         ("grammar", "root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(9000)), "so many rules"),
         ("grammar", 'start: "' + "a" * 600_000 + '"', "characters"),
         ("regex", "a?" * 40_000, "too big"),
+        ("json_schema", '{"items": {"type": "array", "minItems": 1000000000}}', "more than 65536"),
+        ("json_schema", '{"anyOf": [' + '{"maxItems": 9999},' * 99 + "{}]}", "more than 65536"),
+        ("grammar", 'start: "a" %json {"type": "array", "maxItems": 1000000000}', "more than 65536"),
     ],
 )
 def test_what_would_take_minutes_or_gigabytes_is_refused(

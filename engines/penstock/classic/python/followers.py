@@ -28,9 +28,10 @@ class Followers:
 
     def _look(self) -> None:
         self._timer = None
+        loop = asyncio.get_running_loop()
         for task, calls in list(self._following.items()):
             if all(call.cancelled for call in calls):
-                task.cancel()
+                loop.call_soon(task.cancel)  # it must have begun, or nothing would tell the model of its end
         if self._following:
             self._wait()
 

@@ -31,6 +31,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError, QueueFullError
 from penstock.engines.offload import CLOSING_SECONDS
+from penstock.engines.process.group import how_it_ended, kill_group
 from penstock.engines.process.link import Link
 from penstock.engines.process.liveness import SECOND_LOOK, Health, Liveness, WatchdogConfig
 from penstock.engines.process.order import Order
@@ -176,7 +177,7 @@ class ProcessEngine:
                 await asyncio.wait((first,), timeout=_LAST_MESSAGE_SECONDS)
             if not first.done():
                 raise EngineError(
-                    f"the engine process ended while it loaded the model (status {process.returncode})"
+                    f"the engine process ended while it loaded the model ({how_it_ended(process.returncode)})"
                     if ended.done()
                     else f"the model was not loaded within {limit:g} s (load-timeout); the last sign of life of its "
                     f"process came {self.liveness.silence(time.monotonic()):.1f} s ago"
@@ -264,7 +265,7 @@ class ProcessEngine:
                     if (process.returncode or 0) > 0 and len(self._streams):
                         # it has ended itself; its last message, which names the failed requests, may be unread
                         await asyncio.sleep(_LAST_MESSAGE_SECONDS)
-                    return f"its process ended (status {process.returncode})"
+                    return f"its process ended ({how_it_ended(process.returncode)})"
         finally:
             ended.cancel()
 
@@ -354,20 +355,18 @@ class ProcessEngine:
 
     async def _end_process(self) -> None:
         process = self._process
-        if process is None or process.returncode is not None:
-            return
-        process.tell_to_end()
-        try:
-            await asyncio.wait_for(process.wait(), self._patience)
-        except TimeoutError:
-            await self._kill()
+        if process is not None:
+            process.tell_to_end()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), self._patience)
+        await self._kill()
 
     @property
     def _patience(self) -> float:
         return _ENDING_SECONDS + (CLOSING_SECONDS if self._spec.scheduler.kv_offload_dir else 0.0)
 
     async def _kill(self) -> None:
-        process = self._process
-        if process is not None and process.returncode is None:
-            process.kill()
-            await process.wait()
+        """Leaves nothing of it, nor of what it has started."""
+        if self._process is not None:
+            await kill_group(self._process)
+            self._process = None

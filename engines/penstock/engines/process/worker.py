@@ -9,7 +9,6 @@ group are the gateway's business, which drains before it closes stdin.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import math
@@ -27,6 +26,7 @@ import zmq
 from penstock.engines.contract.messages import LoadFailed, Ready, StepOutputs
 from penstock.engines.core import Core
 from penstock.engines.errors import PenstockError
+from penstock.engines.host.parent_death import die_with_parent
 from penstock.engines.host.placement import bind
 from penstock.engines.host.terminal import line_end
 from penstock.engines.process.heartbeat import HeartbeatThread
@@ -47,7 +47,6 @@ _FAREWELL_MS = 2000
 """How long the last message may take to leave."""
 _CLOSING_TIME = 10.0
 """Seconds that a broken engine has to release what it holds."""
-_PR_SET_PDEATHSIG = 1
 
 
 def serve(
@@ -114,8 +113,7 @@ def _reason(error: Exception) -> str:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":  # even a step that never returns must not outlive the gateway
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()  # even a step that never returns must not outlive the gateway
     import_engine(sys.argv[2])
     line = sys.stdin.buffer.readline()
     if not line:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 
 _TUNABLES = "glibc.malloc.hugetlb=1"
@@ -22,9 +22,11 @@ _started: dict[str, WorkerProcess] = {}
 
 
 class WorkerProcess:
-    def __init__(self, engine: str = "") -> None:
-        """`engine`: what it imports until it gets its order. Raises OSError."""
+    def __init__(self, engine: str = "", without: Collection[str] = ()) -> None:
+        """`engine`: what it imports until it gets its order. `without`: variables of the environment that it does not
+        get. Raises OSError."""
         reading, writing = os.pipe()
+        environ = {"GLIBC_TUNABLES": _TUNABLES} | os.environ
         self.heartbeats = os.fdopen(reading, "rb", buffering=0)
         try:
             self._process = subprocess.Popen(
@@ -32,7 +34,7 @@ class WorkerProcess:
                 pass_fds=(writing,),
                 stdin=subprocess.PIPE,
                 start_new_session=True,
-                env={"GLIBC_TUNABLES": _TUNABLES} | os.environ,
+                env={name: value for name, value in environ.items() if name not in without},
             )
         finally:
             os.close(writing)
@@ -76,19 +78,18 @@ class WorkerProcess:
                 self._process.stdin.close()
 
     def kill(self) -> None:
-        """With what it has started: compilers, workers."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Not what it has started: `group.kill_group`."""
+        self._process.kill()
 
     def reap(self) -> None:
         """Blocks until it has ended."""
         self._process.wait()
 
 
-def start_early(engine: str) -> None:
+def start_early(engine: str, without: Collection[str] = ()) -> None:
     """A process for `new_worker`. Where there can be none, that tells why."""
     with suppress(OSError):
-        _started[engine] = WorkerProcess(engine)
+        _started[engine] = WorkerProcess(engine, without)
 
 
 def new_worker(engine: str) -> WorkerProcess:

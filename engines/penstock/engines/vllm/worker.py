@@ -6,12 +6,15 @@ random numbers from (seed, position) by itself.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from vllm.v1.core.sched.output import NewRequestData
 
+from penstock.engines.host.parent_death import die_with_parent
 from penstock.engines.kit.package_contract import missing_attributes
 from penstock.engines.kit.sampling.uniform import uniform
 
@@ -28,6 +31,16 @@ class WorkerExtension:
     """A mixin of vLLM's worker class (`worker_extension_cls`); `self.model_runner` is the worker's."""
 
     model_runner: Any
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        """A worker with a process of its own ends with the engine's, whatever it does. vLLM's workers notice that end
+        only when they wait for the next step: not while they load, and not in an operation that waits for others."""
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            die_with_parent()
+            if not parent.is_alive():  # since before that
+                os._exit(1)
+        return super().__new__(cls)
 
     def penstock_draw_by_position(self) -> set[str]:
         """From now on the random numbers of an output token are a function of its request's key and its number alone:

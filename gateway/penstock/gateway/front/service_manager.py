@@ -19,7 +19,8 @@ from penstock.gateway.front.loading_board import LoadingView
 
 logger = logging.getLogger("penstock")
 
-_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+"""Of the environment. Not for the processes that this one starts."""
 _SEND_SECONDS = 1.0
 """The most that a manager which does not read may hold up the event loop."""
 
@@ -39,8 +40,8 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> ServiceManager:
-        """Takes the variables out of the environment: they are not for the processes that this one starts."""
-        address, microseconds, pid = (environ.pop(name, "") for name in _VARIABLES)
+        """Takes the variables out of the environment."""
+        address, microseconds, pid = (environ.pop(name, "") for name in VARIABLES)
         if not address.startswith(("/", "@")):
             if address:
                 logger.warning("NOTIFY_SOCKET=%s is not the path of a socket: it is not used", address)

@@ -102,7 +102,7 @@ class KServeApp:
         method, path = asked
         verbs, names, route = self._match(scope, encoded=encoded)
         if verbs is None:
-            return HttpError(404, "Not EndpointMatch", code="route_not_found")
+            return HttpError(404, "Not Found", code="route_not_found")
         endpoint = verbs.get(method)
         if endpoint is None:
             return _method_not_allowed(verbs)

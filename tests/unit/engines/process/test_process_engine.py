@@ -105,6 +105,45 @@ async def test_kill_9_ends_every_stream_with_one_error_and_the_engine_comes_back
     assert engine.stats.num_free_blocks == engine.stats.num_blocks
 
 
+@pytest.fixture
+def at_start(tmp_path, monkeypatch):
+    """Code that each engine process runs first, in Python's start-up hook."""
+
+    def _at_start(code: str) -> None:
+        hook = f"import os, subprocess, sys\nif 'penstock.engines.process.worker' in sys.orig_argv:\n    {code}\n"
+        (tmp_path / "sitecustomize.py").write_text(hook)
+        paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+    return _at_start
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"  # until its new parent looks at it
+    except FileNotFoundError:
+        return True
+
+
+async def test_what_an_engine_process_has_started_ends_with_it(at_start, start, tmp_path):
+    ids = tmp_path / "ids"
+    at_start(f"print(subprocess.Popen(['sleep', '600']).pid, file=open({str(ids)!r}, 'a'))")
+    engine = await start()
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine.num_restarts == 1 and engine.ready)
+    first, second = map(int, ids.read_text().split())
+    assert is_gone(first)
+    assert not is_gone(second)
+    await engine.stop()
+    await until(lambda: is_gone(second))
+
+
+async def test_a_process_that_is_killed_while_it_loads_may_have_lacked_memory(at_start, start):
+    at_start("os.kill(os.getpid(), 9)")
+    with pytest.raises(EngineError, match=r"while it loaded the model \(killed, as .* memory runs out\)"):
+        await start()
+
+
 async def test_nobody_waits_for_a_process_that_has_just_died(start):
     engine = await start()
     socket = engine._link._socket._socket

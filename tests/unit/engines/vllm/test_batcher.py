@@ -240,7 +240,10 @@ def test_answers_behind_thoughts_are_refused(batcher, given):
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [("json_schema", '{"not": {}}'), ("json_schema", '{"oneOf": [{}, {}]}'), ("regex", "("), ("grammar", "x")],
+    [
+        *(("json_schema", schema) for schema in ('{"not": {}}', '{"oneOf": [{}, {}]}', '{"minItems": 1000000000}')),
+        *(("regex", "("), ("grammar", "x")),
+    ],
 )
 def test_what_makes_no_grammar_is_refused(batcher, kind, text):
     with pytest.raises(InvalidRequestError):

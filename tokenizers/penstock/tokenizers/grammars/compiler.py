@@ -15,6 +15,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from .. import lark
 from ..hf import Tokenizer, load_backend
+from ..item_counts import check_item_counts
 from ..reasoning import ThoughtTags
 from .deep_stack import on_deep_stack
 from .divisors import check_divisors
@@ -137,6 +138,7 @@ class GrammarCompiler:
         vocabulary = self._loaded_vocabulary()
         try:
             check_divisors(text)
+            check_item_counts(kind, text)
             grammar = _SOURCES[kind](text)
             spells_tags = _may_spell(text, vocabulary.special_ids)
             if thought or preface or spells_tags:

@@ -62,7 +62,7 @@ class Setup:
             guard=self.tokenizer.special_text_guard(template.source),
         )
         self.plane = DataPlane(clamp_max_tokens=clamp_max_tokens)
-        self.plane.add(self.model)
+        self.plane.models.add(self.model)
 
     async def generate(self, **fields: Any) -> list[ChoiceDelta]:
         async with await self.plane.generate(request(**fields)) as generation:

@@ -15,11 +15,11 @@ import zmq
 
 from helpers_engine import Driver
 from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     DownMessage,
-    EngineStats,
     Heartbeat,
     RequestOutput,
     StepOutputs,

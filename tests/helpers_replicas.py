@@ -8,7 +8,8 @@ from pathlib import Path
 
 from penstock.engines.client.inline import InlineEngine
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.contract.messages import AddRequest, EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import AddRequest
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import NotReadyError

@@ -23,6 +23,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
+from helpers_fork import ForkedProcess
 from penstock.gateway import cli
 
 _LISTENING = re.compile(r"listening on https?://\S+:(\d+) \(gRPC (\d+), metrics (\d+)\)")
@@ -64,14 +65,15 @@ class Server:
     """Starts with `flags`; the log is kept in `log`. `open_files` is the process's limit."""
 
     def __init__(self, *flags: str, environ: dict[str, str] | None = None, open_files: int | None = None) -> None:
+        arguments = ["serve", *ANY_PORTS, *flags]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-        limit = [] if open_files is None else ["prlimit", f"--nofile={open_files}"]
-        self.process = subprocess.Popen(
-            [*limit, sys.executable, "-m", "penstock.gateway.cli", "serve", *ANY_PORTS, *flags],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=clean | (environ or {}),
-        )
+        self.process: subprocess.Popen[str] | ForkedProcess
+        if environ is None and open_files is None:
+            self.process = ForkedProcess(arguments, clean)
+        else:  # modules may look at the environment when they are imported
+            limit = [] if open_files is None else ["prlimit", f"--nofile={open_files}"]
+            command = [*limit, sys.executable, "-m", "penstock.gateway.cli", *arguments]
+            self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean | (environ or {}))
         self.log: list[str] = []
         self._lines = threading.Condition()
         threading.Thread(target=self._read_log, daemon=True).start()

@@ -57,7 +57,7 @@ class Shop:
 
     @property
     def names(self) -> list[str]:
-        return [model.name for model in self.plane.models()]
+        return [model.name for model in self.plane.models.served()]
 
     @property
     def in_engine(self) -> list[str]:
@@ -312,15 +312,15 @@ async def test_a_loading_model_takes_no_adapters(shop: Shop) -> None:
 
 async def test_with_several_models_the_base_is_named(shop: Shop) -> None:
     other = shop.another_model("other", directory=shop.folder, max_loaded=1)
-    shop.plane.add(other)
+    shop.plane.models.add(other)
     with pytest.raises(InvalidRequestError, match="base_model_name is missing"):
         await shop.control.load("a", "one")
     await shop.control.load("a", "one", base="other")
     await shop.control.load("b", "two", base="alias")
-    assert [(model.name, model.parent) for model in shop.plane.models()][3:] == [("b", "m"), ("a", "other")]
+    assert [(model.name, model.parent) for model in shop.plane.models.served()][3:] == [("b", "m"), ("a", "other")]
     with pytest.raises(AlreadyExistsError):
         await shop.control.load("a", "one", base="m", replace=True)
-    shop.plane.remove(other)
+    shop.plane.models.remove(other)
     assert shop.names == ["m", "alias", "b"]
     await shop.control.load("a", "one")
 
@@ -334,24 +334,24 @@ async def test_names_of_models_and_adapters_do_not_collide(shop: Shop) -> None:
     ]
     for model in clashes:
         with pytest.raises(AlreadyExistsError):
-            shop.plane.add(model)
+            shop.plane.models.add(model)
     assert shop.names == ["m", "alias", "a"]
-    assert shop.plane.find("a") == (shop.setup.model, shop.setup.model.adapters.get("a"))
+    assert shop.plane.models.find("a") == (shop.setup.model, shop.setup.model.adapters.get("a"))
 
 
 async def test_a_newer_version_of_a_model_takes_over_names_and_adapters(shop: Shop) -> None:
     await shop.control.load("a", "one")
     newer = shop.another_model("m", loaded=[new_adapter("a", shop.folder / "two")])
-    shop.plane.add(newer)
-    shop.plane.remove(shop.setup.model)
-    assert [(model.name, model.root) for model in shop.plane.models()] == [("m", "m"), ("a", "two")]
+    shop.plane.models.add(newer)
+    shop.plane.models.remove(shop.setup.model)
+    assert [(model.name, model.root) for model in shop.plane.models.served()] == [("m", "m"), ("a", "two")]
 
 
 async def test_a_model_that_goes_while_an_adapter_comes(shop: Shop) -> None:
     gate = shop.gate()
     caller = asyncio.create_task(shop.control.load("a", "one"))
     await asyncio.sleep(0)
-    shop.plane.remove(shop.setup.model)
+    shop.plane.models.remove(shop.setup.model)
     await asyncio.sleep(0)
     idle = asyncio.create_task(shop.setup.model.in_flight.wait_idle())
     await asyncio.sleep(0)
@@ -367,7 +367,7 @@ async def test_a_model_that_comes_with_the_name_while_an_adapter_loads(shop: Sho
     gate = shop.gate()
     caller = asyncio.create_task(shop.control.load("a", "one"))
     await asyncio.sleep(0)
-    shop.plane.add(shop.another_model("a"))
+    shop.plane.models.add(shop.another_model("a"))
     gate.set()
     with pytest.raises(AlreadyExistsError):
         await caller

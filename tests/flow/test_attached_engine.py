@@ -27,8 +27,8 @@ from penstock.engines.errors import (
     PermissionDeniedError,
     QueueFullError,
 )
-from penstock.engines.process import ProcessEngine, WatchdogConfig
-from penstock.engines.process.liveness import Health, Liveness
+from penstock.engines.process.client import ProcessEngine
+from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.merged_stats import MergedStats
 from penstock.engines.scheduler.config import SchedulerConfig

@@ -15,7 +15,8 @@ import pytest
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, OverloadedError, UnsupportedError
-from penstock.engines.process import ProcessEngine, WatchdogConfig
+from penstock.engines.process.client import ProcessEngine
+from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from unit.engines.scheduler.harness import FIRST, VOCAB, alone

@@ -251,16 +251,16 @@ async def test_a_model_without_template_refuses_chats(setup):
 async def test_while_loading_nothing_is_served(setup):
     s = await setup()
     s.model.loaded = False
-    assert s.plane.models() == []
+    assert s.plane.models.served() == []
     with pytest.raises(NotReadyError):
         s.plane.model("m")
 
 
 async def test_every_name_is_listed(setup):
     s = await setup()
-    assert [model.name for model in s.plane.models()] == ["m", "alias"]
-    assert s.plane.ready
-    assert s.plane.live
+    assert [model.name for model in s.plane.models.served()] == ["m", "alias"]
+    assert s.plane.models.ready
+    assert s.plane.models.live
 
 
 async def test_a_pulse_comes_when_the_engine_has_taken_the_request_in(setup):

@@ -23,6 +23,7 @@ from penstock.engines.core import EngineCore
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.offload.block_file import BlockFile, Contents
 from penstock.engines.offload.folder import ModelFolder
+from penstock.engines.offload.offload import Offload
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
@@ -199,6 +200,109 @@ def test_a_read_that_takes_too_long_is_not_waited_for(
     assert ask(driver, PROMPT) == (expected, 31), "from memory"
 
 
+def look_again(driver: Driver, after: float) -> None:
+    """Ends a pause of so many seconds."""
+    core = core_of(driver)
+    assert core.scheduler.kv.tier is not None
+    driver.now += after - 1
+    driver.step()
+    assert not core.scheduler.kv.tier.takes_more
+    driver.now += 1
+    driver.step()
+    while not core.scheduler.kv.tier.takes_more:
+        assert select.select(core.wakeups, [], [], 60)[0]
+        driver.step()
+
+
+def test_after_a_pause_the_files_are_used_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    for pause in (60, 120):
+        fill(driver)
+        go_on = threading.Event()
+        with monkeypatch.context() as patches:
+            patches.setattr(BlockFile, "read", lambda *_: go_on.wait(60) and None)  # noqa: B023
+            [late] = driver.add(PROMPT, 3)
+            driver.step()
+            driver.now += 5
+            driver.step()
+            driver.run()
+            assert (driver.tokens[late], driver.cached[late]) == (expected, 0)
+            go_on.set()
+        assert f"not kept for {pause} s" in caplog.text
+        caplog.clear()
+        look_again(driver, pause)
+        assert "evicted blocks are kept in" in caplog.text
+        fill(driver)
+        assert ask(driver, PROMPT) == (expected, 31), "from the files, which have it since before the pause"
+    assert driver.stats.offload_damaged == 0
+
+
+def test_files_are_not_looked_at_while_a_read_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the next request would wait for it, too."""
+    driver = start()
+    ask(driver, PROMPT)
+    fill(driver)
+    core, go_on = core_of(driver), threading.Event()
+    assert core.scheduler.kv.tier is not None
+    assert isinstance(core.blocks, Offload)
+    with monkeypatch.context() as patches:
+        patches.setattr(BlockFile, "read", lambda *_: go_on.wait(60) and None)
+        driver.add(PROMPT, 3)
+        driver.step()
+        driver.now += 5
+        driver.step()
+        driver.run()
+        driver.now += 60
+        for _ in range(3):
+            driver.step()
+            core.blocks._writer.submit(int).result(60)
+        assert not core.scheduler.kv.tier.takes_more
+        go_on.set()
+    while not core.scheduler.kv.tier.takes_more:
+        assert select.select(core.wakeups, [], [], 60)[0]
+        driver.step()
+
+
+def test_a_prefix_cache_that_is_emptied_in_a_pause_stays_empty(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = start()
+    expected, _ = ask(first, PROMPT)
+    first.core.close()
+
+    def acquire(self: ModelFolder) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(ModelFolder, "acquire", acquire)
+        driver = start()
+        core_of(driver)._reset_prefix_cache()
+    look_again(driver, 60)
+    assert ask(driver, PROMPT) == (expected, 0)
+
+
+def test_files_that_could_not_be_emptied_are_emptied_after_the_pause(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = start()
+    expected, _ = ask(driver, PROMPT)
+    fill(driver)
+
+    def broken(self: BlockFile) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    core = core_of(driver)
+    with monkeypatch.context() as patches:
+        patches.setattr(BlockFile, "clear", broken)
+        core._reset_prefix_cache()
+        assert select.select(core.wakeups, [], [], 60)[0]
+        driver.step()
+    look_again(driver, 60)
+    assert ask(driver, PROMPT) == (expected, 0)
+
+
 def test_a_step_that_fails_is_run_again_with_its_blocks(start: Start) -> None:
     """The failed step has left garbage behind."""
     driver = start()
@@ -313,6 +417,10 @@ def test_a_full_disk_turns_it_off(
     assert driver.stats.offload_dropped
     assert not driver.stats.offload_blocks
     assert caplog.text.count("No space left on device") == 1
+    monkeypatch.undo()
+    look_again(driver, 60)
+    fill(driver)
+    assert ask(driver, PROMPT) == (expected, 31)
 
 
 def test_a_server_starts_on_a_full_disk(

@@ -15,8 +15,15 @@ from helpers_adapters import save_adapter
 from helpers_dataplane import MARKER, Setup
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
-from penstock.engines.errors import InvalidRequestError, NotReadyError, NumericalError, UnsupportedError
+from penstock.engines.errors import (
+    InvalidRequestError,
+    NotReadyError,
+    NumericalError,
+    PermissionDeniedError,
+    UnsupportedError,
+)
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.llm.adapters import AdapterSet, new_adapter
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 
@@ -186,6 +193,20 @@ async def test_lora_name_selects_one_of_the_model_s_adapters(served: Served, tmp
     assert isinstance(response.error, InvalidRequestError)
 
 
+async def test_a_key_for_some_models_chooses_no_other_adapter(served: Served, tmp_path: Path) -> None:
+    adapters = [new_adapter(name, save_adapter(tmp_path / name)) for name in ("ours", "theirs")]
+    served.setup.model.adapters = AdapterSet(adapters)
+
+    def asked(adapter: str) -> InferRequest:
+        caller = RequestContext(principal=Principal(tenant="t", models=("m", "ours")))
+        return infer_request(sampling={"max_tokens": 1, "lora_name": adapter}, caller=caller, tenant="t")
+
+    assert (await served.model.infer(asked("ours"))).error is None
+    for stranger in ("theirs", "nobodys"):  # whether there is one they are not told
+        with pytest.raises(PermissionDeniedError):
+            await served.model.infer(asked(stranger))
+
+
 async def test_an_answer_that_streams_has_no_single_response(served: Served) -> None:
     with pytest.raises(UnsupportedError):
         await served.model.infer(infer_request(stream=True))
@@ -253,4 +274,4 @@ async def test_a_stopped_model_ends_what_it_has_accepted(served: Served) -> None
     with pytest.raises(NotReadyError):
         await served.model.infer(infer_request())
     assert not served.model.ready
-    assert served.setup.plane.models() == []
+    assert served.setup.plane.models.served() == []

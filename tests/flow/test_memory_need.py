@@ -14,7 +14,8 @@ from helpers_classic import until
 from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.errors import EngineError, MemoryBudgetError
 from penstock.engines.host.memory import taken_memory
-from penstock.engines.process import ProcessEngine, WatchdogConfig
+from penstock.engines.process.client import ProcessEngine
+from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.configuration.config import load_config
 from penstock.gateway.llm.engine_spec import engine_spec

@@ -268,6 +268,23 @@ async def test_shared_memory_is_used_again(tmp_path: Path) -> None:
         assert link.inbox._size <= 8 * 2**20
 
 
+async def test_a_response_that_cannot_be_sent_keeps_no_shared_memory(tmp_path: Path) -> None:
+    """Halves of surrogate pairs, which json.loads gives for what a client has written, are no text for others."""
+    code = """
+class TritonPythonModel:
+    def execute(self, requests):
+        large, text = np.zeros(250_000, np.float32), np.array(["\\ud800"], np.object_)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", large), pb_utils.Tensor("T", text)]) for r in requests]
+"""
+    config = ANY.replace("TYPE_STRING", "TYPE_FP32") + 'output [ { name: "T" data_type: TYPE_STRING dims: [ -1 ] } ]'
+    async with loaded(tmp_path, code, config, options={"shm-default-byte-size": "4194304"}) as model:
+        for _ in range(15):
+            with pytest.raises(PenstockError, match="surrogates not allowed"):
+                await model.infer(request(X=np.ones(1, np.float32)))
+        [instance] = instances(model)
+        assert instance._session._link.inbox._size <= 8 * 2**20
+
+
 async def test_reshape(tmp_path: Path) -> None:
     config = f"""
 max_batch_size: 4

@@ -232,6 +232,24 @@ return pb_utils.is_model_ready("inner"), pb_utils.is_model_ready("inner", "1"), 
     assert host.unloads == [("plain", True)]
 
 
+async def test_a_metric_is_known_once_however_often_a_model_asks_for_it(tmp_path: Path) -> None:
+    code = f"""{HELPERS}
+class TritonPythonModel:
+    def execute(self, requests):
+        family = pb_utils.MetricFamily(name="c", description="d", kind=pb_utils.MetricFamily.COUNTER)
+        for kind in "abab":
+            family.Metric(labels={{"kind": kind}}).increment(1)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SAID", np.array([""], np.object_))])]
+"""
+    host = FakeHost()
+    async with loaded(tmp_path, code, OUTER_CONFIG, host=host) as model:
+        for _ in range(2):
+            await asyncio.wait_for(model.infer(request(X=np.ones(1, np.float32))), 60)
+        [instance] = instances(model)
+        assert len(instance._session._host_calls._metrics) == 2
+    assert [metric.current for metric in host.metrics.values()] == [4, 4]
+
+
 async def test_metrics(tmp_path: Path) -> None:
     host = FakeHost()
     body = """

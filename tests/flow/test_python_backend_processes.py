@@ -13,12 +13,28 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, CPU, instances, loaded, outputs, request
+from helpers_python_backend import (
+    ADD_SUB,
+    ADD_SUB_CONFIG,
+    CPU,
+    FakeHost,
+    instances,
+    loaded,
+    outputs,
+    parsed,
+    request,
+)
 from penstock.classic.python import instance as instance_module
+from penstock.classic.python.link import Link
+from penstock.classic.python.options import PythonOptions
+from penstock.classic.python.session import Program, Session
+from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
 
 CONFIG = f"""
@@ -252,14 +268,39 @@ async def test_a_stop_that_is_given_up_leaves_no_process(tmp_path: Path) -> None
         await asyncio.gather(request_task, return_exceptions=True)
 
 
+async def test_a_start_is_given_up_whatever_the_process_has_just_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each turn of the loop behind its first message: unloading would wait for ever otherwise."""
+
+    async def connect(*_: Any) -> Any:
+        return SimpleNamespace(closed=asyncio.get_running_loop().create_future(), send=lambda *_: None)
+
+    monkeypatch.setattr(Link, "connect", connect)
+    launch: Any = SimpleNamespace(options=PythonOptions.parse({}))
+    program = Program("m_0", launch, {}, ModelSignature(parsed(ADD_SUB_CONFIG)), FakeHost())
+    process: Any = SimpleNamespace(socket=None, files=None)
+    for turns in range(8):
+        session = Session(program, process)
+        loading = asyncio.create_task(session._load())
+        await asyncio.sleep(0)
+        session._on_message("hello", [], memoryview(b""))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        loading.cancel()
+        await asyncio.wait((loading,), timeout=5)
+        assert loading.cancelled(), f"after {turns} turns"
+
+
 async def test_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_module, "_PROBE_INTERVAL", 0.02)
-    flag = tmp_path / "flag"
+    flag, hangs = tmp_path / "flag", tmp_path / "hangs"
     flag.touch()
     code = f"""
-import os
+import os, time
 class TritonPythonModel:
     async def is_ready(self):
+        if os.path.exists({str(hangs)!r}):
+            os.unlink({str(hangs)!r})
+            time.sleep(1000)
         return os.path.exists({str(flag)!r})
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([b"y"], np.object_))])]
@@ -272,6 +313,14 @@ class TritonPythonModel:
         flag.touch()
         assert outputs(await asyncio.wait_for(call, 20))["Y"].tolist() == [b"y"]
         assert model.ready
+        hangs.touch()
+        await until(lambda: not hangs.exists())
+        [instance] = instances(model)
+        first = instance.pid
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: instance.pid not in (None, first))
+    asking = [task for task in asyncio.all_tasks() if "Session.is_ready" in repr(task.get_coro())]
+    assert not asking, "who asked the process that died waits no longer"
 
 
 def test_it_dies_with_the_server(tmp_path: Path) -> None:

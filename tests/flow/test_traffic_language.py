@@ -33,11 +33,11 @@ class Server:
             for name, answer in (("a", "one two"), ("same", "one two"), ("other", "three"))
         }
         self.plane = self.setups["a"].plane
-        self.plane.remove(self.setups["a"].model)
+        self.plane.models.remove(self.setups["a"].model)
         for name, setup in self.setups.items():
             setup.model.names = (name,)
             setup.model.loaded = True
-            self.plane.add(setup.model)
+            self.plane.models.add(setup.model)
         self.traffic = TrafficService((), FakeModelStore(add_sub()), self.plane, PoolingPlane(self.plane))
 
     def put(self, *targets: WeightedTarget, **fields: Any) -> PublicName:
@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_and_a_request_that_is_wrong_end_once(server:
 
 async def test_keys_lists_and_models_of_another_kind(server: Server) -> None:
     server.put(A)
-    assert [model.name for model in server.plane.models()] == ["a", "same", "other", "public"]
+    assert [model.name for model in server.plane.models.served()] == ["a", "same", "other", "public"]
     stranger = RequestContext(principal=Principal(models=("a",)))
     with pytest.raises(PermissionDeniedError):
         server.plane.model("public", stranger)
@@ -138,7 +138,7 @@ async def test_keys_lists_and_models_of_another_kind(server: Server) -> None:
     server.setups["a"].model.loaded = False
     with pytest.raises(NotReadyError, match="no target to answer"):
         server.plane.model("public", RequestContext())
-    assert [model.name for model in server.plane.models()] == ["same", "other"]
+    assert [model.name for model in server.plane.models.served()] == ["same", "other"]
     server.traffic.table.remove("public")
     with pytest.raises(ModelNotFoundError):
         server.plane.model("public", RequestContext())

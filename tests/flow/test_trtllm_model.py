@@ -20,6 +20,7 @@ from penstock.classic.tensors import Tensor
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import CancelledError, InvalidRequestError, PenstockError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.llm.generation import Generation
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.kserve.language_stream import LanguageStream
 from penstock.gateway.llm.kserve.trtllm_form import TRTLLM_FORM
@@ -247,6 +248,27 @@ async def test_cancelling_the_caller_is_no_cancellation_by_id(served: Served) ->
     with pytest.raises(asyncio.CancelledError):
         await task
     assert served.model.statistics.failures["CANCELED"] == 1
+
+
+@pytest.mark.parametrize("how", ["its caller leaves", "another request ends it"])
+async def test_a_request_that_ends_as_it_begins_gives_everything_back(
+    served: Served, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """In the turn of the loop behind its first token, before whoever asked has heard of it."""
+    generate_on = served.setup.plane.generate_on
+    stream = served.model.stream(infer_request({"streaming": True, "p.max_tokens": 200}, id="7"))
+
+    async def and_end(*args: Any, **options: Any) -> Generation:
+        generation = await generate_on(*args, **options)
+        asyncio.get_running_loop().call_soon(reading.cancel if how == "its caller leaves" else stream.cancel)
+        return generation
+
+    monkeypatch.setattr(served.setup.plane, "generate_on", and_end)
+    reading = asyncio.create_task(rest(stream))
+    await asyncio.wait((reading,))
+    stream.close()
+    assert served.setup.model.in_flight.calls == 0
+    assert reading.cancelled() or [type(each.error) for each in reading.result()] == [CancelledError]
 
 
 GUIDES = [

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import (
     ChatPrompt,
@@ -20,7 +20,7 @@ from penstock.gateway.llm.dataplane import (
     Usage,
 )
 from penstock.gateway.llm.generation import DeltaListener
-from penstock.gateway.llm.models import LoadedModel
+from penstock.gateway.llm.language_models import LanguageModels
 from penstock.kvcache import KVGroup
 
 Step = list[ChoiceDelta] | Exception | asyncio.Event
@@ -101,42 +101,16 @@ def words(request: GenerateRequest) -> Iterable[Step]:
     yield [delta(index, " three", "stop") for index in choices]
 
 
-class FakeDataPlane(DataPlane):
-    """Serves one model named `tiny`; keeps the requests and generations it has made."""
+class FakeModels(LanguageModels):
+    """Of these names. Whether they are live and ready is what a test says."""
 
-    def __init__(self, script: Script = words, models: tuple[ServedModel, ...] = (MODEL,)) -> None:
-        self.script = script
-        self.served = {model.name: model for model in models}
-        self.requests: list[GenerateRequest] = []
-        self.generations: list[ScriptedGeneration] = []
-        self.prompts: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
-        self.admit: Exception | asyncio.Event | None = None
-        """What `generate` meets before it returns: an error, or an event to wait for."""
-        self.generating = asyncio.Event()
-        self.cancelled = asyncio.Event()
+    def __init__(self, models: tuple[ServedModel, ...]) -> None:
+        super().__init__()
+        self.by_name = {model.name: model for model in models}
         self.is_live = self.is_ready = True
 
-    def models(self) -> list[ServedModel]:
-        return list(self.served.values())
-
-    async def arrive(self, name: str, context: RequestContext) -> None:
-        """Its model is always loaded."""
-
-    def names_on_demand(self) -> list[str]:
-        return []
-
-    def known_models(self) -> list[LoadedModel]:
-        return []
-
-    def model(self, name: str, context: RequestContext | None = None) -> ServedModel:
-        if name not in self.served:
-            raise ModelNotFoundError("The model does not exist.", param="model")
-        return self.served[name]
-
-    def reserve(self, name: str, refusal: str) -> None: ...
-
-    def still_loading(self, name: str) -> NotReadyError:
-        return NotReadyError("The model is still loading.", retry_after=2)
+    def served(self) -> list[ServedModel]:
+        return list(self.by_name.values())
 
     @property
     def live(self) -> bool:
@@ -145,6 +119,26 @@ class FakeDataPlane(DataPlane):
     @property
     def ready(self) -> bool:
         return self.is_ready
+
+
+class FakeDataPlane(DataPlane):
+    """Serves one model named `tiny`; keeps the requests and generations it has made."""
+
+    def __init__(self, script: Script = words, models: tuple[ServedModel, ...] = (MODEL,)) -> None:
+        self.script = script
+        self.models: FakeModels = FakeModels(models)
+        self.requests: list[GenerateRequest] = []
+        self.generations: list[ScriptedGeneration] = []
+        self.prompts: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
+        self.admit: Exception | asyncio.Event | None = None
+        """What `generate` meets before it returns: an error, or an event to wait for."""
+        self.generating = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    def model(self, name: str, context: RequestContext | None = None) -> ServedModel:
+        if name not in self.models.by_name:
+            raise ModelNotFoundError("The model does not exist.", param="model")
+        return self.models.by_name[name]
 
     async def chat_prompt(
         self,

@@ -168,6 +168,9 @@ def test_bad_files(client: openai.OpenAI, server: Server) -> None:
         assert (late.status_code, late.json()["error"]["param"]) == (400, "expires_after.seconds")
     broken = {"Content-Type": "multipart/form-data; boundary=x"} | key
     assert httpx.post(url, content=b"--y\r\nnothing", headers=broken).status_code == 400
+    for endless in (b"", b"name: "):  # a part's field is not kept until its end
+        refused = httpx.post(url, content=b"--x\r\n" + endless + b"a" * 10_000, headers=broken)
+        assert (refused.status_code, "cannot be read" in refused.text) == (400, True)
     assert httpx.get(f"{url}?limit=0", headers=key).status_code == 400
     assert httpx.get(url).status_code == 401
 

@@ -141,7 +141,7 @@ async def test_ping_says_whether_requests_would_be_served(method: str) -> None:
     dataplane = FakeDataPlane()
     app = build_app(dataplane, AppSettings(keys=api_keys({"team": "sesame"})))
     assert (await call(app, "/ping", method=method)).status == 200
-    dataplane.is_ready = False
+    dataplane.models.is_ready = False
     assert (await call(app, "/ping", method=method)).status == 503
 
 

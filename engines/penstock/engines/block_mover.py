@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.step import SchedulerOutput
 
 

@@ -46,6 +46,10 @@ class BlockReader:
             self._thread.submit(self._read, prefetch, read)
         begun.clear()
 
+    def call(self, function: Callable[[], None]) -> None:
+        """On the thread, behind what it has to read."""
+        self._thread.submit(function)
+
     def carry_out(self, step: SchedulerOutput) -> None:
         """Copies those blocks in that the step reads."""
         if step.block_loads:

@@ -10,12 +10,12 @@ import msgspec
 
 from penstock.engines.adapter_loading import adapter_loader
 from penstock.engines.block_mover import BlockMover
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     CallReply,
     DownMessage,
-    EngineStats,
     ResetPrefixCache,
     StepOutputs,
     StepRecord,
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_FAILURES = 3
-"""Requests in a row that failed alone, with no good step between, after which a fresh process is the better chance."""
+"""Requests in a row that failed alone, with no good step in between, after which the process ends: a new one may
+work."""
 
 
 class Core(Protocol):
@@ -60,18 +61,18 @@ class Core(Protocol):
 
     @property
     def wakeups(self) -> Sequence[int]:
-        """File descriptors that are readable when that changes by itself: an adapter is ready to be installed, an
-        engine that runs by itself has tokens (`ContinuousBatcher.wakeup`)."""
+        """File descriptors that become readable when there is work without a message: an adapter is ready to be
+        installed, or an engine that runs by itself has tokens (`ContinuousBatcher.wakeup`)."""
         ...
 
     @property
     def next_look(self) -> float | None:
-        """Latest time of the next step, even if there is no work: the time of a request, or of an adapter that is being
-        read, is over then."""
+        """When `step` has to be called even if there is no work until then: the deadline of a request, or of an adapter
+        that is being read."""
         ...
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
-        """Takes in messages, advances, and returns what came of it."""
+        """Takes in messages, advances, and returns the outputs and replies of that."""
         ...
 
     @property
@@ -81,7 +82,7 @@ class Core(Protocol):
 
     @property
     def quiet_since(self) -> float | None:
-        """Since when work that goes on outside `step` has had no result; None: there is no such work. Read by another
+        """Since when work that goes on outside `step` has given no result; None: there is no such work. Read by another
         thread, too."""
         ...
 
@@ -176,7 +177,7 @@ class EngineCore:
         return StepOutputs(outputs, self.stats(), records, replies)
 
     def _receive(self, messages: Iterable[DownMessage]) -> list[CallReply]:
-        """Returns the replies that are due at once."""
+        """Returns the replies to messages that are carried out at once."""
         replies: list[CallReply] = []
         for message in messages:
             if isinstance(message, AddRequest):
@@ -196,7 +197,8 @@ class EngineCore:
             self.blocks.clear()
 
     def _submit(self) -> bool:
-        """Submits steps until as many are under way as may be. False when that failed."""
+        """Submits steps until as many are under way as may be, or there is nothing to compute. False when one
+        failed."""
         while len(self.scheduler.under_way) < self._depth:
             step = self.scheduler.schedule(self._clock())
             if self.blocks is not None:
@@ -230,8 +232,8 @@ class EngineCore:
         records.append(StepRecord(seconds, len(done.runs), done.step.total_num_scheduled_tokens))
 
     def _recover(self, failed: StepUnderWay) -> None:
-        """Called while the exception is handled: the step's requests are run again in halves, until the one that makes
-        it fail is alone."""
+        """The step's requests will run again in halves, until the one that makes it fail is alone. Called while the
+        exception is handled."""
         logger.exception("a step of %d requests failed", len(failed.runs))
         if len(failed.runs) == 1:
             self.failures_in_a_row += 1
@@ -244,7 +246,7 @@ class EngineCore:
         self.scheduler.step_failed(failed, StepFailedError("The engine failed on this request."), self._clock())
 
     def _check_idle(self) -> None:
-        """A leak in the books grows until nothing can run: a new process is the better chance."""
+        """A leak in the books would grow until nothing can run: a new process has correct ones."""
         try:
             check_idle(self.scheduler)
         except IntegrityError:
@@ -259,7 +261,7 @@ class EngineCore:
 def _beyond_the_cache(runner: ModelRunner, config: SchedulerConfig) -> OffloadTier | SharedCache | None:
     """Where blocks go, or come from, beyond the runner's KV cache."""
     if config.handover is not None:
-        from penstock.engines.handover.opening import shared_cache  # few have it
+        from penstock.engines.handover.opening import shared_cache  # loaded by the few processes that need it
 
         return shared_cache(runner, config.handover)
     return offload_tier(runner, config) if config.kv_offload_dir else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.engines.contract.messages import AddRequest, Grammar, SamplingParams
 from penstock.engines.contract.runner import GrammarHost
-from penstock.engines.errors import EngineError, OverloadedError, PenstockError
+from penstock.engines.errors import EngineError, OverloadedError, PenstockError, QueueFullError
 from penstock.engines.inbox import Inbox
 from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.intake import Intake
@@ -21,6 +21,8 @@ _NUM_THREADS = 2
 _LONGEST = 10.0
 """Seconds, with the time in line. The compiler's own bounds end it far earlier, unless the machine is overloaded or the
 vocabulary has to be read first."""
+_MAX_PENDING_CHARS = 4 << 20
+"""Of all grammars that wait to be compiled, unless it is one alone: some seconds for the threads."""
 _MAX_CACHED_CHARS = 4 << 20
 """Of all grammars that are kept. What is compiled takes about twenty times as much, and what matchers learn of it."""
 _CHARS_OF_ENTRY = 4096
@@ -38,6 +40,8 @@ class GrammarCompilations:
         """The one used last is at the end."""
         self._cached_chars = 0
         self._pending: dict[Grammar, Compilation] = {}
+        """The oldest first."""
+        self._pending_chars = 0
         self._threads: ThreadPoolExecutor | None = None
         self._inbox: Inbox[tuple[Compilation, Any]] = Inbox()
         """With what the runner has made of it, or an exception."""
@@ -53,7 +57,8 @@ class GrammarCompilations:
         return min((one.give_up_at for one in self._pending.values()), default=None)
 
     def of(self, message: AddRequest) -> Compilation | None:
-        """The compilation that the request waits for, which begins now if there is none; None: it has no grammar."""
+        """The compilation that the request waits for, which begins now if there is none; it has an error if too many
+        are waited for. None: the request has no grammar."""
         params = message.params
         if self._host is None or not isinstance(params, SamplingParams) or params.grammar is None:
             return None
@@ -65,9 +70,22 @@ class GrammarCompilations:
         elif known is not None:
             self._cache.move_to_end(grammar)
             return known
-        if grammar not in self._pending:
-            self._begin(self._host, Compilation(grammar, self._clock() + _LONGEST))
-        return self._pending[grammar]
+        pending = self._pending.get(grammar)
+        if pending is None:
+            now = self._clock()
+            pending = Compilation(grammar, now + _LONGEST)
+            if self._pending and self._pending_chars + _size(pending) > _MAX_PENDING_CHARS:
+                pending.error = self._full(now)
+            else:
+                self._begin(self._host, pending)
+        return pending
+
+    def _full(self, now: float) -> QueueFullError:
+        """Callers shall come back after as long as the oldest one has waited by now: so long is the line."""
+        oldest = next(iter(self._pending.values()))
+        waited = now - (oldest.give_up_at - _LONGEST)
+        message = f"Too many grammars wait to be compiled: {len(self._pending)}. Try again later."
+        return QueueFullError(message, retry_after=max(1.0, waited))
 
     def advance(self) -> None:
         """Takes in what is compiled, and gives up what takes too long."""
@@ -89,6 +107,7 @@ class GrammarCompilations:
 
     def _begin(self, host: GrammarHost, compilation: Compilation) -> None:
         self._pending[compilation.grammar] = compilation
+        self._pending_chars += _size(compilation)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_THREADS, "grammars")
         self._threads.submit(self._work, host, compilation)
@@ -105,6 +124,7 @@ class GrammarCompilations:
 
     def _end(self, compilation: Compilation, result: Any) -> None:
         del self._pending[compilation.grammar]
+        self._pending_chars -= _size(compilation)
         if isinstance(result, Exception):
             compilation.error = _told(result)
             self._intake.grammar_failed()

@@ -58,6 +58,12 @@ def _openvino(options: dict[str, Any], report: Report) -> ModelRunner:
     return OpenVINORunner(OpenVINOConfig(**resolved), report)
 
 
+def import_engine(name: str) -> None:
+    """Ahead of its model, what takes long: only openvino's modules do not look at how they are going to be used."""
+    if name == "openvino":
+        import penstock.engines.openvino.runner  # noqa: F401
+
+
 def _torch(options: dict[str, Any], report: Report) -> ModelRunner:
     try:
         from penstock.engines.torch.config import TorchConfig

@@ -10,14 +10,17 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.engines.process.worker_process import end_unused, start_early
 from penstock.gateway.bench import add_bench_command
 from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.configuration.flags import add_sections, switches
+from penstock.gateway.configuration.likely_engine import likely_engine
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
 from penstock.gateway.front.key_command import add_key_command
 from penstock.gateway.llm.hub_command import add_hub_commands
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 _CLOSED_PIPE = 141
 """The exit status of a program that SIGPIPE ends, as shells show it."""
+_INTERRUPTED = 130
+"""By Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["serve"]:
         given = _without_triton_forms(parser, given)
-    args = vars(parser.parse_args(given))
+    known, unknown = parser.parse_known_args(given)
+    if unknown:
+        hint = _nearest(unknown[0]) if given[0] == "serve" else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    args = vars(known)
     run: Callable[[dict[str, Any]], int] = args.pop("run_command")
     try:
         status = run(args)
@@ -45,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `penstock chat | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its end
         return _CLOSED_PIPE
+    except KeyboardInterrupt:  # while modules are imported, before the command handles signals
+        return _INTERRUPTED
     return status
 
 
@@ -63,11 +74,17 @@ def _serve(config: Config, answer: tuple[Path, Path] | None) -> int:
     # Engine processes are started by fork and exec; gRPC's fork handlers only cost there, and complain. It reads this
     # when it is first imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    engine = likely_engine(config)
+    if engine is not None:
+        start_early(engine)
     gc.disable()  # modules stay: looking through what they have made so far takes a tenth of the time to import them
-    from penstock.gateway.lifecycle import answer_file, serve  # only now: --help stays quick
+    try:
+        from penstock.gateway.lifecycle import answer_file, serve  # only now: --help stays quick
 
-    gc.enable()
-    return serve(config) if answer is None else answer_file(config, *answer)
+        gc.enable()
+        return serve(config) if answer is None else answer_file(config, *answer)
+    finally:
+        end_unused()
 
 
 def _check(config: Config, gpus: int | None) -> Sequence[Verdict]:
@@ -84,6 +101,8 @@ def _without_triton_forms(parser: argparse.ArgumentParser, argv: Sequence[str]) 
         flag, equals, value = arg.partition("=")
         if flag in TRITON_REFUSED:
             parser.error(f"{flag} is a flag of Triton's that this server does not have: {TRITON_REFUSED[flag]}")
+        if flag == "--model":  # to argparse it is the beginning of --model-repository and others
+            parser.error("--model: the model is written without a flag, as in: penstock serve MODEL")
         state = _STATES.get(value.lower()) if equals else None
         if state is None or flag.removeprefix("--").replace("-", "_") not in known:
             plain.append(arg)
@@ -93,6 +112,13 @@ def _without_triton_forms(parser: argparse.ArgumentParser, argv: Sequence[str]) 
 
 
 _STATES = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+
+
+def _nearest(unknown: str) -> str:
+    """What a misspelt flag of `penstock serve` may mean."""
+    flags = ["--" + name.replace("_", "-") for section in SECTIONS.values() for name in section.__struct_fields__]
+    near = get_close_matches(unknown.partition("=")[0], flags, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -151,7 +177,7 @@ _FORMATTER = partial(argparse.HelpFormatter, max_help_position=34, width=110)
 _SERVE: dict[str, Any] = {
     "usage": "penstock serve [MODEL] [options]",
     "description": "Serves MODEL and the models of --model-repository; without either, the built-in demo model.",
-    "epilog": "Each setting can also stand in the file given by --config (TOML or YAML), or in a variable named "
+    "epilog": "Each setting can also be set in the file given by --config (TOML or YAML), or in a variable named "
     "PENSTOCK_ and the flag's name in capitals, as in PENSTOCK_HTTP_PORT. Flags win over variables, those over "
     "the file.",
     "argument_default": argparse.SUPPRESS,

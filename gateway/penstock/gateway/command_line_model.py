@@ -63,7 +63,7 @@ class CommandLineModel:
         if isinstance(model, PoolingModel):
             self._embeddings.add(model)
             return
-        self._dataplane.add(model)
+        self._dataplane.models.add(model)
         for name in model.names:
             self._models.add(LanguageModel(self._dataplane, model, name, policy=self._config.scheduling.policy))
         self._model = model
@@ -81,7 +81,7 @@ class CommandLineModel:
         if self._model is None:
             return
         await self._model.start()
-        self._dataplane.has_loaded(self._model)
+        self._dataplane.models.serve(self._model)
         info = self._model.engine.info
         num_groups = len(info.kv_groups)
         logger.info(

@@ -20,7 +20,7 @@ class Database:
     disk."""
 
     def __init__(self, path: Path | None) -> None:
-        """None: in memory. Raises sqlite3.Error when this is no database, or another server has it open."""
+        """None: in memory. Raises OSError, sqlite3.Error when this is no database, or another server has it open."""
         self._connection = _connect(":memory:" if path is None else path)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
 
@@ -66,6 +66,8 @@ def is_disk_error(error: Exception) -> bool:
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:
+    if isinstance(path, Path):
+        path.touch(mode=0o600)  # prompts and answers are in it; SQLite's files beside it have the same mode
     # it is made by one thread and used by another, never by two at one time
     connection = sqlite3.connect(path, timeout=1, check_same_thread=False)
     connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second server would answer the same lines

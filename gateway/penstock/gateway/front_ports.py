@@ -204,7 +204,7 @@ class FrontPorts:
     async def _start_fronts(self, sockets: list[dict[str, socket]]) -> None:
         shared, fronts = self._shared, self.fronts
         await fronts.start(sockets)
-        for changes in (shared.dataplane.changes, shared.models.changes):
+        for changes in (shared.dataplane.models.changes, shared.models.changes):
             changes.watch(fronts.tables_changed)
         shared.traffic.on_change(fronts.tables_changed)
         self._keys.changes.watch(lambda: fronts.tell(keys_message(self._keys.granted)))

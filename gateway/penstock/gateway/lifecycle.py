@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.errors import PenstockError
+from penstock.engines.process.worker_process import end_unused
 from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.composition.ports import (
     app_settings,
@@ -102,8 +103,6 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
     except (ConfigError, PenstockError) as error:
         logger.error("%s", error)
         return 1
-    except KeyboardInterrupt:  # before the server handles signals
-        return 130
 
 
 def _new_front_folder(config: Config) -> FrontFolder | None:
@@ -305,6 +304,7 @@ class Server:
     async def _load(self, file: BatchFile | None) -> None:
         """Answers the file, too, where there is one."""
         await self._models.start()
+        end_unused()
         self._loaded = True
         if self._batches is not None:
             await self._batches.start()
@@ -345,7 +345,7 @@ class Server:
         delay = self._config.server.drain_delay
         if delay:
             self._tell_manager_of_end("serving until balancers have noticed", delay)
-            logger.info("not ready any more; new requests are served for another %g s", delay)
+            logger.info("not ready; new requests are still served for %g s", delay)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._signals.hurry.wait(), delay)
 

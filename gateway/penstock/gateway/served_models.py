@@ -97,18 +97,18 @@ class ServedModels:
         unloading = asyncio.create_task(self.repository.stop())
         await give_time(unloading)
         if not unloading.done():
-            logger.warning("some models have not ended what they execute: they are stopped")
+            logger.warning("some models are still executing requests: they are stopped")
             unloading.cancel()
         await asyncio.gather(unloading, return_exceptions=True)
         self.other_servers.stop()
 
     async def drain(self) -> None:
         """Until nothing is in flight in the engines, from this server or another."""
-        await asyncio.gather(*(model.drain() for model in self.dataplane.known_models()))
+        await asyncio.gather(*(model.drain() for model in self.dataplane.models.known()))
 
     def is_live(self) -> bool:
         """False where only another process would help: see `server_health.is_live`."""
-        failed = [model.engine.failed for model in self.dataplane.known_models()]
+        failed = [model.engine.failed for model in self.dataplane.models.known()]
         failed += [model.source.failed for model in self.pooling.known_models()]
         others_ready = any(model.ready for model in self.repository.models())
         return is_live(failed, others_ready, strict=self._settings.strict_liveness)
@@ -121,7 +121,7 @@ class ServedModels:
     @property
     def engines(self) -> list[Engine]:
         """Of the language models that are loaded."""
-        return [model.engine for _, model in self.dataplane.loaded_models()]
+        return [model.engine for _, model in self.dataplane.models.loaded()]
 
     @property
     def first_to_ask(self) -> tuple[str, Kind] | None:
@@ -132,8 +132,8 @@ class ServedModels:
 
     def metrics(self) -> Iterator[Source]:
         """Of language, embedding and other servers' models, and of traffic rules."""
-        yield from self.dataplane.metrics()
-        yield EndpointMetrics(self.dataplane.loaded_models, vllm_names=self._settings.vllm_metric_names)
+        yield from (model.metrics for model in self.dataplane.models.known())
+        yield EndpointMetrics(self.dataplane.models.loaded, vllm_names=self._settings.vllm_metric_names)
         yield from self.pooling.metrics()
         yield self.traffic.metrics
         yield from self.other_servers.metrics()

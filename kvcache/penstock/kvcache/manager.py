@@ -28,7 +28,7 @@ _NOTHING: Mapping[BlockHash, Any] = MappingProxyType({})
 
 
 class KVCacheManager:
-    """Gives blocks to requests, in tokens: callers say which positions they are going to write."""
+    """Gives blocks to requests. Callers count in tokens: they say which positions they are going to write."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class KVCacheManager:
         tier: BlockTier | None = None,
         source: BlockSource | None = None,
     ) -> None:
-        """`tier`: takes in what the prefix cache evicts; None: that is lost. `source`: has contents of other engines;
-        None: only the tier has some."""
+        """`tier` takes in the blocks that the prefix cache evicts; None: they are lost. `source` has contents of blocks
+        that the pool does not have; None: the tier is the source."""
         if not groups:
             raise ValueError("a KV cache needs at least one group of layers")
         self.groups = tuple(groups)
@@ -51,25 +51,26 @@ class KVCacheManager:
         self.source = tier if source is None else source
         self.in_use: dict[BlockHash, None] | None = None
         """Blocks that were published, or found in the prefix cache for a request, since this was last emptied; None:
-        nobody asks."""
+        not noted."""
         if tier is not None:
             self.pool.evicted = []
         self._log: CacheLog | None = None
         self._hasher = hasher or BlockHasher()
         self.holders: set[BlockTables] = set()
-        """All tables that were given and not freed."""
+        """All tables that `admit` and `fork` have given and that were not freed."""
         self.computing = ComputingPrompts(self.pool, enabled=enable_prefix_caching)
         self._prefixes = PrefixMatcher(self.groups, self.pool)
 
     def chains(self, *, adapter: str = "", salt: str = "") -> Chains:
-        """For a new sequence of tokens: its owner keeps them for as long as it appends to that sequence."""
+        """Hash chains for a new sequence of tokens, whose owner keeps them as long as it appends to the sequence."""
         root = self._hasher.root(adapter=adapter, salt=salt)
         sizes = {group.block_size for group in self.groups}
         by_size = {size: HashChain(self._hasher, root, size, adapter=adapter) for size in sizes}
         return tuple(by_size[group.block_size] for group in self.groups)
 
     def keep_log(self) -> CacheLog:
-        """Notes what enters and leaves the prefix cache from now on; who asks for that takes it after each step."""
+        """Notes what enters and leaves the prefix cache from now on. The caller has to empty the log after each
+        step."""
         self._log = log = CacheLog()
         self.pool.on_eviction = lambda key: log.removed(*group_and_hash(key))
         return log
@@ -86,14 +87,15 @@ class KVCacheManager:
         read_cache: bool = True,
         fetched: Mapping[BlockHash, Any] = _NOTHING,
     ) -> tuple[BlockTables, int] | None:
-        """Tables in which the next `chunk` tokens can be computed, and how many leading tokens need not be: they are
-        cached. Groups without a window get blocks for all of `token_ids`. None, and nothing changes, unless `reserve`
-        blocks would stay free once each group has all that it needs at once.
+        """(tables in which the next `chunk` tokens can be computed, how many leading tokens are cached). Groups without
+        a window get blocks for all of `token_ids`. None, and nothing changes, unless `reserve` blocks would stay free
+        once each group has all that it needs at a time.
 
-        `fetched`: contents from the tier, which count as cached; those that are used are in the tables' `loads`.
+        `fetched`: contents of blocks from the source, which count as cached; the tables' `loads` name those that are
+        used.
 
-        At least one token is left to compute, since its logits are needed. After a hit on every token the last block
-        is copied or, where blocks are short, computed again.
+        At least one token is left to compute, since its logits are needed. If every token is cached, the last block is
+        copied or, where blocks are short, computed again.
         """
         if reserve >= self.pool.num_free:  # there is always something to compute, which needs a block
             return None
@@ -134,7 +136,7 @@ class KVCacheManager:
                 tables.loads += self._take_fetched(table, fetched)
         end = min(length, start + chunk)
         self._grow_tables(tables, start, [end if table.group.window else length for table in tables.tables])
-        self._set_marks(tables)
+        self._set_thresholds(tables)
         return tables, start
 
     def _blocks_ahead(self, table: BlockTable, length: int, chunk: int) -> int:
@@ -149,12 +151,14 @@ class KVCacheManager:
         many are not in the pool: NO_BLOCK is in their places, for `_take_fetched`."""
         count = matched // table.group.block_size
         table.first = min(table.group.first_block(start), count)
-        found = [self.pool.lookup(key) for key in table.keys(table.first, count)]
-        cached = [block_id for block_id in found if block_id is not None]
+        block_ids = [self.pool.lookup(key) for key in table.keys(table.first, count)]
+        cached = [block_id for block_id in block_ids if block_id is not None]
         self.pool.retain(cached)  # before counting what is free: a cached block must not count as both
-        table.block_ids = [NO_BLOCK] * table.first + [NO_BLOCK if block_id is None else block_id for block_id in found]
+        table.block_ids = [NO_BLOCK] * table.first + [
+            NO_BLOCK if block_id is None else block_id for block_id in block_ids
+        ]
         table.num_published = count
-        return len(found) - len(cached)
+        return len(block_ids) - len(cached)
 
     def _take_fetched(self, table: BlockTable, fetched: Mapping[BlockHash, Any]) -> list[tuple[int, Any]]:
         """Gives the table the matched blocks that are not in the pool. Returns them with their contents. They are
@@ -181,11 +185,11 @@ class KVCacheManager:
             matched = self._prefixes.match(token_ids, chains, limit, source)
             if matched <= self._prefixes.match(token_ids, chains, matched):
                 return []
-            found = self._prefixes.not_in_pool(chains, matched, len(token_ids))
-            if len(found) <= most:
-                slots = [source.use(key) for key in reversed(found)]  # beginnings stay longest
-                return list(zip(found, reversed(slots), strict=True))
-            limit = min(matched - 1, matched * most // len(found))
+            keys = self._prefixes.not_in_pool(chains, matched, len(token_ids))
+            if len(keys) <= most:
+                slots = [source.use(key) for key in reversed(keys)]  # beginnings stay longest
+                return list(zip(keys, reversed(slots), strict=True))
+            limit = min(matched - 1, matched * most // len(keys))
         return []
 
     def take_saves(self) -> list[BlockSave]:
@@ -252,7 +256,7 @@ class KVCacheManager:
         tables.capacity = capacity
         if growth.copies:
             tables.copies += growth.copies
-            self._set_marks(tables)
+            self._set_thresholds(tables)
         return growth
 
     def copied(self, tables: BlockTables) -> None:
@@ -264,7 +268,7 @@ class KVCacheManager:
         """A step has succeeded that began with `tables.loads`."""
         tables.loads.clear()
 
-    def _set_marks(self, tables: BlockTables) -> None:
+    def _set_thresholds(self, tables: BlockTables) -> None:
         publish, trim = sys.maxsize, sys.maxsize
         for table in tables.tables:
             size, window = table.group.block_size, table.group.window
@@ -299,7 +303,7 @@ class KVCacheManager:
             if not table.index:
                 self.computing.published(hashes[start:count])
             table.num_published = count
-        self._set_marks(tables)
+        self._set_thresholds(tables)
 
     def keep(self, chains: Chains, num_tokens: int, retention: Retention, now: float) -> None:
         """The cached blocks of a sequence's first `num_tokens` are evicted later than others' (`BlockPool.mark`)."""
@@ -321,7 +325,7 @@ class KVCacheManager:
                 self.pool.release(table.block_ids[table.first : first])
                 table.block_ids[table.first : first] = [NO_BLOCK] * (first - table.first)
                 table.first = first
-        self._set_marks(tables)
+        self._set_thresholds(tables)
 
     def fork(self, parent: BlockTables, num_computed: int) -> tuple[BlockTables, Chains]:
         """Second tables over the parent's first `num_computed` positions, with no block of their own yet, and the
@@ -341,7 +345,7 @@ class KVCacheManager:
             self.pool.retain(child.held)
             children.append(child)
         tables = BlockTables(children)
-        self._set_marks(tables)
+        self._set_thresholds(tables)
         # the next write of either may need a copy, so it has to ask
         parent.capacity = min(parent.capacity, num_computed // self._prefixes.unit * self._prefixes.unit)
         self.holders.add(tables)

@@ -67,9 +67,9 @@ class PrefixMatcher:
     def not_in_pool(self, chains: Chains, matched: int, length: int) -> list[BlockHash]:
         """Of the blocks that are read behind the first `matched` tokens of a prompt with `length` tokens, those that
         are elsewhere."""
-        found = []
+        missing = []
         for g, group in enumerate(self._groups):
             first = group.first_block(min(matched, length - 1))
             keys = [group_key(block_hash, g) for block_hash in chains[g].hashes[first : matched // group.block_size]]
-            found += [key for key in keys if self._pool.lookup(key) is None]
-        return found
+            missing += [key for key in keys if self._pool.lookup(key) is None]
+        return missing

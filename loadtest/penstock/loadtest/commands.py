@@ -81,7 +81,7 @@ def tune(commands: Any, add_sections: AddSections, formatter: type[argparse.Help
         help="find a server's best options",
         usage="penstock tune --param NAME=VALUE,VALUE ... [options] -- serve [MODEL] [options of the server]",
         description="Starts a server with each combination of options, sends it the same load (30 s, unless --requests "
-        "or --duration say else), stops it, and says which options did best. The server's command stands at the end: "
+        "or --duration say otherwise), stops it, and says which options did best. The server's command comes last: "
         "that of penstock, or with --url that of any other server.",
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,

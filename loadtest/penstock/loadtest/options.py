@@ -31,7 +31,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The server, and how to speak to it."""
 
     url: Annotated[str, Meta(description="address of the server; for kserve-grpc and kserve-grpc-stream its gRPC port")]
-    model: Annotated[str, Meta(description="the model's name; default: the only one that the server has")] = ""
+    model: Annotated[
+        str, Meta(description="the model's name; default: the only one that the server has; gRPC needs a name")
+    ] = ""
     protocol: Annotated[
         Literal[PROTOCOLS],  # type: ignore[valid-type]
         Meta(description="what is spoken"),
@@ -76,7 +78,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Count, Meta(description="tokens that prompts share, as a system prompt, before their own")
     ] = 0
     prefixes: Annotated[Positive, Meta(description="how many different shared prefixes there are")] = 1
-    turns: Annotated[Positive, Meta(description="turns of a session; each goes on from the answers before it")] = 1
+    turns: Annotated[Positive, Meta(description="turns of a session; each has the conversation so far")] = 1
     turn_delay: Annotated[Seconds, Meta(description="seconds between an answer and the session's next turn")] = 0.0
     dataset: Annotated[
         str | None, Meta(description="prompts from a file: ShareGPT's JSON, or JSON lines with prompt or messages")
@@ -120,9 +122,9 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Annotated[float, Meta(gt=0, le=1e9)], Meta(description="gamma: its shape; 1 is Poisson, less is burstier")
     ] = 1.0
     ramp: Annotated[Seconds, Meta(description="seconds over which concurrency or rate rise to their value")] = 0.0
-    duration: Annotated[Seconds | None, Meta(description="seconds after which nothing is begun; default: no limit")] = (
-        None
-    )
+    duration: Annotated[
+        Seconds | None, Meta(description="seconds after which no request is begun; default: no limit")
+    ] = None
     grace: Annotated[Seconds, Meta(description="seconds that running requests get then")] = 30.0
     max_in_flight: Annotated[Positive, Meta(description="open loop: most requests at a time")] = 10_000
     warmup: Annotated[Count, Meta(description="requests before the run, which do not count")] = 2
@@ -138,7 +140,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = None
     calibrate: Annotated[
-        bool, Meta(description="measure first, for a second, what this client costs by itself and how much it can take")
+        bool,
+        Meta(description="first measure this client alone for a second: its latency, and how many tokens it can read"),
     ] = True
 
 
@@ -149,7 +152,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str | None,
         Meta(
             description="a run for each value: concurrency=1,4,16 or rate=1:32:x2 (from, to, times 2; +2 adds); also "
-            "batch_size, prompt_tokens and output_tokens; 30 s each unless --requests or --duration say else"
+            "batch_size, prompt_tokens and output_tokens; 30 s each unless --requests or --duration say otherwise"
         ),
     ] = None
     find: Annotated[
@@ -167,7 +170,11 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = ()
     precision: Annotated[
-        Annotated[float, Meta(gt=0, le=1)], Meta(description="find: ends when what held and what failed are so near")
+        Annotated[float, Meta(gt=0, le=1)],
+        Meta(
+            description="find: ends when the highest load that held and the lowest that failed differ by at most this "
+            "share"
+        ),
     ] = 0.05
     max_runs: Annotated[Positive, Meta(description="find: most runs")] = 24
     vs: Annotated[
@@ -181,7 +188,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What comes of it."""
+    """What is written."""
 
     json: Annotated[str | None, Meta(description="write the report as JSON here; - for standard output")] = None
     markdown: Annotated[str | None, Meta(description="write it as Markdown here")] = None

@@ -55,7 +55,7 @@ def token_counts(samples: Sequence[Sample], options: Options, server: ServerWatc
             note = f"prompts had {counted:.0f} tokens on average as the server counts, {asked:.0f} were asked for"
             note += _reason(options)
     elif by_server < len(good) and not known:
-        note = "nobody counted the prompts' tokens: the total holds the output's only; --tokenizer counts them"
+        note = "prompt tokens were not counted, so the total has output tokens only; --tokenizer counts them"
     return found | ({"note": note} if note else {})
 
 

@@ -12,7 +12,8 @@ from copy import copy
 from itertools import count
 
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.contract.messages import AddRequest, EngineStats, FinishReason, RequestError, RequestOutput
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import AddRequest, FinishReason, RequestError, RequestOutput
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput
 from penstock.engines.errors import EngineDeadError, NotReadyError

@@ -119,7 +119,7 @@ class GoalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What comes of it."""
+    """What is written."""
 
     json: Annotated[str | None, Meta(description="write the report as JSON here; - for standard output")] = None
 

@@ -13,7 +13,7 @@ import pytest
 from helpers_engine import Driver
 from penstock.engines import grammar_compiling
 from penstock.engines.contract.messages import Grammar
-from penstock.engines.errors import EngineError, InvalidRequestError, OverloadedError
+from penstock.engines.errors import EngineError, InvalidRequestError, OverloadedError, QueueFullError
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 
 SLOW = "slow"
@@ -187,6 +187,28 @@ def test_what_has_not_begun_when_it_is_given_up_never_begins(host: Host, driver:
     ask(driver, "last")
     driver.run()
     assert f"{SLOW} 2" not in host.begun
+
+
+def test_so_many_grammars_may_wait(host: Host, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_compiling, "_MAX_PENDING_CHARS", 12_000)  # two, with what each counts for
+    waiting = [*ask(driver, SLOW), *ask(driver, f"{SLOW} 2"), *ask(driver, SLOW, n=2)]
+    driver.step()
+    driver.now += 3
+    refused, [other] = ask(driver, "third", n=2), driver.add(PROMPT, 4)
+    driver.run(until=ended(driver, *refused, other))
+    errors: list[Any] = [driver.ends[request].error for request in refused]
+    assert [(error.code, error.retry_after) for error in errors] == [(QueueFullError.code, 3.0)] * 2
+    assert driver.ends[other].error is None
+    host.gate.set()
+    driver.run(until=ended(driver, *waiting))
+    again = [*ask(driver, "third"), *ask(driver, "x" * 20_000)]
+    driver.run()
+    assert driver.ends[again[0]].error is None, "there is room again"
+    assert driver.ends[again[1]].error is not None
+    alone = ask(driver, "x" * 20_000)
+    driver.run()
+    assert {driver.ends[request].error for request in (*waiting, *alone)} == {None}
+    assert host.begun == [SLOW, f"{SLOW} 2", "third", "x" * 20_000]
 
 
 def test_requests_that_wait_can_be_aborted(host: Host, driver: Driver) -> None:

@@ -11,7 +11,7 @@ import pytest
 from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.engines.host.numa import format_list, parse_list, read_nodes
 from penstock.engines.host.placement import Placement, find_place
-from penstock.engines.process import ProcessEngine
+from penstock.engines.process.client import ProcessEngine
 from penstock.engines.registry import EngineSpec
 
 GIB = 1 << 20  # in kB

@@ -43,7 +43,7 @@ async def lines(*contexts: RequestContext, **options: object) -> list[str]:
 
 async def test_a_line_has_what_an_operator_asks_for() -> None:
     context = ended(usage=Usage(12, 34, 5), queue_seconds=0.25, model="m", bytes_in=70, bytes_out=800)
-    context.record.first_token = context.arrival + 0.5
+    context.record.first_token_at = context.arrival + 0.5
     [line] = await lines(context)
     expected = "POST /v1/completions 200 ok model=m tenant=team tokens=12+34 cached=5 queue=0.250s ttft=0.500s total="
     assert f" ACCESS  {expected}" in line
@@ -58,7 +58,7 @@ async def test_a_line_has_the_version_of_http() -> None:
 
 async def test_json_has_the_same_as_fields() -> None:
     context = ended(usage=Usage(12, 34, 5), model="m")
-    context.record.first_token = context.arrival + 0.5
+    context.record.first_token_at = context.arrival + 0.5
     context.record.failed(QueueFullError("full"))
     [line] = await lines(context, form="json")
     fields = json.loads(line)

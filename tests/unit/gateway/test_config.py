@@ -152,6 +152,19 @@ def test_every_setting_has_a_flag_and_a_description(capsys):
             assert name == "model" or f"--{name.replace('_', '-')}" in text, name
 
 
+def test_the_help_says_whether_a_switch_is_on_and_shows_whole_seconds(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help-all"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "--prefix-caching, --no-prefix-caching reuse the keys and values of prompts with equal beginnings (default: on)"
+        in text
+    )
+    assert "listen for gRPC (default: on)" in text
+    assert "other machines may use a server without keys; on a server with keys, only /metrics (default: off)" in text
+    assert "seconds that running requests get to finish after SIGTERM (default: 30)" in text
+
+
 def test_the_short_help_is_short_and_leads_to_the_whole(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "--help"])
@@ -203,6 +216,8 @@ def test_a_bad_flag_ends_with_usage_and_status_2(capsys):
         ("--http-thread-count=8", "one event loop"),
         ("--cache-directory=/x", "response cache"),
         ("--no-such-flag", "unrecognized"),
+        ("--model=./x", "written without a flag"),
+        ("--htp-port=1", "unrecognized arguments: --htp-port=1; did you mean --http-port?"),
     ],
 )
 def test_what_triton_has_and_we_have_not_is_told(flag, told, capsys):
@@ -236,3 +251,11 @@ def test_options_of_unknown_backends_are_refused():
 )
 def test_triton_s_verbosity_is_a_log_level(flags, level):
     assert load(flags).server.logging_level == level
+
+
+def test_ctrl_c_before_signals_are_handled_is_no_traceback(monkeypatch):
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_serve", interrupted)
+    assert cli.main(["serve"]) == 130

@@ -147,12 +147,15 @@ async def test_a_front_s_requests_count_against_the_key() -> None:
     assert (b"x-ratelimit-limit-tokens", b"100") in wired.principal.quota.headers()
 
 
-async def test_who_leaves_before_the_answer_holds_nothing() -> None:
+@pytest.mark.parametrize("answered", ["after the client has left", "in the same turn of the loop"])
+async def test_who_leaves_before_the_answer_holds_nothing(answered: str) -> None:
     wired = Wired(Limits(concurrent_requests=1))
     wired.holding_back = True
     asking = asyncio.create_task(wired.begun())
     await asyncio.sleep(0)
     assert wired.quota.in_flight == 1
+    if answered == "in the same turn of the loop":
+        wired.let_through()
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     wired.let_through()

@@ -10,7 +10,8 @@ import pytest
 
 from penstock.engines.errors import AuthenticationError, PermissionDeniedError
 from penstock.gateway.cli import main
-from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.composition.records import open_database
+from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.front.auth import ApiKeys, key_digest
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Role
 from penstock.gateway.front.key_file import read_keys
@@ -90,8 +91,14 @@ def test_bad_values_make_no_key(flags: list[str], capsys: pytest.CaptureFixture[
 def test_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         read(tmp_path / "keys.toml", text)
-    with pytest.raises(ConfigError, match=r"gone\.toml"):
+    with pytest.raises(ConfigError, match=r"gone\.toml: No such file or directory$"):
         read_keys(tmp_path / "gone.toml", "fcfs")
+
+
+def test_a_data_folder_that_cannot_be_made_is_not_blamed_on_another_server(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file: File exists$"):
+        open_database(load_config({"data_dir": str(tmp_path / "file")}, environ={}))
 
 
 def test_what_is_left_survives_a_reload_unless_the_limits_change(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.errors import QueueFullError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.load_report import LoadReport, LoadReporter, ReportForm

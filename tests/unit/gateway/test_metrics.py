@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.contract.messages import EngineStats, StepRecord
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import StepRecord
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.metrics.registry import Metrics
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from helpers_kserve_http import kserve_context
 from penstock.gateway.front.access import ApiGroup, RequiredHeader, read_restrictions
 from penstock.gateway.front.context import Role
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.kserve.http_routes import Found
+from penstock.gateway.kserve.http_routes import EndpointMatch
 from penstock.gateway.ports.http_apps import build_app, build_metrics_app
 from penstock.gateway.ports.scheduler_state import operator_routes
 from protocol.asgi_client import AsgiCall, call
@@ -109,7 +110,7 @@ def test_the_list_here_has_every_route() -> None:
 
     listed = [route.split(" ") for route in (*(route for route, _ in ROUTES), *PROBES)]
     kserve = [app.kserve.find({"method": method, "path": path}) for method, path in listed if kserve_has(path)]
-    assert all(isinstance(each, Found) for each in kserve)
+    assert all(isinstance(each, EndpointMatch) for each in kserve)
     assert {id(each.endpoint) for each in kserve} == {id(each) for each in app.kserve.endpoints()}
     others = [
         app.routes.find({"type": "http", "method": method, "path": path})
@@ -185,6 +186,36 @@ async def test_settings_are_read_by_many_and_changed_by_admins(method: str, mess
         before = await rpc(type(message)(), metadata=metadata)
         assert (await failure(rpc(message, metadata=metadata)))[0] == "PERMISSION_DENIED"
         assert await rpc(type(message)(), metadata=metadata) == before
+
+
+async def test_a_key_for_some_models_sees_no_others_over_kserve() -> None:
+    """As in `/v1/models`: a configuration may say much about another tenant's model."""
+    keys = api_keys({"team": "sesame"})
+    keys._granted = {digest: replace(each, models=("mine",)) for digest, each in keys._granted.items()}
+    models = (add_sub("mine"), add_sub("theirs"))
+    kserve = kserve_context(FakeModelStore(*models))
+    app = build_app(FakeDataPlane(), AppSettings(keys=keys), kserve)
+    for rest in ("", "/config", "/stats", "/trace/setting", "/versions/1/config"):
+        mine, theirs = [await asked(app, f"GET /v2/models/{name}{rest}") for name in ("mine", "theirs")]
+        assert (mine.status, theirs.status) == (200, 403), rest
+    listed = (await asked(app, "POST /v2/repository/index")).json()
+    counted = (await asked(app, "GET /v2/models/stats")).json()["model_stats"]
+    assert [each["name"] for each in (*listed, *counted)] == ["mine", "mine"]
+    assert (await asked(app, "GET /version")).json()["runners"] == {}  # there is `tiny`
+
+    metadata = (("authorization", "Bearer sesame"),)
+    async with serving(*models, keys=keys) as running:
+        stub = running.stub
+        for rpc, message in (
+            (stub.ModelMetadata, pb.ModelMetadataRequest(name="theirs")),
+            (stub.ModelConfig, pb.ModelConfigRequest(name="theirs")),
+            (stub.ModelStatistics, pb.ModelStatisticsRequest(name="theirs")),
+            (stub.TraceSetting, pb.TraceSettingRequest(model_name="theirs")),
+        ):
+            assert (await failure(rpc(message, metadata=metadata)))[0] == "PERMISSION_DENIED"
+        index = await stub.RepositoryIndex(pb.RepositoryIndexRequest(), metadata=metadata)
+        stats = await stub.ModelStatistics(pb.ModelStatisticsRequest(), metadata=metadata)
+        assert [each.name for each in (*index.models, *stats.model_stats)] == ["mine", "mine"]
 
 
 async def test_a_message_without_a_key_is_not_received() -> None:

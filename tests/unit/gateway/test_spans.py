@@ -39,7 +39,7 @@ CHAT = (
 
 
 def test_stages_follow_each_other() -> None:
-    assert stage_spans(record(*CHAT, queue_seconds=1.0, first_token=7.0), 9.0) == [
+    assert stage_spans(record(*CHAT, queue_seconds=1.0, first_token_at=7.0), 9.0) == [
         ("receive", 0.0, 1.0, (), None),
         ("template", 1.0, 2.0, (), None),
         ("tokenize", 2.0, 4.0, (), None),
@@ -54,7 +54,7 @@ def test_nobody_knows_where_in_the_engine_a_request_without_an_output_was() -> N
 
 
 def test_a_queue_is_no_longer_than_its_stage() -> None:
-    assert stage_spans(record(*CHAT, queue_seconds=3.5, first_token=7.0), 9.0)[-3:-1] == [
+    assert stage_spans(record(*CHAT, queue_seconds=3.5, first_token_at=7.0), 9.0)[-3:-1] == [
         ("queue", 4.0, 7.0, (), None),
         ("prefill", 7.0, 7.0, (), None),
     ]
@@ -75,7 +75,7 @@ def test_what_a_model_asks_of_another_has_a_span() -> None:
 
 
 def test_the_steps_of_a_prompt_are_parts_of_its_prefill() -> None:
-    served = record(*CHAT, queue_seconds=1.0, first_token=7.0)
+    served = record(*CHAT, queue_seconds=1.0, first_token_at=7.0)
     served.computed([(5.0, 6.0, 512), (5.5, 7.0, 8)])
     [prefill] = [span for span in stage_spans(served, 9.0) if span.name == "prefill"]
     assert prefill.children == (("prefill step", 5.0, 6.0, (), 512), ("prefill step", 5.5, 7.0, (), 8))
@@ -211,7 +211,7 @@ def test_requests_on_a_stream_that_is_not_sampled_are_not_either() -> None:
 def test_what_a_span_says_of_a_generation() -> None:
     traced = Traced()
     context = traced.begin(
-        model="m", usage=Usage(12, 34, 5), finish_reasons=("stop", "length"), bytes_in=70, first_token=1.0
+        model="m", usage=Usage(12, 34, 5), finish_reasons=("stop", "length"), bytes_in=70, first_token_at=1.0
     )
     context.principal = Principal(tenant="team")
     [span] = traced.spans(context)

@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"server_key": "server.key", "server_cert": "broken.pem"}, "http-server-cert: the file has no certificate"),
         ({"server_key": "server.key", "server_cert": "server.key"}, "http-server-cert: the file has no certificate"),
         ({"server_key": "other.key", "server_cert": "server.pem"}, "http-server-cert: it cannot be used with http-s"),
-        ({"server_key": "locked.key", "server_cert": "server.pem"}, "http-server-key: the key is encrypted"),
+        ({"server_key": "locked.key", "server_cert": "server.pem"}, "http-server-key: the key has a password"),
         ({"server_key": "server.key", "server_cert": "server.pem", "use_ssl_mutual": True}, "http-root-cert: TLS need"),
         (
             {"server_key": "server.key", "server_cert": "server.pem", "root_cert": "broken.pem"},

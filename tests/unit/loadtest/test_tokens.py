@@ -48,7 +48,7 @@ def test_who_counted() -> None:
     assert told([sample(None, wanted=100)])["prompt_from"] == "the tokenizer"
     nobody = told([sample(None)])
     assert nobody["prompt_from"] == "nobody"
-    assert "the total holds the output's only" in nobody["note"]
+    assert "the total has output tokens only" in nobody["note"]
 
 
 def test_tensors_have_no_tokens() -> None:

@@ -278,3 +278,27 @@ def test_what_outputs_have_taught_a_grammar_wears_it_out(writer: BlindWriter, mo
         with pytest.raises(GrammarError, match="too many states"):
             write_some()
         assert compiled.is_worn_out
+
+
+@pytest.mark.parametrize(
+    ("kind", "grammar"),
+    [
+        ("json_schema", '{"type": "integer", "multipleOf": 1000003}'),
+        ("json_schema", '{"multipleOf": 1e300}'),
+        ("json_schema", json.dumps({"allOf": [{"multipleOf": prime} for prime in (9.67, 97.1, 977)]})),
+        ("json_schema", json.dumps({"allOf": [{"multipleOf": 10**9}, {"multipleOf": 7}]})),
+        ("grammar", r'start: %json {"type": "integer", "multi\u0070leOf" : 1000003}'),
+    ],
+)
+def test_remainders_are_counted_before_the_compiler_makes_them(writer: BlindWriter, kind: str, grammar: str) -> None:
+    """It would take tens of seconds for some of these, and all memory for others."""
+    with pytest.raises(GrammarError, match="'multipleOf' are too large"):
+        writer.takes(kind, grammar, "0")
+
+
+def test_usual_multiples(writer: BlindWriter) -> None:
+    prices = {"price": {"multipleOf": 0.01}, "seconds": {"multipleOf": 3600}, "share": {"multipleOf": 0.25}}
+    text = json.dumps({"properties": {**prices, "bytes": {"multipleOf": 1000}}, "additionalProperties": False})
+    assert writer.takes("json_schema", text, '{"price":19.99,"seconds":7200,"share":0.75,"bytes":5000}')
+    assert not writer.takes("json_schema", text, '{"seconds":7201}')
+    assert writer.takes("json_schema", '{"multipleOf": 1000000}', "3000000")

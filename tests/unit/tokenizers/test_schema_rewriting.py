@@ -168,6 +168,7 @@ def test_keywords_in_other_words(writer: BlindWriter, schema: Any, right: list[A
         {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "object"}], "$defs": {"a": {"type": "array", "contains": True}}},
         {"if": 3, "then": [], "else": False},
         {"properties": 3, "unevaluatedProperties": False},
+        {"propertyNames": {"maxLength": float("inf")}},
     ],
 )
 def test_what_cannot_be_said_is_refused(writer: BlindWriter, schema: Any) -> None:
@@ -212,6 +213,8 @@ def nested(depth: int, keyword: str, **beside: Any) -> dict[str, Any]:
     [
         nested(17, "if", then={"type": "object"}),
         nested(6, "contains", minContains=8),
+        {"contains": {"type": "null"}, "maxContains": 10**9},
+        {"contains": {"type": "null"}, "maxContains": 1e300},
         {"unevaluatedProperties": False, "allOf": [{"$ref": "#"}] * 8},
         {"allOf": [{"propertyNames": {"$ref": "#/$defs/n"}}] * 300, "$defs": {"n": {"enum": ["a" * 9000]}}},
     ],

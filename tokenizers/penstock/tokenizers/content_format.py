@@ -35,18 +35,18 @@ def _names_of_content(tree: nodes.Template) -> set[str]:
     macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
     names: set[str] = set()
     while True:
-        found = set(names)
+        more = set(names)
         for assign in tree.find_all(nodes.Assign):
             if isinstance(assign.target, nodes.Name) and _is_content(assign.node, names):
-                found.add(assign.target.name)
+                more.add(assign.target.name)
         for call in tree.find_all(nodes.Call):
             macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
             for parameter, argument in zip(macro.args if macro else (), call.args, strict=False):
                 if _is_content(argument, names):
-                    found.add(parameter.name)
-        if found == names:
+                    more.add(parameter.name)
+        if more == names:
             return names
-        names = found
+        names = more
 
 
 def _is_content(node: nodes.Node, names: set[str]) -> bool:

@@ -60,9 +60,9 @@ def with_schemas(grammar: str, other: Callable[[str], str | None]) -> str | None
     """
     pieces: list[str] = []
     done = place = 0
-    while found := _TOKENS.search(grammar, place):
-        place = found.end()
-        if found["schema"] is None:
+    while token := _TOKENS.search(grammar, place):
+        place = token.end()
+        if token["schema"] is None:
             continue
         _, end = json.JSONDecoder().raw_decode(grammar, place)
         changed = other(grammar[place:end])

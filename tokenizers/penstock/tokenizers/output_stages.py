@@ -53,10 +53,10 @@ class StageChain(OutputStage):
 
 
 def _through(stage: OutputStage, parts: Sequence[Part]) -> list[Part]:
-    found: list[Part] = []
+    result: list[Part] = []
     for part in parts:
         if isinstance(part, TextPart):
-            found += stage.push(part.text)
+            result += stage.push(part.text)
         else:
-            found.append(part)
-    return found
+            result.append(part)
+    return result

@@ -39,13 +39,14 @@ class StopStrings:
         self._first = re.compile("[" + "".join(re.escape(stop[0]) for stop in stops) + "]") if stops else None
         self._state = self._root
         self._held = ""
-        self._found: tuple[int, str] | None = None
-        """A complete match and where it begins in the held text, while one that begins earlier is still possible."""
+        self._match: tuple[int, str] | None = None
+        """(where it begins in the held text, stop string) of a complete match, while one that begins earlier is
+        possible."""
         self.matched: str | None = None
         """The stop string that ended the text."""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Text that can go out now, and the stop string if the text has ended with it; after that always `""`."""
+        """(the text that can go out now, the stop string if that has ended the text). After an end always no text."""
         if self.matched is not None:
             return "", self.matched
         if self._first is None:
@@ -65,8 +66,8 @@ class StopStrings:
         return self._release(buffer), None
 
     def flush(self) -> str:
-        """The text held back, when generation has ended. `matched` is set if it turns out to hold a match."""
-        if self._found is not None:
+        """The text held back, once generation has ended. Sets `matched` if there is a match in it."""
+        if self._match is not None:
             return self._end(self._held)
         held, self._held, self._state = self._held, "", self._root
         return held
@@ -82,23 +83,23 @@ class StopStrings:
         self._state = self._root
 
     def _update_match(self, end: int) -> bool:
-        """Takes note of a match that ends at `end`; True once no other can begin before the one found."""
+        """Notes a match that ends at `end`. True once no match can begin before the one that is noted."""
         stop = self._state.match
-        if stop is not None and (self._found is None or end - len(stop) < self._found[0]):
-            self._found = end - len(stop), stop
-        return self._found is not None and end - self._state.depth >= self._found[0]
+        if stop is not None and (self._match is None or end - len(stop) < self._match[0]):
+            self._match = end - len(stop), stop
+        return self._match is not None and end - self._state.depth >= self._match[0]
 
     def _release(self, buffer: str) -> str:
         out = len(buffer) - self._state.depth
-        if self._found is not None:
+        if self._match is not None:
             # A match that begins earlier is under way, so `out` lies before the match found.
-            self._found = self._found[0] - out, self._found[1]
+            self._match = self._match[0] - out, self._match[1]
         self._held = buffer[out:]
         return buffer[:out]
 
     def _end(self, buffer: str) -> str:
-        start, self.matched = self._found or (len(buffer), None)
-        self._found, self._held, self._state = None, "", self._root
+        start, self.matched = self._match or (len(buffer), None)
+        self._match, self._held, self._state = None, "", self._root
         return buffer[:start] + (self.matched or "" if self._include_stop else "")
 
 

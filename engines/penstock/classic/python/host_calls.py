@@ -62,6 +62,8 @@ class HostCalls:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._windows: dict[int, asyncio.Semaphore] = {}
         self._metrics: list[Metric] = []
+        self._numbers: dict[Metric, int] = {}
+        """Their places: a model may ask for the same metric with every request."""
         self._verbs: dict[str, Callable[[int, list[Any], memoryview], Awaitable[None]]] = {
             "infer": self._infer,
             "stream": self._stream,
@@ -273,8 +275,11 @@ class HostCalls:
         return self._host.model_ready(name, int(version or -1))
 
     def _metric(self, kind: str, name: str, description: str, labels: dict[str, str], buckets: list[float]) -> int:
-        self._metrics.append(self._host.metric(kind, name, description, labels, buckets))
-        return len(self._metrics) - 1
+        metric = self._host.metric(kind, name, description, labels, buckets)
+        number = self._numbers.setdefault(metric, len(self._metrics))
+        if number == len(self._metrics):
+            self._metrics.append(metric)
+        return number
 
     def _metric_value(self, number: int) -> float:
         return self._metrics[number].value()

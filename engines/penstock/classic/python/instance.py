@@ -28,7 +28,7 @@ class PythonInstance(AsyncInstance):
     def __init__(self, program: Program) -> None:
         self._program = program
         self._session: Session | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._supervision: asyncio.Task[None] | None = None
         self._healthy = True
         self._lost: PenstockError | None = None
         self._changed = asyncio.Event()
@@ -45,7 +45,7 @@ class PythonInstance(AsyncInstance):
 
     async def start(self) -> None:
         self._session = await Session.open(self._program)
-        self._keeper = asyncio.create_task(self._keep(self._session))
+        self._supervision = asyncio.create_task(self._supervise(self._session))
 
     async def execute(self, batch: Batch) -> None:
         session = self._session
@@ -61,9 +61,9 @@ class PythonInstance(AsyncInstance):
             await self._changed.wait()
 
     async def unload(self) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
         session, self._session = self._session, None
         if session is not None:
             session.finalize()
@@ -73,7 +73,7 @@ class PythonInstance(AsyncInstance):
                 session.fail_all(NotReadyError("the model is being unloaded"))
                 session.close()
 
-    async def _keep(self, session: Session | None) -> None:
+    async def _supervise(self, session: Session | None) -> None:
         while session is not None:
             reason = await self._until_dead(session)
             self._session = None
@@ -98,10 +98,13 @@ class PythonInstance(AsyncInstance):
         """Asks the model again and again. An answer that comes too late counts when it comes."""
         while True:
             asked = asyncio.ensure_future(session.is_ready())
-            done, _ = await asyncio.wait((asked,), timeout=_PROBE_LIMIT)
-            if not done:
-                self._set_healthy(False)
-            self._set_healthy(await asked)
+            try:
+                done, _ = await asyncio.wait((asked,), timeout=_PROBE_LIMIT)
+                if not done:
+                    self._set_healthy(False)
+                self._set_healthy(await asked)
+            finally:
+                asked.cancel()
             await asyncio.sleep(_PROBE_INTERVAL)
 
     def _set_healthy(self, healthy: bool) -> None:

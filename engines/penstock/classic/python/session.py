@@ -89,7 +89,9 @@ class Session:
             self._link, self._program.host, self._name, self._cancellations, self._open, self._execution
         )
         try:
-            await asyncio.wait_for(self._heard("hello"), options.stub_timeout_seconds)
+            # not wait_for: that of Python 3.11 forgets a cancellation that comes together with the message
+            async with asyncio.timeout(options.stub_timeout_seconds):
+                await self._heard("hello")
         except TimeoutError:
             raise EngineError(
                 f"Stub process '{self._name}' did not start within {options.stub_timeout_seconds:g} s"

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from penstock.engines.adapter_loading import adapter_loader
 from penstock.engines.autonomous.batcher_seats import BatcherSeats
 from penstock.engines.contract.continuous_batcher import BatcherOutput, ContinuousBatcher, NewTokens, StartRequest
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     CallReply,
     DownMessage,
-    EngineStats,
     FinishReason,
     PromptInfo,
     RequestError,

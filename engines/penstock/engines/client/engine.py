@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.contract.messages import AddRequest, EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import AddRequest
 from penstock.engines.contract.model_info import ModelInfo
 
 

@@ -12,7 +12,8 @@ from typing import Generic, TypeVar
 from penstock.engines.client.engine_calls import EngineCalls
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.client.stream_table import StreamTable
-from penstock.engines.contract.messages import AddRequest, DownMessage, EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import AddRequest, DownMessage
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.core import Core, EngineCore
@@ -66,7 +67,7 @@ class CoreEngine(Generic[C]):
                 self._step()
                 await asyncio.sleep(0)
         except Exception:
-            logger.exception("a step failed: the books may be wrong now, nobody can be served any more")
+            logger.exception("a step failed: the engine's state may be wrong now, so it serves no more requests")
             raise
         finally:
             for descriptor in self.core.wakeups:

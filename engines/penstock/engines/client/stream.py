@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from penstock.engines.contract.messages import EngineStats, FinishReason, RequestError, RequestOutput
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import FinishReason, RequestError, RequestOutput
 
 
 class RequestStream:
@@ -24,16 +25,16 @@ class RequestStream:
         self._live = set(ids)
         self._abort = abort
         self.arrival_number = 0
-        """How many samples the engine had been sent with the last of these: once its `EngineStats.own_admitted` is as
-        high, it has taken these in, and whatever it refused of them has arrived here."""
+        """How many samples the engine had been sent in all, these included. Once its `EngineStats.own_admitted` is as
+        high, it has taken these in, and the errors of those that it refused have arrived here."""
         self._pending: dict[int, RequestOutput] = {}
         self._waiter: asyncio.Future[bool] | None = None
         self._listener: Callable[[], None] | None = None
-        self._called = False
-        """The listener is going to be called."""
+        self._listener_is_due = False
+        """A call of the listener is scheduled, or is the caller's task (`add`)."""
 
     def is_taken_in(self, stats: EngineStats) -> bool:
-        """Whether the engine, whose newest stats these are, has taken in all of it that it was sent."""
+        """Whether the engine has taken in all that it was sent of this call. `stats`: its newest."""
         return stats.own_admitted >= self.arrival_number
 
     @property
@@ -47,8 +48,8 @@ class RequestStream:
             asyncio.get_running_loop().call_soon(self.call_listener)
 
     def add(self, output: RequestOutput) -> bool:
-        """The same for an engine's step, which has outputs for many streams. True: `call_listener` must be called, when
-        the whole step has been added."""
+        """As `put`, for an engine's step, which has outputs for many streams. True: call `call_listener` when all of
+        the step has been added."""
         request_id = output.id
         if request_id not in self._live:
             return False
@@ -60,8 +61,8 @@ class RequestStream:
         if output.finish_reason is not None:
             self._live.discard(request_id)
         if self._listener is not None:
-            first = not self._called
-            self._called = True
+            first = not self._listener_is_due
+            self._listener_is_due = True
             return first
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -69,19 +70,19 @@ class RequestStream:
         return False
 
     def listen(self, listener: Callable[[], None] | None) -> None:
-        """Instead of iterating: `listener` is called on the event loop whenever there is something to `take`, once for
-        all that a step has brought, and after `nudge`. It must not raise. None: not any more."""
+        """An alternative to iterating: `listener` is called on the event loop whenever there is something to `take`,
+        once for all that a step has brought, and after `nudge`. It must not raise. None ends that."""
         self._listener = listener
         if listener is not None and self._pending:
             self._call_soon()
 
     def _call_soon(self) -> None:
-        if not self._called:
-            self._called = True
+        if not self._listener_is_due:
+            self._listener_is_due = True
             asyncio.get_running_loop().call_soon(self.call_listener)
 
     def call_listener(self) -> None:
-        self._called = False
+        self._listener_is_due = False
         if self._listener is not None:
             self._listener()
 

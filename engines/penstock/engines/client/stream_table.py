@@ -1,4 +1,4 @@
-"""From outputs to the streams that wait for them; shared by all engines of our own."""
+"""Brings the outputs of a step to the streams that wait for them; used by all engines of ours."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StreamTable:
         self._listening: list[RequestStream] = []
         """Streams whose listeners must be called."""
         self.sent = 0
-        """Samples, to the engine that is there now."""
+        """Samples that were sent to the engine since it started."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -48,7 +48,7 @@ class StreamTable:
 
     def deliver(self, outputs: Iterable[RequestOutput]) -> None:
         """The one loop over a step's outputs. Late outputs of ids that have ended are dropped. Call `call_listeners`
-        when all steps that arrived together are delivered: what a busy gateway has not shown yet is merged."""
+        once for all steps that arrived together: tokens of several steps merge when the gateway is busy."""
         streams, listening = self._streams, self._listening
         for output in outputs:
             stream = streams.get(output.id)
@@ -64,7 +64,7 @@ class StreamTable:
             stream.call_listener()
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Ends ids for their streams at once, and tells the engine of those that were still live."""
+        """Ends the streams of these ids at once, and tells the engine which of them were still live."""
         ended = [request_id for request_id in ids if request_id in self._streams]
         for request_id in ended:
             self._streams.pop(request_id).end(request_id, FinishReason.ABORT)
@@ -72,7 +72,7 @@ class StreamTable:
             self._send([AbortRequests(ended)])
 
     def give_up(self) -> None:
-        """Tells the engine that nothing is wanted any more; the streams still wait for their end."""
+        """Aborts everything in the engine, while the streams still wait for their end."""
         if self._streams:
             self._send([AbortRequests(list(self._streams))])
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.loading import Loading
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import PenstockError, from_code
@@ -28,20 +29,20 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_tokens`, or the model's context is full."""
     ABORT = "abort"
-    """The client went away, or the gateway gave it up."""
+    """The client left, or the gateway gave the request up."""
     ERROR = "error"
-    """`RequestOutput.error` tells which; refusals, deadlines and engine failures come this way."""
+    """`RequestOutput.error` says which: a refusal, a deadline, a failure of the engine."""
 
 
 GRAMMAR = "grammar"
-"""As the `param` of an error: what the request says that its output has to be."""
+"""The `param` of errors that are about `SamplingParams.grammar`, which callers have other names for."""
 
 
 class Thought(msgspec.Struct, frozen=True, array_like=True):
-    """Text between two markers, which may stand before an answer. Markers may be special tokens."""
+    """The text between two markers that an output may have before its answer. Markers may be special tokens."""
 
     begin: str
-    """Empty: the output begins inside of it."""
+    """Empty: the output begins inside the thought."""
     end: str
 
 
@@ -50,18 +51,18 @@ class ThoughtBudget(msgspec.Struct, frozen=True, array_like=True):
 
     tokens: int
     openings: tuple[str, ...]
-    """Any of these begins a thought; they may be special tokens."""
+    """Each of these begins a thought; they may be special tokens."""
     endings: tuple[str, ...]
-    """Any of these ends it."""
+    """Each of these ends it."""
     closing: str
     inside: bool
-    """The output begins inside of a thought."""
+    """The output begins inside a thought."""
     again: bool
-    """A thought may begin anywhere; else at the beginning of the output only."""
+    """A thought may begin anywhere. If false, only at the beginning of the output."""
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an output has to be: perhaps a thought, then `preface`, then what `kind` and `text` say."""
+    """What an output has to be: a thought, if there is to be one, then `preface`, then what `kind` and `text` say."""
 
     kind: Literal["json_schema", "regex", "choice", "grammar", "text"]
     text: str
@@ -69,12 +70,12 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     grammar, in llguidance's dialect of Lark or in GBNF; nothing for `text`, which is any text."""
     thought: Thought | None = None
     preface: str = ""
-    """What stands right before the answer in the model's format."""
+    """What the model's format has right before the answer."""
     budget: ThoughtBudget | None = None
 
 
 class ProcessorCall(msgspec.Struct, frozen=True, array_like=True):
-    """A logits processor of another package (`kit.sampling.processors`), and what the request tells it."""
+    """A logits processor of another package (`kit.sampling.processors`), with its parameters from the request."""
 
     name: str
     parameters: dict[str, Any]
@@ -100,35 +101,35 @@ class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None
-    """No others are sampled; not empty."""
+    """Only these are sampled; not empty."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Rows of tokens, none empty, that the output must not have: behind all tokens of one but the last, the last is not
-    sampled."""
+    """Sequences of tokens, none empty, that the output must not have: the last token of one is not sampled where the
+    others stand right before it."""
     processors: tuple[ProcessorCall, ...] = ()
-    """What changes the logits first, in this order. Only of models whose `ModelInfo.supports_processors` is true."""
+    """They change the logits, in this order, before anything else does. Only where `ModelInfo.supports_processors`."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """None: none. k >= 0: the sampled token's logprob, and the k likeliest tokens of its step."""
+    """None: no logprobs. k >= 0: that of each sampled token, and those of the k likeliest tokens in its place."""
     prompt_logprobs: int | None = None
-    """The same for each prompt token but the first, told once for all samples (`PromptInfo.logprobs`); who computes
-    them reads nothing from the prefix cache."""
+    """The same for each prompt token but the first. They come once for all samples (`PromptInfo.logprobs`). Such a
+    request reads nothing from the prefix cache."""
     prediction: tuple[int, ...] = ()
-    """What the output is expected to be, in tokens: guesses are taken from it. Only of models whose
-    `ModelInfo.supports_drafts` is true; it changes nothing but how fast tokens come."""
+    """The tokens that the output is expected to have: guesses are taken from it. It changes nothing but the speed. Only
+    where `ModelInfo.supports_drafts`."""
     grammar: Grammar | None = None
-    """Only of models whose `ModelInfo.supports_grammars` is true. A grammar that cannot be compiled, or followed, ends
-    the request with an error."""
+    """If it cannot be compiled, or followed, the request ends with an error. Only where
+    `ModelInfo.supports_grammars`."""
 
     @property
     def is_random(self) -> bool:
-        """Whether tokens are drawn; else the likeliest one is taken."""
+        """Whether tokens are drawn at random. If not, the likeliest is taken."""
         return self.temperature >= _GREEDY_BELOW
 
 
 class PoolingParams(msgspec.Struct, tag="pooling", frozen=True, omit_defaults=True, kw_only=True):
     """Asks for one vector instead of tokens: the model's last hidden state at the prompt's last token, after the final
-    norm. Only of models whose `ModelInfo.supports_pooling` is true."""
+    norm. Only where `ModelInfo.supports_pooling`."""
 
     normalize: bool = True
     """Scaled to length 1."""
@@ -149,24 +150,26 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     priority: int = 0
     """Lower runs earlier (policy `priority`)."""
     background: bool = False
-    """It computes only while no other request does, whatever the policy. An engine that schedules by itself only keeps
-    it waiting behind the others."""
+    """It computes only while no other request does, whatever the policy. In an engine that schedules by itself it only
+    waits behind all others."""
     tenant: str = ""
     """Whose share of the engine it uses (policy `fair`)."""
     cache_salt: str = ""
     """Prefix-cache entries are shared only among equal salts."""
     cache_retention: int = 0
-    """Seconds for which its prompt's blocks are evicted later than others', from its end on; 0: none. An engine that
-    schedules by itself does not know them."""
+    """For so many seconds after its end, the prompt's cached blocks are evicted later than others. 0: no later. Ignored
+    by an engine that schedules by itself."""
     adapter: str = ""
     """Key of a LoRA adapter (`AdapterHost`), empty for the base model; part of the prefix-cache key."""
     traced: bool = False
-    """Its prompt's steps are wanted (`PromptInfo.chunks`). An engine that schedules by itself does not know them."""
+    """The steps of its prompt are wanted (`PromptInfo.chunks`), which an engine that schedules by itself does not
+    tell."""
     session: str = ""
-    """Requests with the same one are best served by the same replica. One engine alone does not look at it."""
+    """Requests with the same session are best served by the same replica. A single engine ignores it."""
     output_token_ids: list[int] = []
-    """What another engine has put out for it before that died. It goes on behind these tokens, as after a preemption:
-    `params` are those of the whole request. It has one id. Only where `ModelInfo.supports_resume` is true."""
+    """What another engine put out for this request before it died. The request, which has one id, continues behind
+    these tokens, as after a preemption: `params` are those of the whole request. Only where
+    `ModelInfo.supports_resume`."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
@@ -176,8 +179,8 @@ class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
-    """Answered by a CallReply with the same `call` once the adapter can be used, or cannot be loaded. Requests that
-    come later and name the adapter wait until then, and end with an error if it cannot be loaded."""
+    """Answered by a CallReply with the same `call` when the adapter can be used, or cannot be loaded. Requests that
+    come later and name the adapter wait until then; they end with an error if it cannot be loaded."""
 
     call: int
     key: str
@@ -185,22 +188,22 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
 
 
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
-    """Answered by a CallReply with the same `call`. A load that is not done yet is given up."""
+    """Answered by a CallReply with the same `call`. If the adapter is still being loaded, that is given up."""
 
     call: int
     key: str
 
 
 class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
-    """Empties the prefix cache: what comes later is computed again. Requests under way keep their blocks. Answered by a
+    """Empties the prefix cache: later requests find nothing in it. Requests under way keep their blocks. Answered by a
     CallReply with the same `call`."""
 
     call: int
 
 
 class CloseDoor(msgspec.Struct, tag="close_door", frozen=True):
-    """To an engine process with a door (`penstock.engines.door`): clients get no new requests in. Those under way go
-    on. Answered by a CallReply with this `call`, which no other message has."""
+    """To an engine process with a door (`penstock.engines.door`), which then takes in no new requests of its clients.
+    Those under way go on. Answered by a CallReply with this `call`, which no other message has."""
 
     call: ClassVar[int] = 0
 
@@ -223,14 +226,14 @@ class RequestError(msgspec.Struct, frozen=True, array_like=True):
     message: str
     retry_after: float | None = None
     param: str | None = None
-    """The field at fault; `GRAMMAR` for whichever field of the caller the grammar is of."""
+    """The field at fault; `GRAMMAR` for the field, whichever it was, that asked for a grammar."""
 
     @classmethod
     def of(cls, error: PenstockError) -> RequestError:
         return cls(error.code, error.message, error.retry_after, error.param)
 
     def raised(self, grammar_field: str | None = None) -> PenstockError:
-        """The error that it was. `grammar_field`: what the caller calls the grammar."""
+        """This as an exception. `grammar_field`: the caller's name for the field with the grammar."""
         error = from_code(self.code, self.message)
         error.retry_after = self.retry_after
         error.param = grammar_field if self.param == GRAMMAR else self.param
@@ -238,13 +241,13 @@ class RequestError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestOutput(msgspec.Struct, array_like=True):
-    """What one request got since the last message: new tokens, and at its end a finish reason."""
+    """What is new of one request since the last message: tokens, and at its end a finish reason."""
 
     id: int
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    """The stop token that ended it, when that is one of `stop_token_ids` and not EOS."""
+    """The stop token that ended it, if that is one of `stop_token_ids` and not EOS."""
     logprobs: list[TokenLogprobs] | None = None
     """One for each of `token_ids`, when asked for."""
     error: RequestError | None = None
@@ -253,7 +256,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     pooled: list[float] | None = None
     """The vector of a pooling request, with its finish reason STOP."""
     guessed: tuple[int, int] | None = None
-    """Of a request with a `prediction`: how many of its tokens have been guesses so far that were right, and wrong."""
+    """Of a request with a `prediction`: how many guesses from it have been right so far, and how many wrong."""
 
 
 class PromptChunk(msgspec.Struct, array_like=True, frozen=True):
@@ -276,95 +279,6 @@ class PromptInfo(msgspec.Struct, array_like=True, frozen=True):
     them."""
     chunks: list[PromptChunk] | None = None
     """The prompt's first steps, for traced requests."""
-
-
-class EngineStats(msgspec.Struct, array_like=True):
-    """The engine's state after a step. Counters only grow during an engine's life; gauges are of this moment."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_waiting_tokens: int = 0
-    num_blocks: int = 0
-    num_free_blocks: int = 0
-    """Blocks without a reference; cached ones, which can be evicted, count as free."""
-    num_cached_blocks: int = 0
-    admitted: int = 0
-    """Samples that have arrived since the start; at idle it equals the sum of `finished`."""
-    finished: dict[str, int] = {}
-    """By finish reason; errors as `error:<code>`."""
-    prompt_tokens: int = 0
-    """Computed, prefix hits not counted."""
-    generation_tokens: int = 0
-    preemptions: int = 0
-    prefix_queries: int = 0
-    """Prompt tokens looked up in the prefix cache."""
-    prefix_hits: int = 0
-    """Prompt tokens found there."""
-    steps: int = 0
-    draft_tokens: int = 0
-    """Guesses that were verified (speculative decoding)."""
-    accepted_tokens: int = 0
-    """Of these, the ones that were right."""
-    step_failures: int = 0
-    """Steps that raised."""
-    forced_tokens: int = 0
-    """That needed no step of their own, since a grammar left no others."""
-    offload_blocks: int = 0
-    """Evicted blocks that the tier behind the KV cache holds."""
-    offload_bytes: int = 0
-    """What they take."""
-    offload_saved: int = 0
-    """Blocks that were written there."""
-    offload_dropped: int = 0
-    """Evicted blocks that were not, since writing was behind, failed, or is turned off."""
-    offload_loaded: int = 0
-    """Blocks that came back from there, for a request."""
-    offload_damaged: int = 0
-    """Blocks that did not hold what they should when they were read."""
-    offload_waits: int = 0
-    """Requests that waited for their blocks."""
-    offload_wait_seconds: float = 0.0
-    """How long, together."""
-    admitted_of_others: int = 0
-    """Of an engine with a door (`penstock.engines.door`): how many of `admitted` others than the reader have sent."""
-    handover_bytes: int = 0
-    """What blocks take that this engine has written to the memory that it shares with others."""
-    handover_saved: int = 0
-    """Blocks that it has written there."""
-    handover_loaded: int = 0
-    """Blocks that it has read there, for a request."""
-    handover_lost: int = 0
-    """Blocks that were overwritten before they were read, or damaged."""
-    handover_missed_tokens: int = 0
-    """Of prompts that another engine had computed: tokens in full blocks that had to be computed again."""
-    handover_waits: int = 0
-    """Requests that waited for their blocks."""
-    handover_wait_seconds: float = 0.0
-    """How long, together."""
-
-    @property
-    def own_admitted(self) -> int:
-        """Samples that the reader of these stats has sent and the engine has taken in, or refused."""
-        return self.admitted - self.admitted_of_others
-
-    def when_lost(self) -> EngineStats:
-        """The same of an engine that is out of reach: its counters are still true, its gauges and the reader's own
-        samples are gone."""
-        return msgspec.structs.replace(self, admitted_of_others=self.admitted, **dict.fromkeys(GAUGES, 0))
-
-
-GAUGES = (
-    "num_running",
-    "num_waiting",
-    "num_waiting_tokens",
-    "num_blocks",
-    "num_free_blocks",
-    "num_cached_blocks",
-    "offload_blocks",
-    "offload_bytes",
-    "handover_bytes",
-)
-"""Fields of EngineStats that are of this moment; all others count."""
 
 
 class StepRecord(msgspec.Struct, array_like=True, frozen=True):

@@ -1,4 +1,4 @@
-"""The seam that our scheduler drives: steps in, tokens out."""
+"""The interface that our scheduler drives: steps in, tokens out."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class GrammarHost(Protocol):
         ...
 
     def is_worn_out(self, compiled: Any) -> bool:
-        """Whether requests that come from now on need another one than this, which `compile_grammar` gave."""
+        """Whether `compiled`, a result of `compile_grammar`, cannot be used for further requests."""
         ...
 
 
@@ -73,17 +73,17 @@ class BlockHost(Protocol):
         ...
 
     def cache_identity(self) -> str:
-        """Differs wherever equal tokens may give other contents: model, weights, types, layout, versions."""
+        """Differs whenever the same tokens could give other contents: by model, weights, types, layout, versions."""
         ...
 
     def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
-        """Copies of their contents, [blocks, block_bytes]. Called while steps may compute that leave these blocks
-        alone."""
+        """Copies of their contents, [blocks, block_bytes]. Steps may be computed meanwhile, but none that writes to
+        these blocks."""
         ...
 
     def write_blocks(self, block_ids: Sequence[int], contents: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Puts contents of `read_blocks` there, also those of an earlier process with the same `cache_identity`. Called
-        at the same times."""
+        """Writes contents that `read_blocks` gave, in this process or an earlier one with the same `cache_identity`.
+        Called while steps may be computed that neither read nor write these blocks."""
         ...
 
 
@@ -99,9 +99,9 @@ class AdapterHost(Protocol):
         """Reads, checks and converts an adapter's files, for `install_adapter`. `folder` is in PEFT's format:
         adapter_config.json and safetensors.
 
-        Called on a thread of its own while steps run: changes nothing that they use. One adapter at a time is read,
-        beside those whose files hang and that were given up. Raises InvalidRequestError for files that do not fit the
-        model, OverloadedError when there is no slot left.
+        Called on a thread of its own while steps run: changes nothing that they use. Adapters are read one at a time,
+        if reading does not hang: such a call is given up, and the next begins. Raises InvalidRequestError for files
+        that do not fit the model, OverloadedError when there is no slot left.
         """
         ...
 

@@ -67,15 +67,16 @@ class SchedulerOutput:
     num_scheduled_tokens: list[int] = field(default_factory=list)
     """Drafts and forced tokens included."""
     num_computed_tokens: list[int] = field(default_factory=list)
-    """When this step begins, so after the steps that are under way."""
+    """Of the request when this step begins: after all steps that are under way."""
     block_updates: list[BlockUpdate] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     """(source block, destination block): whole blocks, all layers of the group that uses them, keys and values, copied
     one after the other before the computation."""
     block_saves: list[BlockSave] = field(default_factory=list)
-    """Evicted blocks whose contents are read before the step is submitted (`BlockHost`)."""
+    """Evicted blocks whose contents are to be kept: they are read before the step is submitted (`BlockHost`)."""
     block_loads: list[tuple[int, Any]] = field(default_factory=list)
-    """(block, contents) that are written then, after `block_saves`. No step under way reads or writes these blocks."""
+    """(block, contents) to be written before the step is submitted, after `block_saves`. No step under way reads or
+    writes these blocks."""
     dropped_ids: list[int] = field(default_factory=list)
     """Finished, aborted or preempted: the runner forgets them. None of them is part of a step under way."""
     drafts: dict[int, list[int]] = field(default_factory=dict)
@@ -122,6 +123,6 @@ class ModelRunnerOutput:
     drafting: Drafting | None = None
     """Of a step that asked the draft model for guesses."""
     failed: dict[int, PenstockError] = field(default_factory=dict)
-    """id -> what its client is told: NumericalError for NaN or infinite logits in this step, ModelNotFoundError for an
-    adapter that the runner does not have, InvalidRequestError for parameters that it does not take. They sampled
-    nothing; others are unharmed."""
+    """id -> the error that its client gets: NumericalError for NaN or infinite logits in this step, ModelNotFoundError
+    for an adapter that the runner does not have, InvalidRequestError for parameters that it does not take. These
+    requests sampled nothing; the others are not affected."""

@@ -14,14 +14,8 @@ import msgspec
 from penstock.engines.client.engine_calls import EngineCalls
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.client.stream_table import StreamTable
-from penstock.engines.contract.messages import (
-    AddRequest,
-    DownMessage,
-    EngineStats,
-    PromptInfo,
-    StepOutputs,
-    StepRecord,
-)
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import AddRequest, DownMessage, PromptInfo, StepOutputs, StepRecord
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.connection import DoorConnection, HandshakeError, decode_door
 from penstock.engines.door.messages import (
@@ -102,7 +96,7 @@ class AttachedEngine:
         self._leaving = False
         """The engine is about to go: it takes no new requests."""
         self._clock = RemoteClock()
-        self._keeper: asyncio.Task[None] | None = None
+        self._supervision: asyncio.Task[None] | None = None
         self.liveness = Liveness(self._watchdog, time.monotonic())
         """Of the process, by its answers."""
         self.adapters: tuple[str, ...] = ()
@@ -140,7 +134,7 @@ class AttachedEngine:
                 await self._connect_somehow()
         except TimeoutError:
             raise EngineError(f"no engine was at {self._door.address} within {limit:g} s (load-timeout)") from None
-        self._keeper = asyncio.create_task(self._keep())
+        self._supervision = asyncio.create_task(self._supervise())
 
     async def _connect_somehow(self) -> None:
         """Tries until the engine answers. Raises EngineError when that refuses."""
@@ -245,12 +239,12 @@ class AttachedEngine:
         ]
         return msgspec.structs.replace(prompt, chunks=chunks)
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         """Watches the connection, and makes a new one when it is gone. A reason why not is logged once."""
         told = ""
         while True:
             if self._connection is not None:
-                self._bury(self._connection, await self._until_dead(self._connection))
+                self._declare_dead(self._connection, await self._until_dead(self._connection))
             try:
                 await self._connect_somehow()
                 self.num_restarts += 1
@@ -289,7 +283,7 @@ class AttachedEngine:
             self._acknowledged = self._connection.read_bytes
             self._connection.send([encode(Ping(time.monotonic(), self._acknowledged))])
 
-    def _bury(self, connection: DoorConnection, reason: str) -> None:
+    def _declare_dead(self, connection: DoorConnection, reason: str) -> None:
         number = len(self._streams)
         logger.error("the engine at %s is gone: %s; %d requests end with an error", self._door.address, reason, number)
         connection.close()
@@ -350,10 +344,10 @@ class AttachedEngine:
 
     async def stop(self, reason: str = "The server was stopped.") -> None:
         """It may be started again."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-            self._keeper = None
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
+            self._supervision = None
         connection, self._connection = self._connection, None
         self._stats = self._stats.when_lost()
         self._fail_all(EngineDeadError(reason))

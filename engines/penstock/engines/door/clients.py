@@ -1,4 +1,4 @@
-"""Who is connected to a door, whose request is whose, and what each may still be sent. Plain data, no sockets.
+"""The clients of a door: which requests are whose, and what each client may still be sent. Plain data, no sockets.
 
 The engine knows requests by ids that carry their client's number in the upper bits; a client counts its own from 1.
 Numbers are never used twice in the life of an engine process, so what comes late for a client that has gone reaches
@@ -88,14 +88,14 @@ class Client:
 
     def outputs(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
         """The same objects, with the client's ids. What is not live any more is left out."""
-        live, found = self.live, []
+        live, own = self.live, []
         for output in outputs:
             if output.id in live:
                 if output.finish_reason is not None:
                     live.discard(output.id)
                 output.id &= _LOCAL
-                found.append(output)
-        return found
+                own.append(output)
+        return own
 
     def replies(self, replies: Sequence[CallReply]) -> list[CallReply]:
         return [CallReply(reply.call & _LOCAL, reply.error) for reply in replies]

@@ -72,7 +72,7 @@ class Door:
 
     @property
     def failed(self) -> bool:
-        """Nobody can come in any more: a new process is the better chance."""
+        """No client can connect any more: a new process is needed."""
         return self._exchange.failed
 
     def with_clients(self, own: Iterable[OwnerMessage]) -> Iterator[DownMessage]:

@@ -6,14 +6,8 @@ import threading
 from typing import NamedTuple
 
 from penstock.engines.bell import Bell
-from penstock.engines.contract.messages import (
-    AddRequest,
-    CallReply,
-    DownMessage,
-    EngineStats,
-    RequestOutput,
-    StepRecord,
-)
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import AddRequest, CallReply, DownMessage, RequestOutput, StepRecord
 
 
 class Arrival(NamedTuple):

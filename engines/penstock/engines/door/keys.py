@@ -61,9 +61,9 @@ def _secret_of(key: str) -> bytes:
     """Raises ValueError."""
     text = key.removeprefix(_PREFIX)
     try:
-        found = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        secret = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        found = b""
-    if not key.startswith(_PREFIX) or len(found) != _BYTES:
+        secret = b""
+    if not key.startswith(_PREFIX) or len(secret) != _BYTES:
         raise ValueError("that is no key for an engine's door; penstock key new --engine makes one")
-    return found
+    return secret

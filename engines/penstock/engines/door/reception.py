@@ -10,11 +10,11 @@ from typing import TypeAlias
 import msgspec
 import zmq
 
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     CallReply,
-    EngineStats,
     FinishReason,
     Heartbeat,
     RequestError,

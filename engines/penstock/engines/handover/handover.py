@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from penstock.engines.block_reader import BlockReader, BlocksRead
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.handover.shared_blocks import OwnRegion, SharedBlocks

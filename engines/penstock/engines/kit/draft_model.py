@@ -150,14 +150,14 @@ class DraftModel:
         self, step: SchedulerOutput, table: RequestTable, places: Mapping[int, int], ids: list[int]
     ) -> list[_Asked]:
         """Those of `ids` that can get guesses. `places`: of every request's last known token."""
-        found = []
+        asked = []
         for request_id, row in zip(ids, table.rows_of(ids), strict=True):
             last = places[request_id] - self._lead
             count = min(len(step.drafts[request_id]), self._max_len - last)
             if count > 0 and last >= 0:
                 start = self._missing_from(request_id, int(row), last, table)
-                found.append(_Asked(request_id, int(row), last, count, start))
-        return found
+                asked.append(_Asked(request_id, int(row), last, count, start))
+        return asked
 
     def _missing_from(self, request_id: int, row: int, last: int, table: RequestTable) -> int:
         """The first position up to `last` that has to be computed; `last` itself always has."""
@@ -216,16 +216,16 @@ class DraftModel:
 
     def _features(self, head: HeadInputs, asked: Sequence[_Asked], table: RequestTable) -> Floats:
         """[T, width]. The model makes a step's copies when the step begins, which is later."""
-        found = []
+        pieces = []
         for each in asked:
             if each.hidden is not None:
-                found.append(each.hidden)
+                pieces.append(each.hidden)
                 continue
             end = each.start + each.scheduled
             blocks = table.block_tables[0][each.row, : -(-end // self._block_size)].tolist()
             blocks = [self._copies.get(block, block) for block in blocks]
-            found.append(head.features.read(blocks, each.start, end))
-        return np.concatenate(found)
+            pieces.append(head.features.read(blocks, each.start, end))
+        return np.concatenate(pieces)
 
     # -- what blocks hold ------------------------------------------------------------------------------------
 

@@ -167,23 +167,23 @@ class StepPlanner:
 
     def _put_forced(self, step: SchedulerOutput, indices: Ints, rows: Ints, sampling: Ints) -> dict[int, list[int]]:
         """Puts forced tokens into the table. Returns them by the place of their request in `sampling`."""
-        table, found = self._table, {}
+        table, forced = self._table, {}
         for n, i in enumerate(sampling.tolist()):
             tokens = step.forced.get(step.request_ids[indices[i]])
             if tokens:
-                found[n], start = tokens, table.num_tokens[rows[i]]
+                forced[n], start = tokens, table.num_tokens[rows[i]]
                 table.tokens[rows[i], start : start + len(tokens)] = tokens
-        return found
+        return forced
 
     def _scored_positions(self, rows: Ints, computed: Ints, total: Ints) -> list[tuple[int, int, int]]:
         """`PlannedBatch.prompts`"""
-        table, found = self._table, []
+        table, scored = self._table, []
         for i in np.flatnonzero(table.num_prompt_logprobs[rows] >= 0).tolist():
             first = int(computed[i])
             count = min(int(total[i]), int(table.num_prompt_tokens[rows[i]]) - 1) - first
             if count > 0:
-                found.append((i, first, count))
-        return found
+                scored.append((i, first, count))
+        return scored
 
 
 def _tokens(rows: Ints, begins: Ints, computed: Ints, scheduled: Ints) -> tuple[Ints, Ints]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
 from penstock.engines.block_reader import BlockReader, BlocksRead
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.inbox import Inbox
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
 """Between two tries to get a folder that another process has: the one that this process replaces, for example."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
+"""Seconds without the files after they have failed. Each pause is twice as long as the one before, until they have
+worked for the longest one."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _SAVED_AT_ONCE = 32
 _LEAST_SECONDS = 1.0
@@ -39,7 +43,11 @@ class _Done:
     """Those that it has written, or tried to."""
     error: OSError | MemoryError | None = None
     kept: Sequence[tuple[BlockHash, int]] | None = None
-    """Of a file that has been opened."""
+    """Of a file that has been opened, or looked at again after a pause."""
+    opening: bool = False
+    """It was to be opened, or looked at again."""
+    may_read: bool = False
+    """The reading thread has nothing to do any more."""
 
 
 class Offload:
@@ -65,7 +73,13 @@ class Offload:
         self._clock = clock
         self._num_damaged = 0
         self._was_cleared = False
-        """What a folder holds that this process gets later is deleted then."""
+        """What the files hold that are being opened, or looked at again, counts no more."""
+        self._again_at: float | None = None
+        """When the files are looked at again that have failed."""
+        self._next_pause = _FIRST_PAUSE
+        self._working_since = math.inf
+        self._is_to_clear = False
+        """The prefix cache was emptied, and the files were not open, or failed."""
         self._file: BlockFile | None = None
         self._writer = ThreadPoolExecutor(1, "kv-offload-write")
         self._inbox: Inbox[BlocksRead | _Done] = Inbox()
@@ -80,7 +94,7 @@ class Offload:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            logger.warning("evicted blocks are not kept: %s: %s", path, error)
+            self._pause(str(error))
             return
         if kept is not None:
             self._opened(kept)
@@ -112,16 +126,26 @@ class Offload:
         self._reader.begin(self._read_slot)
 
     def advance(self) -> None:
-        """Takes in what was read and written, and gives up what takes too long."""
+        """Takes in what was read and written, gives up what takes too long, and ends pauses."""
         for done in self._inbox.take():
             if isinstance(done, BlocksRead):
                 self._take_in(done)
             else:
                 self._note(done)
             if done.error is not None:
-                self._turn_off(str(done.error) or "no memory", reads=isinstance(done, BlocksRead))
-        if self._prefetches.give_up(self._clock()):
+                reason = str(done.error) or "no memory"
+                if isinstance(done, _Done) and done.opening:
+                    self._pause(reason)
+                else:
+                    self._turn_off(reason, reads=isinstance(done, BlocksRead))
+        now = self._clock()
+        if self._prefetches.give_up(now):
             self._turn_off("reading takes too long", reads=True)
+        if self._again_at is not None and self._again_at <= now:
+            self._again_at = None
+            self._was_cleared = False
+            # a read may still hang: nobody waits for the files before it has ended
+            self._reader.call(lambda: self._inbox.put(_Done(may_read=True)))
 
     def collected(self) -> None:
         """What is evicted goes with the next step."""
@@ -174,23 +198,43 @@ class Offload:
         return None if file is None else file.read(slot, block_hash)
 
     def _clear(self) -> None:
+        self._is_to_clear = True
         try:
             if self._file is not None:
-                self._file.clear()
+                self._clear_if_due(self._file)
         except OSError as error:
             self._inbox.put(_Done(error=error))
+
+    def _clear_if_due(self, file: BlockFile) -> None:
+        if self._is_to_clear:
+            file.clear()
+            self._is_to_clear = False
+
+    def _kept(self, file: BlockFile) -> list[tuple[BlockHash, int]]:
+        self._clear_if_due(file)
+        return file.kept()
 
     def _wait_for_folder(self) -> None:
         """Blocks are not taken in meanwhile, so nothing has to be written."""
         while not self._closing.wait(_RETRY_SECONDS):
-            try:
-                kept = self._try_open()
-            except OSError as error:
-                self._inbox.put(_Done(error=error))
+            if self._look():
                 return
-            if kept is not None:
-                self._inbox.put(_Done(kept=kept))
-                return
+
+    def _look_again(self) -> None:
+        """After a pause."""
+        if not self._look():
+            self._wait_for_folder()
+
+    def _look(self) -> bool:
+        """Tells what the files hold, or why they cannot be used. False: another process has them."""
+        try:
+            kept = self._try_open() if self._file is None else self._kept(self._file)
+        except (OSError, MemoryError) as error:
+            self._inbox.put(_Done(error=error, opening=True))
+            return True
+        if kept is not None:
+            self._inbox.put(_Done(kept=kept, opening=True))
+        return kept is not None
 
     def _try_open(self) -> list[tuple[BlockHash, int]] | None:
         """What the files hold; None: another process has them. Raises OSError."""
@@ -201,7 +245,7 @@ class Offload:
             path, num_slots = self._folder.path, self._tier.num_slots
             key, block_bytes = self._folder.file_key, self._host.block_bytes
             self._file = BlockFile(path / "blocks", path / "index", num_slots, block_bytes, key)
-            return self._file.kept()
+            return self._kept(self._file)
         except OSError:
             self._release_folder()
             raise
@@ -219,6 +263,8 @@ class Offload:
     # -- the loop's side of it -------------------------------------------------------------------------------
 
     def _opened(self, kept: Sequence[tuple[BlockHash, int]]) -> None:
+        self._again_at = None
+        self._working_since = self._clock()
         self._tier.open(kept)
         logger.info(
             "evicted blocks are kept in %s: room for %d blocks of %d bytes, %d are there",
@@ -229,7 +275,9 @@ class Offload:
         )
 
     def _note(self, done: _Done) -> None:
-        if done.kept is not None:
+        if done.may_read:
+            self._writer.submit(self._look_again)
+        if done.kept is not None and not self._tier.takes_more:
             self._opened(() if self._was_cleared else done.kept)
         for save in done.saves:
             self._tier.written(save.block_hash, save.slot, succeeded=done.error is None)
@@ -243,12 +291,21 @@ class Offload:
         self._prefetches.ended(prefetch, done.contents, self._clock())
 
     def _turn_off(self, reason: str, *, reads: bool) -> None:
-        """`reads`: what is kept is not to be trusted either."""
+        """`reads`: nothing is to be read either."""
         if self._tier.takes_more or (reads and self._tier.num_kept):
-            logger.warning("evicted blocks are not kept any more: %s: %s", self._folder.path, reason)
-        self._tier.takes_more = False
+            self._pause(reason)
         if reads:
             self._tier.clear()
+
+    def _pause(self, reason: str) -> None:
+        now = self._clock()
+        if now - self._working_since > _LONGEST_PAUSE:
+            self._next_pause = _FIRST_PAUSE
+        seconds = self._next_pause
+        self._next_pause = min(2 * seconds, _LONGEST_PAUSE)
+        self._again_at, self._working_since = now + seconds, math.inf
+        self._tier.takes_more = False
+        logger.warning("evicted blocks are not kept for %.0f s: %s: %s", seconds, self._folder.path, reason)
 
     def _save_cached(self, deadline: float) -> None:
         """The blocks used last first. One that is there already counts as used, so that no other takes its place."""

@@ -1,12 +1,9 @@
-"""The gateway's side of the process border."""
+"""The gateway's side of the process border: starts the engine process, watches it, and replaces it when it dies."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import sys
 import tempfile
 import time
 from collections import deque
@@ -19,12 +16,12 @@ import msgspec
 from penstock.engines.client.engine_calls import EngineCalls
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.client.stream_table import StreamTable
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.loading import Loading, LoadingEnds, silent
 from penstock.engines.contract.messages import (
     AddRequest,
     CloseDoor,
     DownMessage,
-    EngineStats,
     LoadFailed,
     Ready,
     StepRecord,
@@ -36,16 +33,16 @@ from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesErr
 from penstock.engines.offload import CLOSING_SECONDS
 from penstock.engines.process.link import Link
 from penstock.engines.process.liveness import SECOND_LOOK, Health, Liveness, WatchdogConfig
+from penstock.engines.process.order import Order
+from penstock.engines.process.worker_process import WorkerProcess, new_worker
 from penstock.engines.registry import EngineSpec
 
 logger = logging.getLogger(__name__)
 
 
-_TUNABLES = "glibc.malloc.hugetlb=1"
-"""Weights are put into huge pages from the start, which makes steps faster; ignored where there are none."""
-_LAST_WORDS = 0.5
+_LAST_MESSAGE_SECONDS = 0.5
 """Seconds to wait for the message of a process that has already ended."""
-_ENDING_TIME = 5.0
+_ENDING_SECONDS = 5.0
 """Seconds that a process has to end when it is told to."""
 _BACKOFF = 1.0
 """Seconds of delay added with each recent restart; the first comes at once."""
@@ -56,8 +53,8 @@ _RETRY_AFTER = 2.0
 
 
 class ProcessEngine:
-    """Implements Engine over an engine process. A process that dies or hangs ends its streams with EngineDeadError and
-    is replaced by a new one, with a socket of its own, so late messages of the old one cannot arrive."""
+    """Implements Engine with an engine process. When that dies or hangs, its streams end with EngineDeadError, and a
+    new process replaces it. Each has a socket of its own, so late messages of the old one cannot arrive."""
 
     def __init__(
         self,
@@ -78,19 +75,19 @@ class ProcessEngine:
         self._stats = EngineStats()
         self._info: ModelInfo | None = None
         self._link: Link | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._process: WorkerProcess | None = None
+        self._supervision: asyncio.Task[None] | None = None
         self.liveness = Liveness(self._watchdog, time.monotonic())
         """Of the newest process."""
         self._up_since = 0.0
         self._seconds_up = 0.0
-        """Of all processes together; the one that is up now is added at its end."""
+        """Of all processes together, but for the one that is up now: its time is added at its end."""
         self._idle: asyncio.Future[None] | None = None
-        """Of a drain."""
+        """Set while a drain waits for the engine to have no more work."""
         self._door_closed = False
-        """The engine process has said so."""
+        """The engine process has confirmed it (`drain`)."""
         self._restarts: deque[float] = deque()
-        """When, in `_seconds_up`."""
+        """When the recent ones happened, in `_seconds_up`."""
         self.num_restarts = 0
 
     @property
@@ -105,7 +102,7 @@ class ProcessEngine:
 
     @property
     def failed(self) -> bool:
-        return self._keeper is not None and self._keeper.done()
+        return self._supervision is not None and self._supervision.done()
 
     @property
     def stats(self) -> EngineStats:
@@ -122,10 +119,10 @@ class ProcessEngine:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        if self._info is not None:  # it was stopped: as behind a restart, adapters may have gone meanwhile
+        if self._info is not None:  # it was stopped: as after a restart, adapters may have gone meanwhile
             self._calls.drop_missing()
         await self._spawn()
-        self._keeper = asyncio.create_task(self._keep())
+        self._supervision = asyncio.create_task(self._supervise())
 
     async def _spawn(self) -> None:
         """Starts a process and waits until its model is loaded. Raises EngineError when that fails."""
@@ -147,46 +144,36 @@ class ProcessEngine:
         self._calls.forget(adapters)
 
     async def _connected(self, address: str, adapters: dict[str, str]) -> tuple[Link, ModelInfo]:
-        link = Link(address, lambda beat: self.liveness.beat(beat, time.monotonic()))
+        self._process = process = new_worker(self._spec.runner)
+        link = None
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "penstock.engines.process.worker",
-                address,
-                self._log_level,
-                str(link.heartbeats.far_end),
-                pass_fds=(link.heartbeats.far_end,),
-                stdin=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                env={"GLIBC_TUNABLES": _TUNABLES} | os.environ,
-            )
-            link.heartbeats.handed_over()
-            if self._process.stdin is not None:
-                self._process.stdin.write(msgspec.json.encode(self._spec_with(adapters)) + b"\n")
-            return link, await self._loaded(link, self._process)
+            link = Link(address, process.heartbeats, lambda beat: self.liveness.beat(beat, time.monotonic()))
+            order = Order(address, self._log_level, self._spec_with(adapters))
+            await process.order(msgspec.json.encode(order) + b"\n")
+            return link, await self._loaded(link, process)
         except BaseException:
-            link.close()
+            if link is not None:
+                link.close()
             await self._kill()
             raise
 
     def _spec_with(self, adapters: dict[str, str]) -> EngineSpec:
-        """What a new process is told, with the adapters of this moment. Engines without any have no such option."""
+        """For a new process, with the adapters that are loaded now. Engines without adapters do not know the option."""
         options = self._spec.options
         if adapters or "adapters" in options:
             options = options | {"adapters": adapters}
         interval = self._watchdog.heartbeat_interval
         return msgspec.structs.replace(self._spec, options=options, heartbeat_interval=interval)
 
-    async def _loaded(self, link: Link, process: asyncio.subprocess.Process) -> ModelInfo:
-        """The result of loading, or an error if the process ends without one or takes too long."""
+    async def _loaded(self, link: Link, process: WorkerProcess) -> ModelInfo:
+        """Waits until the model is loaded. Raises EngineError if loading fails, the process ends or takes too long."""
         first = asyncio.ensure_future(self._first_result(link))
         ended = asyncio.ensure_future(process.wait())
         try:
             limit = self._watchdog.load_timeout
             await asyncio.wait((first, ended), timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():  # its last words may still be on their way through the socket
-                await asyncio.wait((first,), timeout=_LAST_WORDS)
+                await asyncio.wait((first,), timeout=_LAST_MESSAGE_SECONDS)
             if not first.done():
                 raise EngineError(
                     f"the engine process ended while it loaded the model (status {process.returncode})"
@@ -235,13 +222,13 @@ class ProcessEngine:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    async def _keep(self) -> None:
-        """Watches the process, and replaces it when it is dead; gives up when it dies too often. What the system
-        refuses is tried again until it works: that is not the engine's fault."""
+    async def _supervise(self) -> None:
+        """Watches the process, and replaces it when it is dead; gives up when it dies too often. Where the system has
+        no resources for a new one, tries until it has: that is not the engine's fault."""
         refusals = 0
         while True:
             if self._link is not None and self._process is not None:
-                self._bury(self._link, await self._until_dead(self._process))
+                self._declare_dead(self._link, await self._until_dead(self._process))
             await self._kill()
             if not self._may_restart():
                 logger.critical("the engine died %d times; it stays down", len(self._restarts) + 1)
@@ -263,7 +250,7 @@ class ProcessEngine:
             except Exception:  # whatever it is, the next try comes
                 logger.exception("the engine could not be restarted")
 
-    async def _until_dead(self, process: asyncio.subprocess.Process) -> str:
+    async def _until_dead(self, process: WorkerProcess) -> str:
         ended = asyncio.ensure_future(process.wait())
         try:
             while True:
@@ -276,12 +263,12 @@ class ProcessEngine:
                 if done:
                     if (process.returncode or 0) > 0 and len(self._streams):
                         # it has ended itself; its last message, which names the failed requests, may be unread
-                        await asyncio.sleep(_LAST_WORDS)
+                        await asyncio.sleep(_LAST_MESSAGE_SECONDS)
                     return f"its process ended (status {process.returncode})"
         finally:
             ended.cancel()
 
-    def _bury(self, link: Link, reason: str) -> None:
+    def _declare_dead(self, link: Link, reason: str) -> None:
         logger.error("the engine is dead: %s; %d requests end with an error", reason, len(self._streams))
         link.close()
         self._link = None
@@ -307,11 +294,11 @@ class ProcessEngine:
         return self._streams.new_ids(count)
 
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
-        """Raises NotReadyError, and QueueFullError for a process that takes nothing in."""
+        """Raises NotReadyError, and QueueFullError while the process does not take requests in."""
         self._require_link()
         unseen = self._streams.sent - self._stats.own_admitted
         scheduler = self._spec.scheduler
-        # Twice what it would take: it tells only now and then what it has seen.
+        # Twice what it would queue, since its stats, which tell what it has taken in, come only now and then.
         if unseen > 2 * (scheduler.max_queued_requests + scheduler.max_num_seqs):
             raise QueueFullError(f"{unseen} requests wait for the engine to take them in.", retry_after=_RETRY_AFTER)
         return self._streams.submit(requests)
@@ -351,12 +338,12 @@ class ProcessEngine:
             self._link.send(messages)
 
     async def stop(self, reason: str = "The server was stopped.") -> None:
-        """It may be started again."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-            self._keeper = None
-        self._streams.give_up()  # else the process would end only after what it computes
+        """Ends the process and its streams. The engine may be started again."""
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
+            self._supervision = None
+        self._streams.give_up()  # otherwise the process would first complete what it computes
         link, self._link = self._link, None
         self._stats = EngineStats()
         self._end_drain()
@@ -369,8 +356,7 @@ class ProcessEngine:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        if process.stdin is not None:
-            process.stdin.close()
+        process.tell_to_end()
         try:
             await asyncio.wait_for(process.wait(), self._patience)
         except TimeoutError:
@@ -378,11 +364,10 @@ class ProcessEngine:
 
     @property
     def _patience(self) -> float:
-        return _ENDING_TIME + (CLOSING_SECONDS if self._spec.scheduler.kv_offload_dir else 0.0)
+        return _ENDING_SECONDS + (CLOSING_SECONDS if self._spec.scheduler.kv_offload_dir else 0.0)
 
     async def _kill(self) -> None:
         process = self._process
         if process is not None and process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what it has started: compilers, workers
+            process.kill()
             await process.wait()

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from io import FileIO
 
 import msgspec
 
@@ -70,22 +71,17 @@ class HeartbeatThread:
 class HeartbeatPipe:
     """The gateway's end, on its event loop."""
 
-    def __init__(self, on_beat: Callable[[Heartbeat], None]) -> None:
-        """`on_beat` gets the newest of those that have come. Raises OSError when there can be no pipe."""
+    def __init__(self, pipe: FileIO, on_beat: Callable[[Heartbeat], None]) -> None:
+        """It closes `pipe`. `on_beat` gets the newest of those that have come."""
         self._loop = asyncio.get_running_loop()
         self._on_beat = on_beat
         self._begun = b""
         """What has come of a heartbeat whose end has not."""
-        self._pipe, self.far_end = os.pipe()
+        self._pipe = pipe
         self._loop.add_reader(self._pipe, self._read)
 
-    def handed_over(self) -> None:
-        """The process has inherited its end."""
-        os.close(self.far_end)
-        self.far_end = -1
-
     def _read(self) -> None:
-        data = os.read(self._pipe, _MOST_BYTES)
+        data = self._pipe.read(_MOST_BYTES)
         if not data:
             self._loop.remove_reader(self._pipe)
             return
@@ -95,6 +91,4 @@ class HeartbeatPipe:
 
     def close(self) -> None:
         self._loop.remove_reader(self._pipe)
-        os.close(self._pipe)
-        if self.far_end != -1:
-            self.handed_over()
+        self._pipe.close()

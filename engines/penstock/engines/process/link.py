@@ -1,10 +1,11 @@
-"""The gateway's end of the border to an engine process that it has started: a socket, and the heartbeats beside it."""
+"""The gateway's connection to an engine process that it has started: a socket for messages, a pipe for heartbeats."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from io import FileIO
 
 import zmq
 
@@ -16,9 +17,9 @@ from penstock.engines.process.wire import decode_up, encode, pair_socket, receiv
 
 
 class Link:
-    def __init__(self, address: str, on_beat: Callable[[Heartbeat], None]) -> None:
-        """Raises NoResourcesError when there can be no socket, EngineError when it cannot be at the address (paths have
-        about 100 characters), and OSError when there can be no pipe."""
+    def __init__(self, address: str, heartbeats: FileIO, on_beat: Callable[[Heartbeat], None]) -> None:
+        """`heartbeats`: the pipe on which they come. Raises NoResourcesError if there can be no socket, EngineError if
+        it cannot be bound to the address (a path has at most about 100 characters)."""
         try:
             socket = pair_socket()
         except zmq.ZMQError as error:
@@ -28,11 +29,7 @@ class Link:
         except zmq.ZMQError as error:
             socket.close()
             raise EngineError(f"there can be no socket at {address} (TMPDIR decides where): {error}") from None
-        try:
-            self.heartbeats = HeartbeatPipe(on_beat)
-        except OSError:
-            socket.close()
-            raise
+        self.heartbeats = HeartbeatPipe(heartbeats, on_beat)
         self._backlog: list[bytes] = []
         self._arrived = asyncio.Event()
         self._socket = LoopSocket(socket, receive_all, self._backlog_add)
@@ -51,7 +48,7 @@ class Link:
         return decode_up(self._backlog.pop(0))
 
     def on_messages(self, handler: Callable[[list[bytes]], None]) -> None:
-        """From now on `handler` gets the messages, all at once, as they arrive."""
+        """From now on `handler` gets the messages as they arrive, all that have arrived together in one call."""
         backlog, self._backlog = self._backlog, []
         self._socket.handler = handler
         if backlog:
@@ -66,7 +63,7 @@ class Link:
                 yield message
 
     def send(self, messages: Sequence[OwnerMessage]) -> None:
-        with suppress(zmq.Again):  # the process is gone, which is about to be noticed: nothing may wait for it
+        with suppress(zmq.Again):  # the process is gone; the watchdog is about to notice, and nothing may block here
             self._socket.send([encode(message) for message in messages])
 
     def close(self) -> None:

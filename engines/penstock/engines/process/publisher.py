@@ -1,17 +1,18 @@
-"""When an engine process sends messages: not for every step, if steps are too short to notice."""
+"""When an engine process sends messages: one for each step, or one for several if steps are very short."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.engines.contract.messages import CallReply, EngineStats, RequestOutput, StepOutputs, StepRecord
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import CallReply, RequestOutput, StepOutputs, StepRecord
 
 
 class Publisher:
     """Holds back the tokens of running streams until `interval` seconds have passed since the last message.
 
-    First tokens, ends, errors and replies leave at once, and carry what was held back. Small models make a step
-    in less than a millisecond; waking the gateway and all clients for each would take their cores from the model.
+    First tokens, ends, errors and replies leave at once, together with what was held back. A small model takes less
+    than a millisecond for a step; waking the gateway and all clients for each would take cores away from the model.
     """
 
     def __init__(self, send: Callable[[StepOutputs], None], interval: float, clock: Callable[[], float]) -> None:

@@ -1,6 +1,7 @@
-"""The engine process: `python -m penstock.engines.process.worker ADDRESS LOG_LEVEL HEARTBEAT_PIPE`.
+"""The engine process: `python -m penstock.engines.process.worker HEARTBEAT_PIPE ENGINE`.
 
-An EngineSpec comes as one line on stdin; HEARTBEAT_PIPE is a file descriptor that it has inherited.
+HEARTBEAT_PIPE is a file descriptor that it has inherited. What it has to do comes as one line on stdin, an Order; until
+then it imports what ENGINE needs, if that is a name.
 
 Stdin stays open for as long as the gateway lives: at its end this process ends too. Signals to the terminal's process
 group are the gateway's business, which drains before it closes stdin.
@@ -30,9 +31,10 @@ from penstock.engines.host.placement import bind
 from penstock.engines.host.terminal import line_end
 from penstock.engines.process.heartbeat import HeartbeatThread
 from penstock.engines.process.loading_reports import LoadingReports
+from penstock.engines.process.order import Order
 from penstock.engines.process.publisher import Publisher
 from penstock.engines.process.wire import Socket, context, decode_down, decode_owner, encode, pair_socket, receive_all
-from penstock.engines.registry import EngineSpec, load_core
+from penstock.engines.registry import EngineSpec, import_engine, load_core
 
 if TYPE_CHECKING:
     from penstock.engines.door.door import Door
@@ -51,7 +53,8 @@ _PR_SET_PDEATHSIG = 1
 def serve(
     core: Core, socket: Socket, parent: int, publish_interval: float, heart: HeartbeatThread, door: Door | None = None
 ) -> int:
-    """Steps while there is work and waits while there is none; returns an exit status when the gateway is gone."""
+    """Steps while there is work, and waits while there is none. Returns an exit status: 0 when the gateway is gone, 1
+    when the core cannot continue."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(parent, zmq.POLLIN)
@@ -109,20 +112,24 @@ def _reason(error: Exception) -> str:
 
 
 def main() -> int:
-    address = sys.argv[1]
-    log = logging.StreamHandler(sys.stderr)
-    log.terminator = line_end(sys.stderr)
-    logging.basicConfig(level=sys.argv[2], format="%(asctime)s %(levelname)-7s engine: %(message)s", handlers=[log])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":  # even a step that never returns must not outlive the gateway
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    import_engine(sys.argv[2])
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0  # it was not needed
+    order = msgspec.json.decode(line, type=Order)
+    spec = order.spec
+    log = logging.StreamHandler(sys.stderr)
+    log.terminator = line_end(sys.stderr)
+    logging.basicConfig(level=order.log_level, format="%(asctime)s %(levelname)-7s engine: %(message)s", handlers=[log])
     socket = pair_socket()
-    socket.connect(address)
+    socket.connect(order.address)
     try:
-        spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
         bind(spec.placement)  # before there are threads, and before a library counts CPUs
-        heart = HeartbeatThread(int(sys.argv[3]), spec.heartbeat_interval, time.monotonic)
+        heart = HeartbeatThread(int(sys.argv[1]), spec.heartbeat_interval, time.monotonic)
         heart.start()
         reports = LoadingReports(lambda loading: socket.send(encode(loading)))
         heart.core = core = load_core(spec, time.monotonic, reports)

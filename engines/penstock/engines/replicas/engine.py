@@ -11,7 +11,8 @@ from pathlib import Path
 
 from penstock.engines.client.engine import Drainable, Engine
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.contract.messages import AddRequest, EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import AddRequest
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError
 from penstock.engines.handover.memory import HandoverMemory

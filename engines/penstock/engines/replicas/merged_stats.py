@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.engines.contract.messages import GAUGES, EngineStats
+from penstock.engines.contract.engine_stats import GAUGES, EngineStats
 
 _COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name not in (*GAUGES, "finished"))
 

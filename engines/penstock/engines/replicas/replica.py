@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.replicas.routing import ReplicaLoad
 

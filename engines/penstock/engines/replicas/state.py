@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
 
 
 @dataclass(slots=True)

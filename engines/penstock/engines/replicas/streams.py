@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.contract.messages import EngineStats, RequestError
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import RequestError
 from penstock.engines.replicas.replica import Replica
 from penstock.engines.replicas.routing import RoutedRequest
 from penstock.engines.replicas.sample import Sample

@@ -14,6 +14,9 @@ from penstock.engines.scheduler.step import StepUnderWay
 from penstock.kvcache import BlockHash, BlockTables, HashChain, KVCacheManager
 
 _MAX_RESERVE_SHIFT = 16
+_MOST_LOOKED_AT = 1 << 16
+"""Tokens of requests that a step passes by because of their prompts: some milliseconds, in which it hashes these. The
+next step looks at the others."""
 
 
 class Admission:
@@ -48,7 +51,8 @@ class Admission:
         """Admits waiting requests in order; stops at the first that finds no seat or too few blocks. Returns how many
         of the `left` tokens remain. Nothing in the background is admitted beside others."""
         self.short_of_blocks = False
-        while left > 0 and self._running.num_free_seats > 0:
+        looked_at = 0
+        while left > 0 and self._running.num_free_seats > 0 and looked_at < _MOST_LOOKED_AT:
             request = self._intake.waiting.peek()
             if request is None or (request.background and self._running.has_others):
                 break
@@ -58,15 +62,8 @@ class Admission:
                 break
             if self._intake.waits_for_adapter(request) or self._intake.waits_for_grammar(request):
                 continue
-            same_prompt = self._computed_by_another(request)
-            if same_prompt is not None:
-                if self._intake.num_waiting_for_prompts >= self._config.max_num_seqs:
-                    break
-                self._intake.wait_for_prompt(request, partial(operator.contains, self._kv.computing, same_prompt))
-                continue
-            is_fetching = self._prefetches.blocks(request, now)
-            if is_fetching is not None:
-                self._intake.wait_for_prompt(request, is_fetching)
+            if self._waits_for_prompt(request, now):
+                looked_at += request.num_tokens
                 continue
             count = self._admit(request, new, left)
             if not count:
@@ -94,6 +91,18 @@ class Admission:
                 return DraftModelGuesses(self._config.max_draft_tokens)
             return PromptLookup(request.token_ids, self._config.max_draft_tokens)
         return None
+
+    def _waits_for_prompt(self, request: Request, now: float) -> bool:
+        """Passes the next one by while another request computes its prompt, or while its blocks are being read."""
+        same_prompt = self._computed_by_another(request)
+        if same_prompt is not None:
+            is_computing = partial(operator.contains, self._kv.computing, same_prompt)
+            self._intake.pass_by(request, same_prompt, is_computing)
+            return True
+        is_fetching = self._prefetches.blocks(request, now)
+        if is_fetching is not None:
+            self._intake.pass_by(request, is_fetching, is_fetching)
+        return is_fetching is not None
 
     def _computed_by_another(self, request: Request) -> BlockHash | None:
         """The last block of this prompt that a running request ahead of this one computes, if there is one. Who is

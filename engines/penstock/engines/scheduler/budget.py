@@ -201,8 +201,8 @@ class StepBudget:
         `num_ready`: how many requests this step has."""
         request, pending = run.request, run.num_pending_tokens
         limit = min(room, request.max_num_tokens - request.num_tokens - pending - 1, self.chunk - 1)
-        found = run.forced[pending : pending + max(0, limit)]
-        return found if found and _may_jump(request.params) and self._jump_pays(run, num_ready) else ()
+        tokens = run.forced[pending : pending + max(0, limit)]
+        return tokens if tokens and _may_jump(request.params) and self._jump_pays(run, num_ready) else ()
 
     def _jump_pays(self, run: Run, num_ready: int) -> bool:
         """Computed in a step of its own, a token takes a part of the step's fixed time as well. In large batches on a

@@ -8,14 +8,14 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 
 import msgspec
 
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AddRequest,
-    EngineStats,
     FinishReason,
     PoolingParams,
     RequestError,
@@ -33,6 +33,7 @@ from penstock.engines.errors import (
 )
 from penstock.engines.scheduler.compilation import Compilation, CompilationOf, no_compilation
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.passed_by import PassedBy
 from penstock.engines.scheduler.queues import make_queue, order_key
 from penstock.engines.scheduler.request import Request, RequestStatus
 from penstock.kvcache.integrity import require
@@ -49,9 +50,7 @@ class Intake:
         self.waiting = make_queue(config.policy)
         self.num_waiting_tokens = 0
         """Known tokens of requests that wait."""
-        self._passed_by: dict[int, tuple[Request, Callable[[], bool]]] = {}
-        self._waiting_for_prompts: set[int] = set()
-        """Ids of those of them that wait for a prompt that another request computes, or for blocks that are read."""
+        self._passed_by = PassedBy()
         self.loading_adapters: set[str] = set()
         """Keys of LoRA adapters whose requests have to wait."""
         self._adapter_errors: dict[str, PenstockError] = {}
@@ -179,7 +178,7 @@ class Intake:
     def __iter__(self) -> Iterator[Request]:
         """All that wait, those that are passed by included."""
         yield from self.waiting
-        yield from (request for request, _ in self._passed_by.values())
+        yield from self._passed_by
 
     def enqueue(self, request: Request) -> None:
         self.waiting.push(request)
@@ -191,25 +190,22 @@ class Intake:
         self.num_waiting_tokens -= request.num_tokens
         return request
 
-    def _pass_by(self, request: Request, is_blocked: Callable[[], bool]) -> None:
+    def pass_by(self, request: Request, reason: Hashable, is_blocked: Callable[[], bool]) -> None:
         """Lets others overtake the next request, which waits for something that they need not wait for. It keeps its
-        place: once `is_blocked` is false, `requeue_unblocked` puts it back."""
+        place: once `is_blocked` is false, `requeue_unblocked` puts it back. `reason`: as for `PassedBy.add`."""
         self.waiting.remove(request)
-        self._passed_by[request.id] = (request, is_blocked)
+        self._passed_by.add(request, reason, is_blocked)
 
     def requeue_unblocked(self) -> None:
         """Puts back those that were passed by and wait for nothing any more."""
-        for request, is_blocked in tuple(self._passed_by.values()) if self._passed_by else ():
-            if not is_blocked():
-                del self._passed_by[request.id]
-                self._waiting_for_prompts.discard(request.id)
-                self.waiting.push(request)
+        for request in self._passed_by.take_unblocked() if self._passed_by else ():
+            self.waiting.push(request)
 
     def waits_for_adapter(self, request: Request) -> bool:
         """Passes the next one by if its LoRA adapter is still being loaded."""
         if request.adapter not in self.loading_adapters:
             return False
-        self._pass_by(request, partial(self.loading_adapters.__contains__, request.adapter))
+        self.pass_by(request, request.adapter, partial(self.loading_adapters.__contains__, request.adapter))
         return True
 
     def waits_for_grammar(self, request: Request) -> bool:
@@ -217,17 +213,8 @@ class Intake:
         grammar = request.grammar
         if grammar is None or not grammar.is_pending:
             return False
-        self._pass_by(request, lambda: grammar.is_pending)
+        self.pass_by(request, grammar, lambda: grammar.is_pending)
         return True
-
-    def wait_for_prompt(self, request: Request, is_blocked: Callable[[], bool]) -> None:
-        """Passes the next one by while another request computes its prompt, or while its blocks are being read."""
-        self._pass_by(request, is_blocked)
-        self._waiting_for_prompts.add(request.id)
-
-    @property
-    def num_waiting_for_prompts(self) -> int:
-        return len(self._waiting_for_prompts)
 
     def adapter_failed(self, key: str, error: PenstockError) -> None:
         """Requests that have waited for this adapter end with the error (`due`)."""
@@ -240,20 +227,18 @@ class Intake:
     @property
     def can_go_on(self) -> bool:
         """Whether some request waits for nothing but room in a step."""
-        return len(self.waiting) > 0 or any(not is_blocked() for _, is_blocked in self._passed_by.values())
+        return len(self.waiting) > 0 or self._passed_by.has_unblocked
 
     def withdraw(self, request: Request) -> None:
         """Takes a request out that will not run."""
-        if self._passed_by.pop(request.id, None) is None:
+        if not self._passed_by.remove(request):
             self.waiting.remove(request)
-        self._waiting_for_prompts.discard(request.id)
         self.num_waiting_tokens -= request.num_tokens
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when the queue and its counters contradict one another."""
         waiting = list(self)
         require(len(waiting) == self.num_waiting, "the queue's length is wrong")
-        require(self._passed_by.keys() >= self._waiting_for_prompts, "who waits for a prompt is not passed by")
         require(self.num_waiting_tokens == sum(r.num_tokens for r in waiting), "waiting tokens miscounted")
 
     # -- out -------------------------------------------------------------------------------------------------

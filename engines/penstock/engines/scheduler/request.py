@@ -91,7 +91,7 @@ class Request:
         """Of the prompt, found in the prefix cache when it was first scheduled."""
         self.params = params
         self.pooling = wanted if isinstance(wanted, PoolingParams) else None
-        """A vector is wanted: it ends when its prompt is computed."""
+        """Set for a request for a vector, which ends when its prompt is computed."""
         self.max_num_tokens = len(prompt) + params.max_tokens
         self.min_num_tokens = len(prompt) + params.min_tokens
         self.stop_token_ids = stop
@@ -106,7 +106,7 @@ class Request:
         self.retention = Retention(message.cache_retention, message.tenant) if message.cache_retention else None
         self.adapter = message.adapter
         self.grammar = grammar
-        """Of `params.grammar`; it waits until that is compiled."""
+        """Of `params.grammar`; the request waits until it is compiled."""
         self.status = RequestStatus.WAITING
         self.key: tuple[float, int] = (0.0, request_id)
         """The policy's order, fixed at arrival: lower runs first, and the highest is preempted first. That it never
@@ -124,9 +124,9 @@ class Request:
         self.first_scheduled: float | None = None
         self.num_preemptions = 0
         self.num_shortages = 0
-        """Of its preemptions those because requests that ran needed its blocks."""
+        """Those of its preemptions that gave its blocks to requests that ran."""
         self.charged_tokens = 0
-        """Leading tokens that policy `fair` does not charge any more: paid, found in the cache, or forked with."""
+        """Leading tokens that policy `fair` does not charge again: charged, found in the cache, or forked with."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.chunks: list[PromptChunk] | None = [] if message.traced else None
         """What steps computed of its prompt, for traced requests."""
@@ -147,7 +147,7 @@ class Request:
             self.chunks.append(PromptChunk(scheduled, done, num_tokens))
 
     def append(self, tokens: list[int], eos: Container[int]) -> RequestOutput:
-        """Takes in sampled tokens, up to the one that ends it, and returns what its client gets."""
+        """Takes in sampled tokens, up to the one that ends the request, and returns what its client gets."""
         output = RequestOutput(self.id, tokens)
         num_tokens = self.num_tokens
         if num_tokens == self.num_prompt_tokens:
@@ -206,14 +206,14 @@ class Run:
         self.last_step = 0
         """Number of the newest step that computes tokens of it."""
         self.verifies = False
-        """The step under way verifies drafts: how many tokens it will give is not known."""
+        """A step under way verifies guesses for it: how many tokens that gives is not known yet."""
         self.forced: Sequence[int] = ()
-        """What comes behind `request.token_ids`, as far as its grammar leaves no choice."""
+        """The tokens behind `request.token_ids`, as far as its grammar leaves no choice."""
 
     @property
     def num_pending_tokens(self) -> int:
-        """To come from steps under way, behind `request.token_ids`: one wherever all known tokens are computed, and
-        forced ones. Not for one that `verifies`."""
+        """Tokens behind `request.token_ids` that steps under way will add: one if all known tokens are computed, and
+        forced ones. Not for a run that `verifies`."""
         return max(0, self.num_computed_tokens + 1 - self.request.num_tokens)
 
     def verified(self, start: int, num_tokens: int) -> int:

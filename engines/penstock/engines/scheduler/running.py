@@ -1,4 +1,4 @@
-"""The requests that have a seat: their blocks, and what the runner has been told of them."""
+"""The requests that run (each has a seat): their blocks, and what the runner has been told of them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class RunningRequests:
 
     @property
     def has_background(self) -> bool:
-        """They are behind the others."""
+        """Some request in the background has a seat. They are behind the others."""
         return bool(self.runs) and self.runs[-1].request.background
 
     @property
     def has_others(self) -> bool:
-        """Some request has a seat that is not in the background."""
+        """Some request that is not in the background has a seat."""
         return bool(self.runs) and not self.runs[0].request.background
 
     def ready(self, *, background: bool = True) -> tuple[list[Run], list[tuple[Run, int]]]:
-        """Which requests could compute something next, in order, leaving out those that must wait for a result. And
-        those of them that could compute more than one token, with how many. `background`: with those in it."""
+        """(those that can compute something next, in order; those of them that can compute more than one token, with
+        how many). Those that must wait for a result are left out, and without `background` those in it."""
         ready, prompts = [], []
         for run in self.runs:
             request = run.request
@@ -72,7 +72,7 @@ class RunningRequests:
         self.vacate(run)
 
     def stop_last(self) -> Run:
-        """The one to preempt loses its seat."""
+        """Takes the seat of the one to preempt."""
         run = self.runs.pop()
         self.stop(run)
         return run
@@ -81,8 +81,8 @@ class RunningRequests:
         self.runs = [run for run in self.runs if run.has_seat]
 
     def vacate(self, run: Run) -> None:
-        """Gives the blocks of a request without a seat back, and lets the runner forget it, unless a step under way
-        writes for it: then this is called again when that step is collected."""
+        """Gives back the blocks of a request without a seat, and lets the runner forget it. Not while a step under way
+        writes to them: this is called again when that step is collected."""
         if run.last_step > self.last_collected:
             return
         self._kv.free(run.tables)
@@ -108,7 +108,7 @@ class RunningRequests:
         return not self._known_to_runner.isdisjoint(ids)
 
     def tell(self, step: SchedulerOutput, runs: Iterable[Run]) -> None:
-        """Adds to the step what the runner must know before it computes tokens of these."""
+        """Adds to the step what the runner must be told before it computes tokens of these requests."""
         step.dropped_ids, self._dropped = self._dropped, []
         if self._known_to_runner.issuperset(step.request_ids):
             return
@@ -120,7 +120,7 @@ class RunningRequests:
                 step.block_loads += run.tables.loads
 
     def copied(self, runs: Iterable[Run]) -> None:
-        """A step of these has made their copies: none of those with copies is part of another step under way."""
+        """A step with these has succeeded, and made their copies. None that has copies is in another step under way."""
         for run in runs:
             if run.tables.copies:
                 self._kv.copied(run.tables)

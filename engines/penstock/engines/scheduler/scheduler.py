@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from penstock.engines.contract.messages import AddRequest, EngineStats, FinishReason, RequestOutput
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import Drafting, ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import PenstockError
@@ -61,19 +62,19 @@ class Scheduler:
             config.speculative == "ngram" and info.vocab_size <= MAX_VOCAB_SIZE
         )
         self._always_speculates = self._speculates = always
-        """The second one also while requests have predictions."""
+        """`_speculates` is true while requests have predictions, too."""
         self._predicted: set[int] = set()
-        """Ids of requests with predictions; of ended ones until the next step."""
+        """Ids of requests with predictions; ended ones are removed at the next step."""
         self.prefetches = Prefetches(self.kv)
         self._admission = Admission(self.intake, self.running, self.kv, self.prefetches, chunk, speculates=always)
         self._forces = False
-        """Some request has tokens that are forced."""
+        """Some request's grammar forces its next tokens."""
         self._newest_plan = ONLY_DECODES
-        """Says what guesses are worth before the next step is planned."""
+        """Of the newest step: it says what guesses are worth until the next one is planned."""
         self._awaited: Run | None = None
-        """The next step was held back until its guesses could be made."""
+        """The request for whose guesses the next step was held back."""
         self._num_steps = 0
-        """Submitted so far."""
+        """Steps scheduled so far."""
         self._num_followers = 0
         self._must_drain = False
         """Blocks are short, and no request can be preempted while steps are under way."""
@@ -81,8 +82,8 @@ class Scheduler:
     # -- requests in -----------------------------------------------------------------------------------------
 
     def add(self, message: AddRequest, grammar_of: CompilationOf = no_compilation) -> None:
-        """Queues a request, or ends it with the reason why not. Ids that are in use are ignored, those of ended
-        requests included that steps under way still compute. `grammar_of`: as for `Intake.receive`."""
+        """Queues a request, or ends it with an error. Ignores a request with an id that is in use, also that of an
+        ended request that steps under way still compute. `grammar_of`: as for `Intake.receive`."""
         if self.running.knows_any(message.ids):
             return
         samples = self.intake.receive(message, self.num_waiting, self.running.num_free_seats, grammar_of)
@@ -111,14 +112,14 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether steps would do something; not while all that are left wait for something other than a step."""
+        """Whether steps would do something. False while all requests wait for something other than a step."""
         return bool(self.under_way or self.running.runs) or self.intake.can_go_on
 
     # -- a step ----------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> SchedulerOutput:
-        """The next step: running requests first, then as many waiting ones as fit. From here on it is under way,
-        unless it is empty."""
+        """The next step: running requests first, then as many waiting ones as fit. It is under way from now on, unless
+        it is empty."""
         for request, error in self.intake.due(now):
             self._finish(request, FinishReason.ERROR, now, error)
         self.kv.pool.expire(now)
@@ -164,7 +165,7 @@ class Scheduler:
         short, crowded = self._background.has_short_steps(now), False
         if ready and ready[0].request.background:
             if self.under_way:
-                return  # a request that comes now has one step to wait for, not two
+                return  # so a request that arrives now waits for one step, not for two
             if short:
                 first = self._background.first(ready)
                 crowded, ready = len(first) < len(ready), first
@@ -199,7 +200,7 @@ class Scheduler:
         return True
 
     def _waits_for_guesses(self, ready: list[Run]) -> bool:
-        """Some request has guesses, which need its newest token.
+        """Whether some request has guesses, for which its newest token has to be known.
 
         While guesses are verified, one step is under way at a time. Otherwise requests that verify and others would
         take turns, in steps that each read all of the weights.
@@ -275,8 +276,8 @@ class Scheduler:
     # -- its result ------------------------------------------------------------------------------------------
 
     def update_from_output(self, result: ModelRunnerOutput, now: float, seconds: float | None = None) -> None:
-        """Takes in the tokens of the oldest step under way and ends what is complete; `take_outputs` has what the
-        clients get. `seconds`: what the step took on the device, if that was measured."""
+        """Takes in the tokens of the oldest step under way, and ends the requests that are complete; `take_outputs`
+        then returns what clients get. `seconds`: what the step took on the device, if that was measured."""
         done = self._oldest_succeeded(seconds, result.drafting)
         step = done.step
         num_live, num_prompt_tokens, num_sampled = len(self.intake.requests), 0, 0
@@ -381,13 +382,13 @@ class Scheduler:
             self._admission.start(request, forked, start)
 
     def take_outputs(self) -> list[RequestOutput]:
-        """What the clients get of all that has happened since the last call."""
+        """What clients get, of everything since the last call."""
         return self.intake.take_outputs()
 
     # -- a step that raised ----------------------------------------------------------------------------------
 
     def step_failed(self, failed: StepUnderWay, error: PenstockError, now: float) -> None:
-        """The runner has lost all steps under way, since `failed` raised, and forgotten all requests.
+        """The step `failed` raised: the runner has lost all steps under way, and forgotten all requests.
 
         The requests of `failed` are run again in halves, until the one that makes it fail is alone and ends with the
         error. Everything that was computed before stays, also the prefix cache.
@@ -399,7 +400,7 @@ class Scheduler:
             self.under_way.pop().rewind()
         self.running.lost(lost)
         suspects = [run for run in failed.runs if run.has_seat]
-        if len(failed.runs) > 1:  # even if one is left: the guilty one may be gone
+        if len(failed.runs) > 1:  # even if one is left: the one that made it fail may be gone
             self.trials.divide(suspects)
             return
         self.trials.convict()
@@ -428,7 +429,7 @@ class Scheduler:
         self.intake.emit_end(request.id, reason, error)
 
     def _end(self, request: Request, now: float) -> None:
-        """Books an end. The caller takes the request out of its list."""
+        """Does what every end needs. The caller takes the request out of its list."""
         if request.run is not None:
             self.running.stop(request.run)
         if request.retention is not None and request.chains is not None:

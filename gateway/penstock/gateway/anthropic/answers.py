@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.llm.dataplane import Usage
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
@@ -87,8 +87,6 @@ def _block(parts: list[Part]) -> dict[str, Any]:
 def _input(arguments: str) -> dict[str, Any]:
     """Empty for a call that was cut off: the stop reason says that."""
     try:
-        text = (arguments or "{}").encode()
-        check_json(text)
-        return decode_json(text, dict[str, Any])
+        return decode_json((arguments or "{}").encode(), dict[str, Any])
     except InvalidRequestError:
         return {}

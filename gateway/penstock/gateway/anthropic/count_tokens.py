@@ -29,7 +29,7 @@ class CountTokens:
             request = parse(await exchange.body(self._settings.max_body_bytes), self.schema, self.unsupported)
             call.watch()
             exchange.read_deadline()
-            await self._dataplane.arrive(request.model, exchange.context)
+            await self._dataplane.models.load_on_demand(request.model, exchange.context)
             chat, _ = read_chat(request, self._dataplane.model(request.model, exchange.context))
             prompt = await chat.prompt(self._dataplane, exchange.context)
             await exchange.respond(200, msgspec.json.encode({"input_tokens": len(prompt.token_ids)}))

@@ -33,7 +33,7 @@ class Messages(TranslatingEndpoint[MessagesRequest]):
     def _model_name(self, request: MessagesRequest) -> str:
         return request.model
 
-    async def _wanted(self, request: MessagesRequest, context: RequestContext) -> GenerateRequest:
+    async def _generate_request(self, request: MessagesRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model, context)
         chat, shape = read_chat(request, model, thinking_budget(request.thinking, request.max_tokens))
         wanted = generate_request(request, model, self._settings.policy, context)

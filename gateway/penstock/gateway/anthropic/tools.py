@@ -63,7 +63,7 @@ def _tool_use(tools: Sequence[Tool], choice: ToolChoice) -> ToolUse:
 
 def _definition(given: dict[str, Any], where: str) -> _Definition:
     if given.get("type") not in (None, "custom"):
-        raise UnsupportedError(f"{where}: tools that Anthropic's servers bring are not supported.", param=where)
+        raise UnsupportedError(f"{where}: tools that run on Anthropic's servers are not supported.", param=where)
     try:
         tool = msgspec.convert(given, _Definition)
     except msgspec.ValidationError as error:

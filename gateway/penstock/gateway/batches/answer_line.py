@@ -3,37 +3,109 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
+import msgspec
 from starlette.types import ASGIApp
 
+from penstock.engines.errors import EngineDeadError
 from penstock.gateway.batches.lines import Line, answered
 from penstock.gateway.front.context import Principal
-from penstock.gateway.http.inner_request import ask_in_background
+from penstock.gateway.http.inner_request import InnerAnswer, ask_in_background
 from penstock.gateway.http.settings import AppSettings
 
 _BUSY = frozenset({429, 503})
 """With these a line is asked again: the server, or the model, has no room for it now."""
-AGAIN_AFTER_S = 1.0
+_AGAIN_AFTER_S = 1.0
 _ERRORS_FROM = 400
+_MOST_DEATHS = 3
+"""Of engines, each while it worked on the line: then the line fails, since it may be what kills them."""
 
 
-async def answer_line(
-    line: Line, endpoints: Mapping[str, ASGIApp], principal: Principal, settings: AppSettings
-) -> tuple[bytes, bool]:
-    """The line's result, and whether it is an error."""
-    while True:
-        found = await try_line(line, endpoints, principal, settings)
-        if found is not None:
-            return found
-        await asyncio.sleep(AGAIN_AFTER_S)
+class _Error(msgspec.Struct):
+    code: str | None = None
 
 
-async def try_line(
-    line: Line, endpoints: Mapping[str, ASGIApp], principal: Principal, settings: AppSettings
-) -> tuple[bytes, bool] | None:
-    """The same; None where there is no room for it now."""
-    answer = await ask_in_background(endpoints[line.url], line.url, line.body, principal, settings)
-    if answer.status in _BUSY:
-        return None
-    return answered(line, answer.status, answer.request_id, answer.body), answer.status >= _ERRORS_FROM
+class _Answer(msgspec.Struct):
+    error: _Error | None = None
+
+
+async def _nobody_counts() -> None:
+    """Where deaths are forgotten at the end of the process."""
+
+
+class Seat:
+    """A line's place among those that are with the models at one time."""
+
+    def __init__(self, seats: asyncio.Semaphore) -> None:
+        self._seats = seats
+        self._taken = False
+
+    async def take(self) -> None:
+        """Idempotent."""
+        if not self._taken:
+            await self._seats.acquire()
+            self._taken = True
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if self._taken:
+            self._taken = False
+            self._seats.release()
+
+
+class LineAsker:
+    """Asks lines until they have an answer. Those that were with an engine that died are asked one at a time: of many
+    that were with it only one may be guilty, and the others shall not be there when it dies again."""
+
+    def __init__(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings, lines_in_flight: int) -> None:
+        self._endpoints = endpoints
+        self._settings = settings
+        self._seats = asyncio.Semaphore(lines_in_flight)
+        self._suspects = asyncio.Lock()
+
+    def seat(self) -> Seat:
+        """One that is not taken yet."""
+        return Seat(self._seats)
+
+    async def answer(
+        self,
+        line: Line,
+        principal: Principal,
+        seat: Seat,
+        num_deaths: int = 0,
+        died: Callable[[], Awaitable[None]] = _nobody_counts,
+    ) -> tuple[bytes, bool]:
+        """The line's result, and whether it is an error. While there is no room for the line, it waits without the
+        seat, so that lines for other models go on. `num_deaths`: of engines that had it before; `died` is told of each
+        one more."""
+        while True:
+            answer = await self._ask(line, principal, seat, suspected=num_deaths > 0)
+            if answer.status not in _BUSY:
+                break
+            if _engine_died(answer):
+                num_deaths += 1
+                await died()
+                if num_deaths >= _MOST_DEATHS:
+                    break
+            seat.leave()
+            await asyncio.sleep(_AGAIN_AFTER_S)
+        return answered(line, answer.status, answer.request_id, answer.body), answer.status >= _ERRORS_FROM
+
+    async def _ask(self, line: Line, principal: Principal, seat: Seat, *, suspected: bool) -> InnerAnswer:
+        endpoint = self._endpoints[line.url]
+        if not suspected:
+            await seat.take()
+            return await ask_in_background(endpoint, line.url, line.body, principal, self._settings)
+        seat.leave()
+        async with self._suspects:
+            await seat.take()
+            return await ask_in_background(endpoint, line.url, line.body, principal, self._settings)
+
+
+def _engine_died(answer: InnerAnswer) -> bool:
+    try:
+        error = msgspec.json.decode(answer.body, type=_Answer).error
+    except msgspec.DecodeError:
+        return False
+    return error is not None and error.code == EngineDeadError.code

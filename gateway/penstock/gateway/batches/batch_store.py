@@ -21,6 +21,9 @@ CREATE TABLE IF NOT EXISTS results (
     batch TEXT NOT NULL, line INTEGER NOT NULL, failed INTEGER NOT NULL, result BLOB NOT NULL,
     PRIMARY KEY (batch, line)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS deaths (
+    batch TEXT NOT NULL, line INTEGER NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (batch, line)
+) WITHOUT ROWID;
 """
 """A line of a batch has one result: its key sees to that."""
 
@@ -68,7 +71,8 @@ class BatchStore:
             row = (is_open, encoded, batch.id)
             connection.execute("UPDATE batches SET open = ?, batch = ? WHERE id = ?", row)
             if not is_open:
-                connection.execute("DELETE FROM results WHERE batch = ?", (batch.id,))
+                for table in ("results", "deaths"):
+                    connection.execute(f"DELETE FROM {table} WHERE batch = ?", (batch.id,))
 
         await self._database.run(update)
 
@@ -133,6 +137,23 @@ class BatchStore:
             connection.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)", rows)
 
         await self._database.run(insert)
+
+    async def count_death(self, batch_id: str, line: int) -> None:
+        """Another engine has died that worked on this line."""
+
+        def count(connection: sqlite3.Connection) -> None:
+            query = "INSERT INTO deaths VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1"
+            connection.execute(query, (batch_id, line))
+
+        await self._database.run(count)
+
+    async def deaths(self, batch_id: str) -> dict[int, int]:
+        """Of engines, by the line that they worked on."""
+
+        def select(connection: sqlite3.Connection) -> dict[int, int]:
+            return dict(connection.execute("SELECT line, count FROM deaths WHERE batch = ?", (batch_id,)).fetchall())
+
+        return await self._database.run(select)
 
     async def answered(self, batch_id: str) -> dict[int, bool]:
         """The lines with results, each with whether it failed."""

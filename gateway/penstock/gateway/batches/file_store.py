@@ -70,7 +70,7 @@ class FileStore:
         """`in_use` gives the ids of files that must not go yet, although their time is over. Raises OSError,
         sqlite3.Error."""
         database.create(_SCHEMA)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._found_at_start = [path.name for path in folder.iterdir()]
         self._folder = folder
         self._database = database
@@ -137,11 +137,16 @@ class FileStore:
                 await asyncio.to_thread(self.path(name).unlink)
 
     def _write(self, file_id: str, content: IO[bytes]) -> None:
-        """A file has its name only when all of it is there."""
+        """A file has its name only when all of it is there. What a full disk has taken of it is deleted: it would keep
+        the disk full."""
         part = self._folder / f"{file_id}.part"
-        with part.open("wb") as out:
-            shutil.copyfileobj(content, out, 1 << 20)
-        part.rename(self.path(file_id))
+        try:
+            with part.open("wb") as out:
+                shutil.copyfileobj(content, out, 1 << 20)
+            part.rename(self.path(file_id))
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
     def path(self, file_id: str) -> Path:
         """Of a file that was found."""

@@ -60,7 +60,7 @@ def parse_line(number: int, text: bytes, endpoints: Collection[str]) -> Line:
     except msgspec.ValidationError as error:
         raise LineError("invalid_request", f"This line is not a request: {error}.") from None
     except (msgspec.DecodeError, InvalidRequestError, UnicodeDecodeError):
-        raise LineError("invalid_json_line", "This line is not parseable as valid JSON.") from None
+        raise LineError("invalid_json_line", "This line is not valid JSON.") from None
     if not line.custom_id or len(line.custom_id) > MAX_CUSTOM_ID:
         raise LineError("invalid_custom_id", f"custom_id must have 1 to {MAX_CUSTOM_ID} characters.", "custom_id")
     if line.method != "POST":
@@ -100,15 +100,15 @@ def check_lines(path: Path, endpoints: Collection[str], max_line: int) -> tuple[
                 continue
             try:
                 if number > _MAX_LINES_OF_FILE:
-                    raise LineError("too_many_tasks", f"A file may have {_MAX_LINES_OF_FILE} lines.")
+                    raise LineError("too_many_tasks", f"A file may have at most {_MAX_LINES_OF_FILE} lines.")
                 if len(text) > max_line:
-                    raise LineError("line_too_long", f"A line may have {max_line} bytes.")
+                    raise LineError("line_too_long", f"A line may have at most {max_line} bytes.")
                 line = parse_line(number, text, endpoints)
                 if line.custom_id in seen:
                     raise LineError("duplicate_custom_id", "Another line has the same custom_id.", "custom_id")
                 seen.add(line.custom_id)
                 if len(seen) > MAX_LINES:
-                    raise LineError("too_many_tasks", f"A batch may have {MAX_LINES} lines.")
+                    raise LineError("too_many_tasks", f"A batch may have at most {MAX_LINES} lines.")
             except LineError as error:
                 errors.append({"code": error.code, "line": number, "message": str(error), "param": error.param})
                 if len(errors) == _MAX_ERRORS or error.code in ("line_too_long", "too_many_tasks"):

@@ -14,7 +14,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from penstock.engines.errors import EngineDeadError
-from penstock.gateway.batches.answer_line import answer_line
+from penstock.gateway.batches.answer_line import LineAsker
 from penstock.gateway.batches.lines import Line, check_lines, read_lines
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.front.context import ANYONE
@@ -38,7 +38,8 @@ class BatchFile:
     def __init__(self, source: Path, target: Path, lines_in_flight: int) -> None:
         self._source = source
         self._target = target
-        self._seats = asyncio.Semaphore(lines_in_flight)
+        self._lines_in_flight = lines_in_flight
+        self._places = asyncio.Semaphore(lines_in_flight)
         self._lines: Counter[bool] = Counter()
 
     def check(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> int:
@@ -59,7 +60,7 @@ class BatchFile:
     ) -> None:
         """`is_live` says whether the models can still answer. Raises ConfigError for what is wrong with the files,
         EngineDeadError."""
-        total = self.check(endpoints, settings)
+        total, asker = self.check(endpoints, settings), LineAsker(endpoints, settings, self._lines_in_flight)
         try:
             done = _written(self._target)
             with self._target.open("ab") as out:
@@ -68,8 +69,8 @@ class BatchFile:
                     async with asyncio.TaskGroup() as group:
                         for line in read_lines(self._source, endpoints):
                             if line.custom_id not in done:
-                                await self._seats.acquire()
-                                group.create_task(self._answer(line, endpoints, settings, out))
+                                await self._places.acquire()
+                                group.create_task(self._answer(line, asker, out))
                     watch.cancel()
         except (OSError, ExceptionGroup) as error:
             cause = _first(error)
@@ -78,16 +79,16 @@ class BatchFile:
             raise cause from None
         logger.info("%s: %d answered, %d failed, %d before", self._target, *self._counts(), len(done))
 
-    async def _answer(
-        self, line: Line, endpoints: Mapping[str, ASGIApp], settings: AppSettings, out: IO[bytes]
-    ) -> None:
+    async def _answer(self, line: Line, asker: LineAsker, out: IO[bytes]) -> None:
+        seat = asker.seat()
         try:
-            result, failed = await answer_line(line, endpoints, ANYONE, settings)
+            result, failed = await asker.answer(line, ANYONE, seat)
             out.write(result + b"\n")
             out.flush()
             self._lines[failed] += 1
         finally:
-            self._seats.release()
+            seat.leave()
+            self._places.release()
 
     def _counts(self) -> tuple[int, int]:
         return self._lines[False], self._lines[True]
@@ -121,7 +122,7 @@ def _written(target: Path) -> set[str]:
             try:
                 found.add(msgspec.json.decode(text, type=_Result).custom_id)
             except msgspec.DecodeError:
-                raise ConfigError(f"{target}: it is there, and has something else than results") from None
+                raise ConfigError(f"{target}: the file exists and holds something other than results") from None
             size += len(text)
     with target.open("r+b") as file:
         file.truncate(size)

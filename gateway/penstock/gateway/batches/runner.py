@@ -14,7 +14,7 @@ from itertools import islice
 
 from starlette.types import ASGIApp
 
-from penstock.gateway.batches.answer_line import AGAIN_AFTER_S, try_line
+from penstock.gateway.batches.answer_line import LineAsker, Seat
 from penstock.gateway.batches.batch import Batch, Status
 from penstock.gateway.batches.batch_store import BatchStore
 from penstock.gateway.batches.file_store import FileStore
@@ -30,25 +30,7 @@ _TOGETHER = 256
 _DISK_AGAIN_AFTER_S = 10.0
 
 
-class _Seat:
-    """A line's place among those that are with the models at one time."""
-
-    def __init__(self, seats: asyncio.Semaphore) -> None:
-        self._seats = seats
-        self._taken = False
-
-    async def take(self) -> None:
-        await self._seats.acquire()
-        self._taken = True
-
-    def leave(self) -> None:
-        """Idempotent."""
-        if self._taken:
-            self._taken = False
-            self._seats.release()
-
-
-def _ended(seat: _Seat, places: asyncio.Semaphore, _: object) -> None:
+def _ended(seat: Seat, places: asyncio.Semaphore, _: object) -> None:
     seat.leave()
     places.release()
 
@@ -66,10 +48,9 @@ class BatchRunner:
     ) -> None:
         self._batches = batches
         self._files = files
-        self._endpoints = endpoints
-        self._settings = settings
+        self._max_line = settings.max_body_bytes
         self._lines_in_flight = lines_in_flight
-        self._seats = asyncio.Semaphore(lines_in_flight)
+        self._asker = LineAsker(endpoints, settings, lines_in_flight)
         self._started = False
         self._open: dict[str, Batch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -152,8 +133,8 @@ class BatchRunner:
             raise
 
     async def _validate(self, batch: Batch) -> None:
-        path, max_line = self._files.path(batch.input_file_id), self._settings.max_body_bytes
-        batch.total, batch.errors = await asyncio.to_thread(check_lines, path, (batch.endpoint,), max_line)
+        path = self._files.path(batch.input_file_id)
+        batch.total, batch.errors = await asyncio.to_thread(check_lines, path, (batch.endpoint,), self._max_line)
         if batch.status == "validating":  # and not cancelled meanwhile
             await self._enter(batch, "failed" if batch.errors else "in_progress")
         else:
@@ -175,10 +156,11 @@ class BatchRunner:
         """Lines may be large: each is read when there is a seat for it, and of those that wait without one a batch has
         no more than there are seats."""
         lines, places = await self._unanswered(batch), asyncio.Semaphore(self._lines_in_flight)
+        deaths = await self._batches.deaths(batch.id)
         async with asyncio.TaskGroup() as group:
             while True:
                 await places.acquire()
-                seat = _Seat(self._seats)
+                seat = self._asker.seat()
                 await seat.take()
                 try:
                     line = await asyncio.to_thread(lambda: next(lines, None))
@@ -188,7 +170,7 @@ class BatchRunner:
                 if line is None:
                     seat.leave()
                     return
-                task = group.create_task(self._answer(batch, line, seat))
+                task = group.create_task(self._answer(batch, line, seat, deaths.get(line.number, 0)))
                 task.add_done_callback(partial(_ended, seat, places))  # also of one that never ran
 
     async def _unanswered(self, batch: Batch) -> Iterator[Line]:
@@ -204,14 +186,10 @@ class BatchRunner:
         batch.completed = len(done) - batch.failed
         return done
 
-    async def _answer(self, batch: Batch, line: Line, seat: _Seat) -> None:
-        """While there is no room for it, it waits without the seat, so that batches for other models go on."""
+    async def _answer(self, batch: Batch, line: Line, seat: Seat, num_deaths: int) -> None:
         principal = Principal(tenant=batch.tenant, key=batch.key, models=batch.models)
-        while (found := await try_line(line, self._endpoints, principal, self._settings)) is None:
-            seat.leave()
-            await asyncio.sleep(AGAIN_AFTER_S)
-            await seat.take()
-        result, failed = found
+        died = partial(self._batches.count_death, batch.id, line.number)
+        result, failed = await self._asker.answer(line, principal, seat, num_deaths, died)
         await self._batches.keep_results(batch.id, [(line.number, result)], failed=failed)
         batch.failed += failed
         batch.completed += not failed

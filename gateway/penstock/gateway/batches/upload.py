@@ -55,7 +55,7 @@ def content_length(exchange: Exchange) -> int:
 
 def _check_size(size: int) -> None:
     if size > MAX_FILE_BYTES + _ROOM_FOR_FIELDS:
-        raise PayloadTooLargeError(f"A file may have {MAX_FILE_BYTES} bytes.", param="file")
+        raise PayloadTooLargeError(f"A file may have at most {MAX_FILE_BYTES} bytes.", param="file")
 
 
 async def read_upload(exchange: Exchange) -> tuple[Upload, FormData]:

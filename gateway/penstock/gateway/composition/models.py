@@ -21,6 +21,7 @@ from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.hub import fetch_draft_model, fetch_model
 from penstock.gateway.llm.kserve.folder_layout import check_installed
 from penstock.gateway.llm.kserve.loader import LANGUAGE_BACKENDS, language_loaders
+from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.llm.model_builder import build_model
 from penstock.gateway.llm.models import LoadedModel, find_model, is_hub_id
 from penstock.gateway.memory.budget import MemoryBudget
@@ -69,11 +70,10 @@ def build_dataplane(
     config: Config, pools: WorkPools, board: LoadingBoard, on_demand: OnDemand | None = None
 ) -> DataPlane:
     return DataPlane(
+        LanguageModels(board, on_demand),
         request_timeout=config.scheduling.request_timeout or None,
         clamp_max_tokens=config.server.clamp_max_tokens,
         text_pool=pools.text,
-        board=board,
-        on_demand=on_demand,
     )
 
 

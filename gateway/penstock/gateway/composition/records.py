@@ -32,7 +32,7 @@ _MOST_FILES_OF_TENANT = 10_000
 
 
 class RequestRecords:
-    """Who is told of a process's requests: its access log, spans, metrics, and what balancers learn with answers."""
+    """What is told about the requests of a process: access log, spans, metrics, and the load that answers carry."""
 
     def __init__(self, config: Config, dataplane: DataPlane, on_end: Hook) -> None:
         """`on_end` is told of requests that have ended, too. Raises ConfigError."""
@@ -58,7 +58,7 @@ def build_load_reports(config: Config, dataplane: DataPlane, ended: EndedRequest
     def engines() -> list[EngineLoad]:
         return [
             EngineLoad(model.engine.stats, model.engine.info.block_size, model.max_num_seqs)
-            for _, model in dataplane.loaded_models()
+            for _, model in dataplane.models.loaded()
         ]
 
     form = config.server.load_reports
@@ -105,9 +105,11 @@ def open_database(config: Config) -> Database:
         return Database(None)
     folder = Path(config.data.data_dir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Database(folder / "penstock.sqlite")
-    except (OSError, sqlite3.Error) as error:
+    except OSError as error:
+        raise ConfigError(f"data-dir: {folder}: {error.strerror}") from None
+    except sqlite3.Error as error:
         raise ConfigError(f"data-dir: {folder}: {error}. Another server may be using it.") from None
 
 

@@ -88,10 +88,16 @@ def _help(field: inspect.Field) -> str:
         (field.type.extra_json_schema or {}).get("description", "") if isinstance(field.type, inspect.Metadata) else ""
     )
     silent = field.default in (None, (), "", NODEFAULT)
-    if silent or isinstance(field.default, bool):
-        return text
-    default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-    return f"{text} (default: {default})"
+    return text if silent else f"{text} (default: {_shown(field.default)})"
+
+
+def _shown(default: object) -> object:
+    """As one would write it: switches are on or off, whole seconds have no fraction."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, float) and default.is_integer():
+        return int(default)
+    return ",".join(map(str, default)) if isinstance(default, tuple) else default
 
 
 def _metavar(kind: inspect.Type) -> str:

@@ -97,7 +97,7 @@ class TrafficRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _check_shift(self, shift: ShiftRule, ids: list[str]) -> None:
         percents = [step.percent for step in shift.steps]
         if shift.to not in ids:
-            raise ValueError(f"traffic {self.name!r}: shift.to {shift.to!r} is none of its targets")
+            raise ValueError(f"traffic {self.name!r}: shift.to {shift.to!r} is not one of its targets")
         if not any(target.weight for target in self.targets if target.id != shift.to):
             raise ValueError(f"traffic {self.name!r}: a shift needs a target to begin with, with a weight above 0")
         if not 1 <= len(percents) <= _MAX_STEPS or percents[-1] != 100 or sorted(set(percents)) != percents:

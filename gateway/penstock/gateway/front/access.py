@@ -65,7 +65,7 @@ Restrictions = Mapping[ApiGroup, RequiredHeader]
 
 def read_restrictions(texts: Iterable[str], header_prefix: str = "") -> Restrictions:
     """From `API[,API]:HEADER=VALUE`, as Triton's flags give them. Raises ValueError."""
-    found: dict[ApiGroup, RequiredHeader] = {}
+    restrictions: dict[ApiGroup, RequiredHeader] = {}
     for text in texts:
         names, colon, rest = text.partition(":")
         header, equals, value = rest.partition("=")
@@ -76,10 +76,10 @@ def read_restrictions(texts: Iterable[str], header_prefix: str = "") -> Restrict
                 group = ApiGroup(name.strip())
             except ValueError:
                 raise ValueError(f"no API is called {name.strip()!r}; there are {', '.join(ApiGroup)}") from None
-            if group in found:
+            if group in restrictions:
                 raise ValueError(f"{group} is restricted twice")
-            found[group] = RequiredHeader(header_prefix + header.strip(), value.strip())
-    return found
+            restrictions[group] = RequiredHeader(header_prefix + header.strip(), value.strip())
+    return restrictions
 
 
 def check_restriction(

@@ -92,8 +92,8 @@ class _Text:
                 f" tokens={usage.prompt_tokens}+{usage.completion_tokens} cached={usage.cached_tokens}"
                 f" queue={record.queue_seconds:.3f}s"
             )
-            if record.first_token is not None:
-                line += f" ttft={record.first_token - context.arrival:.3f}s"
+            if record.first_token_at is not None:
+                line += f" ttft={record.first_token_at - context.arrival:.3f}s"
         if record.http_version:
             line += f" http={record.http_version}"
         return f"{line} total={total:.3f}s in={record.bytes_in} out={record.bytes_out} id={context.id}"
@@ -131,5 +131,5 @@ def _json(context: RequestContext, total: float) -> str:
         fields["completion_tokens"] = usage.completion_tokens
         fields["cached_tokens"] = usage.cached_tokens
         fields["queue_s"] = round(record.queue_seconds, 4)
-        fields["ttft_s"] = None if record.first_token is None else round(record.first_token - context.arrival, 4)
+        fields["ttft_s"] = None if record.first_token_at is None else round(record.first_token_at - context.arrival, 4)
     return _encode(fields).decode()

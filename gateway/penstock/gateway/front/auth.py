@@ -18,36 +18,37 @@ def key_digest(key: bytes) -> bytes:
 
 
 def key_id(digest: bytes) -> str:
-    """How a key is called where its use is counted."""
+    """The name under which the use of a key is counted."""
     return digest.hex()[:12]
 
 
 class ApiKeys:
-    """Who may come in, and as whom."""
+    """The keys that a server accepts, and the principal of each."""
 
     def __init__(self, granted: Mapping[bytes, Principal] | None = None) -> None:
-        """`granted` is by `key_digest`. None: no keys are asked for, and all are let in as ANYONE. An empty mapping
-        lets in nobody."""
+        """`granted`: principals by `key_digest`. None: no key is needed, and every caller is ANYONE. An empty mapping
+        lets nobody in."""
         self.needed = granted is not None
         self.without_key = None if self.needed else ANYONE
-        """Who callers are that show no key; None: they are refused."""
+        """The principal of callers without a key; None: they are refused."""
         self._granted = dict(granted or {})
         self.changes = Changes()
-        """Told when other keys count."""
+        """Told when the keys are replaced."""
 
     @property
     def granted(self) -> Mapping[bytes, Principal] | None:
-        """By digest, as they count now; None: no keys are asked for."""
+        """The current ones by digest; None: no key is needed."""
         return self._granted if self.needed else None
 
     def letting_in(self, without_key: Principal) -> ApiKeys:
-        """The same keys, also after `replace`, for a port where callers may come without one."""
+        """The same keys, also after `replace`, for a port on which callers without one are `without_key`."""
         keys = ApiKeys()
         keys.needed, keys.without_key, keys._granted = self.needed, without_key, self._granted
         return keys
 
     def replace(self, granted: Mapping[bytes, Principal]) -> None:
-        """From now on these keys count. Where a key's limits are the same as before, so is what is left of them."""
+        """Accepts these keys from now on, and no others. A key whose limits are unchanged keeps what is left of
+        them."""
         granted = {
             digest: _keeping_quota(principal, self._granted.get(digest)) for digest, principal in granted.items()
         }
@@ -63,12 +64,12 @@ class ApiKeys:
         if not self.needed or (authorization is None and self.without_key is not None):
             return self.without_key or ANYONE
         scheme, _, key = (authorization or b"").partition(b" ")
-        found = self._granted.get(key_digest(key.strip()))
-        if found is None or scheme.lower() != b"bearer":
+        principal = self._granted.get(key_digest(key.strip()))
+        if principal is None or scheme.lower() != b"bearer":
             raise AuthenticationError(
                 "Missing or incorrect API key: send it as 'Authorization: Bearer <key>', or over HTTP as 'x-api-key'."
             )
-        return found
+        return principal
 
 
 def _keeping_quota(new: Principal, old: Principal | None) -> Principal:

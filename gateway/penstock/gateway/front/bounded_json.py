@@ -1,4 +1,4 @@
-"""Strict decoding of JSON bodies: every bad body is an InvalidRequestError, and none is echoed.
+"""Strict decoding of JSON from clients: all that is bad is an InvalidRequestError, and none of it is echoed.
 
 msgspec refuses NaN and Infinity, numbers out of range, lone surrogates, byte-order marks, bools and floats where an int
 is due, numbers in strings, and trailing text. Added here: nesting depth, and UTF-8 also in fields that nobody reads.
@@ -20,6 +20,7 @@ MAX_DEPTH = 100
 """Triton's limit."""
 
 _T = TypeVar("_T")
+_BODY = "The request body"
 _QUOTE, _COLON = b'":'
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -27,44 +28,55 @@ _AT_PATH = re.compile(r" - at `\$\.?(.*)`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 
 
-def decode_json(body: bytes, kind: type[_T]) -> _T:
-    """Decodes a whole body. Raises InvalidRequestError; `param` names the offending field where there is one."""
+def decode_json(text: bytes, kind: type[_T], *, field: str | None = None, most_members: int | None = None) -> _T:
+    """Decodes a request's body, or the JSON text in a `field` of it.
+
+    Raises InvalidRequestError for what `check_json` refuses, what is not JSON, and values that do not fit `kind`.
+    Its `param` names the offending field where there is one.
+    """
+    check_json(text, field=field, most_members=most_members)
+    return decode_checked(text, kind, field=field)
+
+
+def decode_checked(text: bytes, kind: type[_T], *, field: str | None = None) -> _T:
+    """As `decode_json`, for part of a text that has passed it, such as a `Raw`. Raises InvalidRequestError."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
-        raise _explained(str(error)) from None
+        raise _explained(str(error), field) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         detail = str(error) if isinstance(error, msgspec.DecodeError) else "it cannot be decoded"
-        raise InvalidRequestError(f"The request body is not valid JSON: {detail}.") from None
+        raise InvalidRequestError(f"{field or _BODY} is not valid JSON: {detail}.", param=field) from None
 
 
-def check_json(body: bytes, most_members: int | None = None) -> None:
-    """Raises InvalidRequestError for bodies that are not UTF-8 or nest deeper than MAX_DEPTH, and for more members in
-    all their objects than that: a few bytes each, they become hundreds when they are decoded."""
-    if not body.isascii():
+def check_json(text: bytes, *, field: str | None = None, most_members: int | None = None) -> None:
+    """What decoding would not refuse, or only when it has cost too much. Raises InvalidRequestError for a text that is
+    not UTF-8, nests deeper than MAX_DEPTH, or has more than `most_members` in all its objects together: a member is a
+    few bytes, and hundreds when it is decoded."""
+    if not text.isascii():
         try:
-            body.decode()
+            text.decode()
         except UnicodeDecodeError:
-            raise InvalidRequestError("The request body is not valid UTF-8.") from None
-    deep = body.count(b"[") + body.count(b"{") > MAX_DEPTH
-    limit = len(body) if most_members is None else most_members
-    many = body.count(b":") > limit
+            raise InvalidRequestError(f"{field or _BODY} is not valid UTF-8.", param=field) from None
+    deep = text.count(b"[") + text.count(b"{") > MAX_DEPTH
+    limit = len(text) if most_members is None else most_members
+    many = text.count(b":") > limit
     if not deep and not many:
         return
-    plain = _outside_strings(body)
+    plain = _outside_strings(text)
     if deep and _depth(plain) > MAX_DEPTH:
-        raise InvalidRequestError(f"The request body nests deeper than {MAX_DEPTH} levels.")
+        raise InvalidRequestError(f"{field or _BODY} nests deeper than {MAX_DEPTH} levels.", param=field)
     if many and np.count_nonzero(plain == _COLON) > limit:
-        raise InvalidRequestError(f"The request body has more than {limit} members.")
+        raise InvalidRequestError(f"{field or _BODY} has more than {limit} members.", param=field)
 
 
-def _outside_strings(body: bytes) -> NDArray[np.uint8]:
-    """The body without its strings (their last quotes stay), in a few times its memory however many there are."""
-    if b"\\" in body:
-        body = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    found = np.frombuffer(body, np.uint8)
-    inside = np.bitwise_xor.accumulate((found == _QUOTE).view(np.uint8))
-    plain: NDArray[np.uint8] = found[inside == 0]
+def _outside_strings(text: bytes) -> NDArray[np.uint8]:
+    """The text without its strings (their last quotes stay), in a few times its memory however many there are."""
+    if b"\\" in text:
+        text = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    characters = np.frombuffer(text, np.uint8)
+    inside = np.bitwise_xor.accumulate((characters == _QUOTE).view(np.uint8))
+    plain: NDArray[np.uint8] = characters[inside == 0]
     return plain
 
 
@@ -73,9 +85,9 @@ def _depth(plain: NDArray[np.uint8]) -> int:
     return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
 
 
-def _explained(message: str) -> InvalidRequestError:
+def _explained(message: str, field: str | None) -> InvalidRequestError:
     at = _AT_PATH.search(message)
-    param = at.group(1) if at else None
+    param = ".".join(filter(None, (field, at and at.group(1)))) or None
     text = message[: at.start()] if at else message
     if text.startswith("Invalid enum value"):  # the value stands behind that
         text = "Invalid value"
@@ -83,5 +95,4 @@ def _explained(message: str) -> InvalidRequestError:
     if missing:
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
         return InvalidRequestError(f"Missing required parameter: {param}.", param=param)
-    where = f"{param}: " if param else "The request body: "
-    return InvalidRequestError(f"{where}{text[0].lower()}{text[1:]}.", param=param)
+    return InvalidRequestError(f"{param or _BODY}: {text[0].lower()}{text[1:]}.", param=param)

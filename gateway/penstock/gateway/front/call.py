@@ -1,7 +1,7 @@
 """A unit of work in flight: counted for the drain, and ended early when its client leaves or the drain expires.
 
-Cancellation is how everything below learns that nobody wants the result any more. gRPC cancels the task of a call whose
-client has left. HTTP does not: there the call asks to be told.
+Everything below learns by cancellation that nobody wants the result any more. gRPC cancels the task of a call whose
+client has left. HTTP does not, so there the call watches its client.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.drain import DrainState
 
 WatchClient = Callable[[Callable[[], None]], Callable[[], object]]
-"""Given what to call once the client has left; returns what ends that."""
+"""Takes what to call once the client has left. Returns a function that ends the watch."""
 
 
 class ClientGone(Exception):
-    """The client left before its request was complete; nobody is there to answer."""
+    """The client left before its request was complete: there is nobody to answer."""
 
 
 class Call:
     """`with Call(drain, context, watch_client) as call:`, then `call.watch()` as soon as the body is read.
 
-    Raises NotReadyError on entry while draining. When the client has left, the block is cancelled and left silently;
-    when the drain expires, it is cancelled and NotReadyError comes out of it.
+    Raises NotReadyError on entry while draining. If the client leaves, the block is cancelled, and nothing is raised;
+    if the drain expires, it is cancelled and raises NotReadyError.
     """
 
     __slots__ = ("_drain", "_reason", "_record", "_stop_watching", "_task", "_watch_client")

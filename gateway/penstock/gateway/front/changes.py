@@ -1,4 +1,4 @@
-"""Who wants to know when something is no longer what it was."""
+"""Observers of something that changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 
 class Changes:
-    """Tells that something has changed, not what: those who watch look for themselves. Lives on the event loop."""
+    """Tells its watchers that something has changed, but not what: they look for themselves. Lives on the event
+    loop."""
 
     def __init__(self) -> None:
         self._watchers: list[Callable[[], None]] = []

@@ -229,7 +229,7 @@ def read_context(headers: Mapping[bytes, bytes]) -> RequestContext:
 
 
 def deadline_exceeded() -> DeadlineExceededError:
-    return DeadlineExceededError("The request's time was over before it was given to the model.")
+    return DeadlineExceededError("The request's deadline passed before the model could begin.")
 
 
 def _request_id(given: str) -> str:

@@ -1,10 +1,10 @@
-"""Whether the server takes work, and what is still in flight: the handle that the process's lifecycle holds.
+"""Whether the server accepts work, and what is still in flight.
 
 accepting ──leave()──► leaving ──begin()──► draining ──expire()──► expired
 
-From `leave` on readiness is 503, so that balancers send new work elsewhere, and connections are asked to end; what
-still comes is served. While draining, new work is refused with 503 and Retry-After; what runs, runs on. At expiry each
-survivor is interrupted: its stream ends with an error event, its answer becomes a 503.
+From `leave` on, readiness is 503, so that balancers send new work elsewhere, and connections are asked to end; requests
+that still come are served. While draining, new work is refused with 503 and Retry-After, and calls in flight continue.
+At expiry the remaining calls are interrupted: a stream ends with an error event, any other answer becomes a 503.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DrainState:
 
     @property
     def leaving(self) -> bool:
-        """Not ready any more: it is going to drain, or does."""
+        """Not ready any more: it is about to drain, or is draining."""
         return self._leaving
 
     @property
@@ -71,7 +71,7 @@ class DrainState:
         self._look()
 
     def wait_for(self, process: Interruptible) -> None:
-        """Another process of the server drains, too: it is not idle before `wait_no_more`."""
+        """Another process of the server drains, too: this one counts as busy until `wait_no_more`."""
         self._elsewhere.add(process)
         self._idle.clear()
 

@@ -1,4 +1,4 @@
-"""All requests from their first byte to their end: who is in flight, and what is told of those that have ended."""
+"""All requests, from their first byte to their end: those in flight, and hooks for those that begin and end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Hook = Callable[[RequestContext], None]
 
 
 def name_request(record: logging.LogRecord) -> bool:
-    """A logging filter that lets all through and gives each line the request that it was written for."""
+    """A logging filter that keeps every line, and adds the id of the request that it was written for."""
     request = current_request.get()
     record.request = f" (request {request})" if request else ""
     return True
@@ -47,7 +47,7 @@ class RequestJournal:
                 tell(context)
 
     def leave(self, context: RequestContext) -> None:
-        """Another process has the request, and tells its end: nothing is told of it here."""
+        """Another process has taken the request over, and reports its end: here only `on_leave` is called."""
         if context in self._in_flight:
             del self._in_flight[context]
             context.end()

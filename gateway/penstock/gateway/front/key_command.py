@@ -32,10 +32,10 @@ def add_key_command(commands: Any) -> None:
         help="make a key",
         description="Shows a new key, once, and its entry for the key file, which holds only the key's digest. "
         "A running server reads its key file again when it gets SIGHUP. With --engine: a key for --engine-key, which "
-        "two Penstocks share when one uses the other's engine.",
+        "two servers share when one uses the other's engine.",
     )
     kind = new.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--tenant", help="whom the key belongs to, as metrics and logs show it")
+    kind.add_argument("--tenant", help="the key's owner, as metrics and logs show it")
     kind.add_argument("--engine", action="store_true", help="a key for engines, not for the callers of an API")
     new.add_argument(
         "--file",

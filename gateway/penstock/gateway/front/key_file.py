@@ -70,7 +70,9 @@ def read_keys(path: Path, policy: str) -> dict[bytes, Principal]:
     """By digest. `policy` is the scheduler's. Raises ConfigError, which names the file and the entry."""
     try:
         entries = msgspec.convert(tomllib.loads(path.read_text()), _KeyFile).key
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except OSError as error:
+        raise ConfigError(f"api-key-file: {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"api-key-file: {path}: {error}") from None
     granted: dict[bytes, Principal] = {}
     for number, entry in enumerate(entries, start=1):

@@ -59,9 +59,9 @@ class LoadReport(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, kw_
     def text(self) -> str:
         """`NAME=VALUE, ...`, with 6 decimals."""
         values = {name: getattr(self, name) for name in _NUMBERS}
-        found = {name: value for name, value in values.items() if value}
-        found |= {f"named_metrics.{name}": value for name, value in self.named_metrics.items()}
-        return ", ".join(f"{name}={value:.6f}".removesuffix(".000000") for name, value in found.items())
+        shown = {name: value for name, value in values.items() if value}
+        shown |= {f"named_metrics.{name}": value for name, value in self.named_metrics.items()}
+        return ", ".join(f"{name}={value:.6f}".removesuffix(".000000") for name, value in shown.items())
 
     @cached_property
     def json(self) -> str:

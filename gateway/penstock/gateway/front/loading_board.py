@@ -1,4 +1,4 @@
-"""What is being loaded, for everybody who asks: the log, the index of models, readiness, refused requests."""
+"""What is being loaded: for the log, the index of models, readiness, and the errors of requests that come too early."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def _later(seconds: float, call: Callable[[], None]) -> None:
 
 
 class LoadingView(Protocol):
-    """Where an operator sees it."""
+    """Shows an operator what is being loaded."""
 
     def show(self, name: str, loading: Loading, seconds: float) -> None:
-        """`seconds` since the model's loading began. Called with all news, and each second also without any."""
+        """`seconds` since the model's loading began. Called with each report, and once a second without one."""
         ...
 
     def clear(self) -> None:
@@ -51,7 +51,7 @@ class LoadingBoard:
         """By each name."""
 
     def announce(self, names: Iterable[str]) -> None:
-        """A model of these names is going to be loaded; nothing of it is here yet."""
+        """A model with these names is going to be loaded."""
         entry = _Entry(tuple(names))
         self._entries.update(dict.fromkeys(entry.names, entry))
 

@@ -80,7 +80,7 @@ class Quota:
         self.used.check(self.limits.tokens_per_day, self.limits.tokens_per_month)
         most = self.limits.concurrent_requests
         if place and most is not None and self.in_flight >= most:
-            raise RateLimitedError(f"This key allows {most} requests at one time.", retry_after=1)
+            raise RateLimitedError(f"This key allows at most {most} requests at one time.", retry_after=1)
         for name, account in self._accounts.items():
             if account.left < 1:
                 raise RateLimitedError(
@@ -104,16 +104,16 @@ class Quota:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """`x-ratelimit-*`, as of OpenAI: limit, remaining, and the time until all of it is there again."""
-        found = []
+        headers = []
         for name, account in self._accounts.items():
             kind = name.encode()
             remaining = max(0, math.floor(account.left))
-            found += [
+            headers += [
                 (b"x-ratelimit-limit-" + kind, b"%d" % account.per_minute),
                 (b"x-ratelimit-remaining-" + kind, b"%d" % remaining),
                 (b"x-ratelimit-reset-" + kind, _duration(account.seconds_until(account.per_minute)).encode()),
             ]
-        return found
+        return headers
 
 
 def _duration(seconds: float) -> str:

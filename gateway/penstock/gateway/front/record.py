@@ -1,4 +1,4 @@
-"""What happened to a request: filled in by the layers that it passes, read when it has ended."""
+"""What happens to a request: the layers that it passes fill this in; logs, metrics and spans read it at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.engines.errors import (
 from penstock.gateway.errors import HttpError
 
 UNMATCHED = "unmatched"
-"""The route of what no route exists for: paths are the client's, and there is no end to them."""
+"""The route of requests that have none. Their paths are not told: clients may send any."""
 
 
 QUIET_ROUTES = frozenset(
@@ -38,7 +38,7 @@ QUIET_ROUTES = frozenset(
         "/v2/health/ready",
     }
 )
-"""Probes and scrapers ask for these every few seconds: nothing is told of them unless they fail."""
+"""Probes and scrapers ask for these every few seconds: they are not logged unless they fail."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
 OTHER_METHOD = "OTHER"
 """Clients of HTTP/2 may send any word, and metrics count by the method."""
@@ -46,7 +46,7 @@ REQUEST_ON_STREAM = "/request"
 """End of the route of a request that is one of several on an RPC."""
 
 _MAX_NOTED = 128
-"""Calls of other models and pieces of prompts that are noted of a request: there may be any number."""
+"""Calls of other models, and pieces of prompts, that are noted of a request, which may have any number."""
 
 
 class Outcome(StrEnum):
@@ -100,7 +100,7 @@ class RequestRecord:
     route: str = UNMATCHED
     """As the table of routes has it, or the RPC's full name; never what the client sent."""
     model: str = ""
-    """A name that the server knows: of a public one that, and the target beside it."""
+    """A name that the server knows. For a public name that several models serve, see `target`, too."""
     target: str = ""
     """Which of a public name's targets has the request; "" for a name that is its model's own."""
     stage: Stage = Stage.READING
@@ -115,8 +115,8 @@ class RequestRecord:
     usage: TokenCounts | None = None
     """The generation's own count, which goes on while it runs."""
     queue_seconds: float = 0.0
-    first_token: float | None = None
-    """When the first token of any choice was there."""
+    first_token_at: float | None = None
+    """When the first token of any choice came."""
     finish_reasons: tuple[str, ...] = ()
     """Of the choices that have ended, in the order of their ends."""
     stages: list[tuple[Stage, float]] | None = None

@@ -94,7 +94,7 @@ class TlsSettings:
         return context
 
     def _refuse_encrypted(self) -> str:
-        raise ConfigError(f"{self.port}-server-key: the key is encrypted, and a server has nobody to ask")
+        raise ConfigError(f"{self.port}-server-key: the key has a password; use a key without one")
 
     def _trust(self, context: ssl.SSLContext, path: str, flag: str) -> None:
         try:
@@ -165,7 +165,7 @@ class ReloadedCertificates:
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
     try:
-        found = Path(path).stat()
+        stat = Path(path).stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.door.spec import DoorAddress, DoorSpec
-from penstock.engines.process import ProcessEngine
+from penstock.engines.process.client import ProcessEngine
 
 _IPC = "ipc://"
 

@@ -68,8 +68,8 @@ class FrontModels:
 
     def serves(self, name: str) -> bool:
         """Whether the model or adapter of this name would answer now."""
-        held = self.dataplane.holder(name)
-        return held is not None and held[0].engine.ready and name not in self._routed
+        holder = self.dataplane.models.holder(name)
+        return holder is not None and holder.model.engine.ready and name not in self._routed
 
     def has_tensors(self, name: str, version: str) -> bool:
         """The same for KServe, classic models included; `version` "": the newest."""
@@ -81,8 +81,8 @@ class FrontModels:
     def all(self) -> Iterable[tuple[int, LoadedModel, Iterable[LanguageModel]]]:
         """Those that still answer requests."""
         for each in (self._served, self._leaving):
-            for number, found in each.items():
-                yield number, found.model, found.tensors.values()
+            for number, served in each.items():
+                yield number, served.model, served.tensors.values()
 
     # What the supervisor tells
 
@@ -103,7 +103,8 @@ class FrontModels:
         self._tell_holds()
 
     def _tell_holds(self) -> None:
-        keys = [key for each in (self._served, self._leaving) for found in each.values() for key in found.adapter_keys]
+        held = (*self._served.values(), *self._leaving.values())
+        keys = [key for model in held for key in model.adapter_keys]
         making = [entry for number, entry in self._wanted.items() if number in self._making]
         keys += [adapter.key for entry in making for adapter in entry.adapters]
         models = {*self._served, *self._leaving, *self._making}
@@ -123,8 +124,8 @@ class FrontModels:
             texts = await asyncio.to_thread(_read, entry.texts)
             await engine.start()
             entry = self._wanted[number]  # it may have changed meanwhile
-            found = _FrontModel(_loaded_model(entry, engine, texts), {})
-            self.dataplane.add(found.model)
+            served = _FrontModel(_loaded_model(entry, engine, texts), {})
+            self.dataplane.models.add(served.model)
         except (PenstockError, ConfigError) as error:
             logger.warning("%s is not served here yet: %s", entry.names[0], error)
             await engine.stop()
@@ -136,32 +137,32 @@ class FrontModels:
         except BaseException:
             await engine.stop()
             raise
-        self._served[number] = found
-        self._change(found, entry)
+        self._served[number] = served
+        self._change(served, entry)
         return True
 
-    def _change(self, found: _FrontModel, entry: ModelEntry) -> None:
+    def _change(self, served: _FrontModel, entry: ModelEntry) -> None:
         """Its adapters and KServe names are those of the entry from now on."""
-        adapters = found.model.adapters
+        adapters = served.model.adapters
         wanted = {adapter.key: adapter for adapter in entry.adapters}
         for adapter in tuple(adapters):
             if adapter.key not in wanted:
                 adapters.remove(adapter)
-                found.leaving_adapters.add(adapter)
-                self._run(self._let_go(found, adapter))
+                served.leaving_adapters.add(adapter)
+                self._run(self._let_go(served, adapter))
         known = {adapter.key for adapter in adapters}
         for key, each in wanted.items():
             if key not in known:
                 adapters.put(_adapter(each))
         tensors = {(each.name, each.version): each for each in entry.tensors}
-        for name in found.tensors.keys() - tensors.keys():
-            del found.tensors[name]
+        for name in served.tensors.keys() - tensors.keys():
+            del served.tensors[name]
         for name, told in tensors.items():
-            if name not in found.tensors:
+            if name not in served.tensors:
                 config = ModelConfig.FromString(told.config)
-                found.tensors[name] = LanguageModel(
+                served.tensors[name] = LanguageModel(
                     self.dataplane,
-                    found.model,
+                    served.model,
                     told.name,
                     policy=told.policy,
                     version=told.version,
@@ -169,20 +170,20 @@ class FrontModels:
                 )
         self.store.replace(model for each in self._served.values() for model in each.tensors.values())
 
-    async def _let_go(self, found: _FrontModel, adapter: Adapter) -> None:
+    async def _let_go(self, served: _FrontModel, adapter: Adapter) -> None:
         await adapter.in_flight.wait_idle()
-        found.leaving_adapters.discard(adapter)
+        served.leaving_adapters.discard(adapter)
         self._tell_holds()
 
     def _leave(self, number: int) -> None:
-        found = self._leaving[number] = self._served.pop(number)
-        self.dataplane.remove(found.model)
+        served = self._leaving[number] = self._served.pop(number)
+        self.dataplane.models.remove(served.model)
         self.store.replace(model for each in self._served.values() for model in each.tensors.values())
-        self._run(self._left(number, found))
+        self._run(self._left(number, served))
 
-    async def _left(self, number: int, found: _FrontModel) -> None:
-        await found.model.in_flight.wait_idle()
-        await found.model.engine.stop()
+    async def _left(self, number: int, served: _FrontModel) -> None:
+        await served.model.in_flight.wait_idle()
+        await served.model.engine.stop()
         del self._leaving[number]
         self._tell_holds()
 
@@ -198,8 +199,8 @@ class FrontModels:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for each in (self._served, self._leaving):
-            for found in each.values():
-                await found.model.engine.stop()
+            for served in each.values():
+                await served.model.engine.stop()
 
 
 def _read(settings: TextSettings) -> ModelTexts:
@@ -241,19 +242,19 @@ class _Store:
 
     def replace(self, models: Iterable[LanguageModel]) -> None:
         """These are all language models."""
-        found: dict[tuple[str, str], LanguageModel] = {}
+        by_name: dict[tuple[str, str], LanguageModel] = {}
         for model in sorted(models, key=lambda each: each.version):
-            found[model.name, str(model.version)] = found[model.name, ""] = model
-        self._models = found
+            by_name[model.name, str(model.version)] = by_name[model.name, ""] = model
+        self._models = by_name
 
     def language_model(self, name: str, version: str) -> LanguageModel | None:
         return self._models.get((name, version))
 
     def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
-        found = self.language_model(name, version) or self._classic.find(name, version)
-        if found is None:  # it has gone since the request came
+        model = self.language_model(name, version) or self._classic.find(name, version)
+        if model is None:  # it has gone since the request came
             raise ModelNotFoundError(f"Request for unknown model: '{name}' is not found")
-        return found
+        return model
 
     def versions(self, name: str) -> list[int]:
         return []

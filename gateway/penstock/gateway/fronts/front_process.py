@@ -125,7 +125,7 @@ class FrontProcess:
             async for message in channel.messages():
                 self._take(message)
         except Exception:  # whatever it is, another front takes its place
-            logger.exception("front %d says what it cannot mean: it is ended", self.number)
+            logger.exception("front %d sent an impossible message: it is stopped", self.number)
             self.kill()
         finally:
             channel.close()

@@ -17,7 +17,7 @@ from penstock.gateway.anthropic.count_tokens import CountTokens
 from penstock.gateway.anthropic.messages import Messages
 from penstock.gateway.errors import HttpError
 from penstock.gateway.front.access import INFER, Access
-from penstock.gateway.front.bounded_json import check_json
+from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.call import ClientGone
 from penstock.gateway.fronts.forwarding import Forwarder
 from penstock.gateway.fronts.front_models import FrontModels
@@ -46,9 +46,6 @@ class _Asked(msgspec.Struct):
     stream: Any = False
     store: Any = False
     keep_alive: Any = None
-
-
-_decode = msgspec.json.Decoder(_Asked).decode
 
 
 class FrontApp(App):
@@ -146,9 +143,8 @@ def _is_served(body: bytes, models: FrontModels, name: Callable[[str], str], res
     """Whether nothing but a model of this front is needed. So is nothing for a body that cannot be read: its error.
     `resumable`: streams outlive their connections, and their clients may come back to another front."""
     try:
-        check_json(body)
-        asked = _decode(body)
-    except (InvalidRequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        asked = decode_json(body, _Asked)
+    except InvalidRequestError:
         return True
     if asked.store or (resumable and asked.stream) or asked.keep_alive is not None or not isinstance(asked.model, str):
         return False

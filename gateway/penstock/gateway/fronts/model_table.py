@@ -30,7 +30,7 @@ class ModelTable:
 
     def new(self, routed: Collection[str]) -> tuple[Table, Used]:
         """The table of this moment, and what it names."""
-        loaded = {id(model): model for _, model in self._dataplane.loaded_models()}
+        loaded = {id(model): model for _, model in self._dataplane.models.loaded()}
         self._known = {key: known for key, known in self._known.items() if key in loaded}
         used = Used()
         entries = []

@@ -71,7 +71,12 @@ class QuotaClient:
         answer: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
         self._asked[number] = quota, answer
         self._tell(Ask(id=number, digest=quota.digest))
-        granted = await answer
+        try:
+            granted = await answer
+        except asyncio.CancelledError:
+            if not answer.cancelled() and answer.exception() is None:  # it came in the same turn of the loop
+                self._end_unused(answer.result())
+            raise
         if granted.refusal is not None:
             raise RateLimitedError(granted.refusal, retry_after=granted.retry_after)
         context.quota = RequestQuota(number, self._tell)
@@ -81,11 +86,16 @@ class QuotaClient:
         quota.told = granted.headers
         if not answer.done():
             answer.set_result(granted)
-        elif granted.refusal is None:  # who asked has left
+        else:
+            self._end_unused(granted)
+
+    def _end_unused(self, granted: Granted) -> None:
+        """Who asked has left."""
+        if granted.refusal is None:
             self._tell(Ended(id=granted.id))
 
     def close(self) -> None:
-        """Nobody answers any more."""
+        """The supervisor does not answer any more."""
         for _, answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(NotReadyError("The server is shutting down.", retry_after=_RETRY_AFTER))

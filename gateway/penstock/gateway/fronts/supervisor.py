@@ -147,7 +147,7 @@ class Fronts:
         while slot.front is not None and slot.front.ended is not None:
             await asyncio.wait((slot.front.ended,))  # which goes on if this is cancelled
             status = slot.front.ended.result()
-            self._bury(slot.front)
+            self._declare_dead(slot.front)
             if self._stopping or self._drain.draining:
                 slot.close()
                 return
@@ -172,7 +172,7 @@ class Fronts:
                 return True
         return False
 
-    def _bury(self, front: FrontProcess) -> None:
+    def _declare_dead(self, front: FrontProcess) -> None:
         if front.reported is not None:
             self._ended.add(front.reported.samples, ended=True)
             front.reported = None

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.front.bounded_json import decode_checked, decode_json
 
 _LONGEST_NEUTRAL = 64
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
@@ -19,16 +19,15 @@ _R = TypeVar("_R")
 def parse(body: bytes, kind: type[_R], unsupported: Mapping[str, tuple[str, ...]]) -> _R:
     """Decodes a body. `unsupported` names fields that are refused, each with the values that ask for nothing. Raises
     InvalidRequestError, UnsupportedError."""
-    check_json(body)
     fields = decode_json(body, dict[str, msgspec.Raw])
     _refuse_unsupported(fields, unsupported)
     try:
-        return decode_json(body, kind)
+        return decode_checked(body, kind)
     except InvalidRequestError:
         whole = _whole_numbers(fields)
         if not whole:
             raise
-        return decode_json(msgspec.json.encode(fields | whole), kind)
+        return decode_checked(msgspec.json.encode(fields | whole), kind)
 
 
 def _whole_numbers(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:

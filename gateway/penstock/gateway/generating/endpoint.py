@@ -1,4 +1,4 @@
-"""The way of a call that generates: body, request, generation, response."""
+"""What every endpoint that generates does with a call: body, request, generation, response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Streamable(Protocol):
-    """A request as a protocol's schema has it."""
+    """A decoded request, of whatever protocol."""
 
     stream: bool | None
 
@@ -28,14 +28,14 @@ _R = TypeVar("_R", bound=Streamable)
 
 
 class GeneratingEndpoint(ABC, Generic[_R]):
-    """An ASGI application. Every step of the engine resumes all that awaits a stream, so there is no more between the
-    stream and the server than `__call__`."""
+    """An ASGI application; a protocol fills in the abstract methods. Every step of the engine resumes all coroutines
+    that await a stream, so nothing but `__call__` stands between the stream and the server."""
 
     text_api: ClassVar[str | None] = None
-    """By which models of other servers are asked with the same body; None: they are not."""
+    """The API by which models of other servers are asked with the same body; None: they cannot be."""
 
     def __init__(self, dataplane: DataPlane, settings: AppSettings, resumable: ResumableStreams | None = None) -> None:
-        """`resumable`: where streams go on without their client for some time."""
+        """`resumable`: for streams that go on for some time after their client has left; None: they end then."""
         self._dataplane = dataplane
         self._settings = settings
         self._resumable = resumable
@@ -48,20 +48,20 @@ class GeneratingEndpoint(ABC, Generic[_R]):
             if exchange.counts_late:
                 reads = self._resumable is not None and self._resumable.is_read_by(exchange, body)
                 exchange.context.count(reads=reads)
-            own = await self._settings.text_models.answered(exchange, self.text_api, body)
-            if own is None:
+            own_body = await self._settings.text_models.answer(exchange, self.text_api, body)
+            if own_body is None:
                 return
-            request = await self._for_own_model(exchange, self._parse(own))
+            request = await self._for_own_model(exchange, self._parse(own_body))
             if request is None:
                 return
             exchange.read_deadline()
             resumable = self._resumable if request.stream else None
             if resumable is not None and await resumable.resume(exchange, body):
                 return
-            await self._dataplane.arrive(self._model_name(request), exchange.context)
+            await self._dataplane.models.load_on_demand(self._model_name(request), exchange.context)
             if await self._answer_at_once(exchange, request):
                 return
-            wanted = await self._wanted(request, exchange.context)
+            wanted = await self._generate_request(request, exchange.context)
             pulse = self._settings.heartbeat_s if request.stream else None
             wanted = replace(wanted, pulse=pulse or None)
             if resumable is not None and resumable.has_room:
@@ -83,7 +83,7 @@ class GeneratingEndpoint(ABC, Generic[_R]):
         return request
 
     async def _answer_at_once(self, exchange: Exchange, request: _R) -> bool:
-        """True if the request has its answer: some need no generation."""
+        """Answers a request that needs no generation. False: this one does."""
         return False
 
     @abstractmethod
@@ -92,11 +92,11 @@ class GeneratingEndpoint(ABC, Generic[_R]):
 
     @abstractmethod
     def _model_name(self, request: _R) -> str:
-        """As the server knows it."""
+        """The name of the request's model, as this server knows it."""
 
     @abstractmethod
-    async def _wanted(self, request: _R, context: RequestContext) -> GenerateRequest:
-        """What the engine is asked for. Raises PenstockError."""
+    async def _generate_request(self, request: _R, context: RequestContext) -> GenerateRequest:
+        """What the data plane is asked to generate. Raises PenstockError."""
 
     @abstractmethod
     def _respond(

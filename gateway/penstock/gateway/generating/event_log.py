@@ -54,24 +54,24 @@ class EventLog:
         while True:
             if after + 1 < self.number:
                 self.check(after)
-                found = self._behind(after)
+                events = self._behind(after)
                 after = self.number - 1
-                yield found
+                yield events
             elif self.ended:
                 return
             elif not await self._change(heartbeat):
                 yield COMMENT
 
     def _behind(self, after: int) -> bytes:
-        found: list[bytes] = []
+        pieces: list[bytes] = []
         for first, frames in reversed(self._frames):
             if first > after:
-                found.append(frames)
+                pieces.append(frames)
                 continue
             events = frames.split(b"\n\n")  # in an event there are no empty lines
-            found.append(b"\n\n".join(events[after + 1 - first :]))
+            pieces.append(b"\n\n".join(events[after + 1 - first :]))
             break
-        return b"".join(reversed(found))
+        return b"".join(reversed(pieces))
 
     async def _change(self, seconds: float | None) -> bool:
         """False: nothing has changed for so long."""

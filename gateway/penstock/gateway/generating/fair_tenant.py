@@ -1,4 +1,4 @@
-"""Whom a fair scheduler charges for a request."""
+"""The tenant that a fair scheduler charges for a request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAX_USER = 128
 
 
 def fair_tenant(context: RequestContext, user: str | None, policy: str) -> str:
-    """The key's tenant, else the user that the request names. Without keys a fair server has only the callers' own word
-    for who they are. Elsewhere `user` changes nothing: tenants share no cached prefixes, which would cost a server with
-    one prompt for all its users dearly."""
+    """The tenant of the request's key. On a server without keys that is fair, the user that the request names: it has
+    only the callers' word for who they are. Under other policies `user` has no effect: tenants share no cached
+    prefixes, which would be expensive for a server with one prompt for all its users."""
     return context.tenant or ((user or "")[:_MAX_USER] if policy == "fair" else "")

@@ -10,23 +10,24 @@ from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
 
 
 class PushedFrames:
-    """Of one stream whose response has begun. While the client is slow, nothing is taken from the engine: tokens merge
-    in the request's mailbox."""
+    """Of one stream whose response has begun. While the client is slow, nothing is taken out of the request's mailbox:
+    tokens merge there."""
 
     def __init__(self, generation: Generation, frames: StreamFrames, writer: BodyWriter) -> None:
         self._generation = generation
         self._frames = frames
         self._writer = writer
-        self._pause: asyncio.Future[bytes | None]
+        self._stopped: asyncio.Future[bytes | None]
 
-    async def sent(self) -> bytes:
-        """Sends frames until the last choice ends, and returns those of that end. Raises what the generation does."""
+    async def send_all_but_last(self) -> bytes:
+        """Sends frames until the last choice ends. Returns the frames of that end: they leave together with the end of
+        the response. Raises what the generation does."""
         loop = asyncio.get_running_loop()
         try:
             while True:
-                self._pause = loop.create_future()
+                self._stopped = loop.create_future()
                 self._generation.listen(self)
-                last = await self._pause
+                last = await self._stopped
                 if last is not None:
                     return last
                 await self._writer.drain()
@@ -42,9 +43,9 @@ class PushedFrames:
 
     def _stop(self, last: bytes | None) -> None:
         self._generation.listen(None)
-        if not self._pause.done():
-            self._pause.set_result(last)
+        if not self._stopped.done():
+            self._stopped.set_result(last)
 
     def fail(self, error: Exception) -> None:
-        if not self._pause.done():
-            self._pause.set_exception(error)
+        if not self._stopped.done():
+            self._stopped.set_exception(error)

@@ -222,7 +222,7 @@ class ResumableStream:
             async for frames in self.log.follow(after, self._streams.settings.heartbeat_s or None):
                 await exchange.raw_send({"type": "http.response.body", "body": frames, "more_body": True})
             if self._task is not None and self._task.cancelled():  # just as this client came back
-                raise CancelledError("The stream was given up: its client had been away for too long.")
+                raise CancelledError("The stream was ended: its client did not come back in time.")
             await exchange.finish(b"")
         finally:
             self._num_readers -= 1

@@ -25,15 +25,15 @@ class AskedBudget:
 def asked_budget(*given: tuple[str, int | None], max_tokens: int) -> AskedBudget | None:
     """Of a request's fields, each with its value; `max_tokens` 0: what the context leaves. None: no bound, or one that
     `max_tokens` keeps by itself. Raises InvalidRequestError."""
-    found = [AskedBudget(tokens, param) for param, tokens in given if tokens is not None]
-    for one in found:
-        if one.tokens < 0:
-            raise InvalidRequestError(f"{one.param} must not be negative.", param=one.param)
-        if one.tokens != found[0].tokens:
-            raise InvalidRequestError(f"{found[0].param} and {one.param} are not the same.", param=one.param)
-    if not found or (max_tokens and found[0].tokens >= max_tokens - 1):
+    budgets = [AskedBudget(tokens, param) for param, tokens in given if tokens is not None]
+    for budget in budgets:
+        if budget.tokens < 0:
+            raise InvalidRequestError(f"{budget.param} must not be negative.", param=budget.param)
+        if budget.tokens != budgets[0].tokens:
+            raise InvalidRequestError(f"{budgets[0].param} and {budget.param} are not the same.", param=budget.param)
+    if not budgets or (max_tokens and budgets[0].tokens >= max_tokens - 1):
         return None
-    return found[0]
+    return budgets[0]
 
 
 def check_budget(budget: AskedBudget, parsers: ModelParsers, info: ModelInfo) -> None:

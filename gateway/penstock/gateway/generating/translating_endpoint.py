@@ -17,10 +17,10 @@ _R = TypeVar("_R", bound=Streamable)
 class TranslatingEndpoint(GeneratingEndpoint[_R]):
     async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
         by_name = self._settings.text_models.by_name
-        found = by_name.get(self._model_name(request)) if by_name else None
-        if found is None:
+        model = by_name.get(self._model_name(request)) if by_name else None
+        if model is None:
             return request
-        name = await self._answered_elsewhere(exchange, request, cast("OtherModel", found))
+        name = await self._answered_elsewhere(exchange, request, cast("OtherModel", model))
         return None if name is None else self._renamed(request, name)
 
     async def _answered_elsewhere(self, exchange: Exchange, request: _R, model: OtherModel) -> str | None:

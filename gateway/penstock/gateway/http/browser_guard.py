@@ -63,10 +63,10 @@ class BrowserGuard:
 
     def _judge(self, given: bytes) -> bool:
         """An address in the place of a name cannot be rebound: the page that shows it came from there."""
-        found = _HOST.fullmatch(given.decode("latin-1"))
-        if found is None:
+        match = _HOST.fullmatch(given.decode("latin-1"))
+        if match is None:
             return False
-        host = (found[1] or found[2]).lower().removesuffix(".")
+        host = (match[1] or match[2]).lower().removesuffix(".")
         address = ip_literal(host)
         if address is None:
             return host == "localhost" or host in self._rules.hosts

@@ -1,4 +1,4 @@
-"""What is checked of a request before its body is read: its headers, its key, its role, what is left of its quota."""
+"""What is checked of a request before its body is read: its headers, its key and role, and its quota."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock.gateway.http.settings import AppSettings
 
 
 class Door:
-    """Of one HTTP port. Callers without a key have to pass the browser guard: what comes from them may come from a web
-    page, which knows no key."""
+    """Of one HTTP port. Requests without a key have to pass the browser guard: a web page may have sent them."""
 
     def __init__(self, settings: AppSettings, may_read: Callable[[Exchange], bool] = lambda exchange: False) -> None:
-        """`may_read`: whether a request may be a reader (`Exchange.counts_late`), by its path and headers."""
+        """`may_read`: whether a request may only read another's stream (`Exchange.counts_late`), by path and
+        headers."""
         self._keys = settings.keys
         self._restrictions = settings.restrictions
         self._guard = BrowserGuard(settings.browsers)
@@ -30,8 +30,8 @@ class Door:
             self.begin(exchange)
 
     def let_in(self, exchange: Exchange, access: Access | None) -> None:
-        """Sets the exchange's principal. `access` is the route's; None where there is no such route, of which nobody
-        is told without a key.
+        """Sets the exchange's principal. `access` is the route's; None where there is no such route, which only callers
+        with a key are told.
 
         Raises AuthenticationError, PermissionDeniedError, HttpError, InvalidRequestError.
         """
@@ -47,7 +47,7 @@ class Door:
             principal.require(access.role)
 
     def begin(self, exchange: Exchange) -> None:
-        """A request for inference counts from now on. Raises RateLimitedError, OverloadedError."""
+        """Counts a request for inference against its quota. Raises RateLimitedError, OverloadedError."""
         exchange.load = self._load
         self._lag.check()
         exchange.counts_late = self._may_read(exchange)

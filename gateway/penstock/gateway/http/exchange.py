@@ -36,7 +36,8 @@ _STREAM_HEADERS = [
 
 
 class BodyWriter(Protocol):
-    """Short ways past `send`, for the pieces of a body that has begun, and past `receive`, for the client's leaving."""
+    """Shortcuts beside ASGI: past `send`, for more of a body that has begun; past `receive`, to learn that the client
+    has left."""
 
     written: int
     """Bytes of the response so far, its head and framing with them."""
@@ -50,21 +51,21 @@ class BodyWriter(Protocol):
         ...
 
     def watch_client(self, left: Callable[[], None]) -> Callable[[], object]:
-        """Calls `left` once the client leaves before its answer is complete, which may be at once. Call what is
-        returned to end that. For after the body has been read."""
+        """Calls `left` if the client leaves before its answer is complete, which may be at once. To be called after the
+        body has been read. Call what this returns to end the watch."""
         ...
 
 
 class Exchange:
-    """Reads the body within its limit; sends a whole response or a stream of ready-made frames.
+    """Reads the body within its limit; sends a whole response, or a stream of frames that are ready to send.
 
-    `raw_send` is the server's own: the token path calls it without a layer between.
+    `raw_send` is ASGI's `send` as the server gave it: streams call it for each token without a layer in between.
     """
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, drain: DrainState, bodies: BodyBudget | None = None
     ) -> None:
-        """`bodies` counts large ones; None: nobody does."""
+        """`bodies` counts what large bodies take; None: they are not counted."""
         self.scope = scope
         self.receive = receive
         self.raw_send = send
@@ -76,11 +77,11 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         """By lower-case name; of several with the same name the first one."""
         self.extra_headers: Sequence[tuple[bytes, bytes]] = ()
-        """What the answer carries, whichever it will be, beside its id."""
+        """Of any answer, also an error, beside its id."""
         self.load: LoadReporter | None = None
-        """Of an exchange whose answer may carry the server's load."""
+        """Set where the answer may carry the server's load."""
         self.counts_late = False
-        """It may be the reader of another request's stream: its endpoint counts it, when that has seen the body."""
+        """It may only read another request's stream, which the body tells: its endpoint counts it against the quota."""
         self.error_form: ErrorForm = OPENAI_ERRORS
         self.context = read_context(self.headers)
         self.context.arrival = scope.get(ARRIVAL_KEY, self.context.arrival)
@@ -108,7 +109,7 @@ class Exchange:
             self.context.limit(timeout_seconds(given.decode("latin-1")))
 
     def call(self) -> Call:
-        """The work that this request asks for; `watch` it as soon as the body is read."""
+        """The work that this request asks for. Call its `watch` as soon as the body is read."""
         return Call(self.drain, self.context, self._watch_client)
 
     def _watch_client(self, left: Callable[[], None]) -> Callable[[], object]:
@@ -157,7 +158,7 @@ class Exchange:
         self._read_before = body
 
     def hold_body(self, size: int) -> None:
-        """So many more bytes of it are in memory, until the request ends. Raises OverloadedError."""
+        """Counts `size` more bytes of the body as in memory, until the request ends. Raises OverloadedError."""
         if self._bodies is not None:
             self.context.hold_body(self._bodies, size)
 
@@ -167,7 +168,11 @@ class Exchange:
             raise HttpError(415, "Compressed request bodies are not supported.", code="unsupported_encoding")
         kind = (self.headers.get(b"content-type") or _JSON).partition(b";")[0].strip().lower()
         if kind != _JSON:
-            raise HttpError(415, "The request body must be application/json.", code="unsupported_media_type")
+            raise HttpError(
+                415,
+                "The request body needs the header Content-Type: application/json.",
+                code="unsupported_media_type",
+            )
 
     def _check_length(self, limit: int) -> None:
         length = self.headers.get(b"content-length")
@@ -212,7 +217,7 @@ class Exchange:
         await self.raw_send({"type": "http.response.body", "body": frames, "more_body": False})
 
     async def fail(self, error: Exception) -> None:
-        """Says the error in the shape that is still possible: a status before the first byte, an event after it."""
+        """Tells the client the error: with a status before the first byte, as an event in a stream that has begun."""
         self.context.record.failed(error)
         if self.streaming:
             await self.finish(self.error_form.last_events(error, self.context.id))

@@ -139,9 +139,9 @@ class MultiplexedConnection(SocketConnection):
 
     def _asked(self, head: RequestHead) -> AskedHead:
         """Raises PenstockError."""
-        found = self._heads.get(id(head))
-        if found is not None:
-            return found[1]
+        remembered = self._heads.get(id(head))
+        if remembered is not None:
+            return remembered[1]
         asked = asked_head(head, self._port.http_limits)
         self._heads.keep(id(head), (head, asked), head.size)  # the head lives as long as its identity is used
         return asked

@@ -1,7 +1,7 @@
 """uvicorn's httptools protocol with the limits that it lacks.
 
-As it comes, it takes headers of any size and number, waits for ever for a slow sender or reader, queues pipelined
-requests (and then no longer sees their client leave), and answers broken requests in plain text. See ConnectionLimits.
+By itself it takes headers of any size and number, waits for ever for a slow sender or reader, queues pipelined requests
+(and then no longer notices that their client leaves), and answers broken requests in plain text. See ConnectionLimits.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from uvicorn.server import ServerState
 from penstock.engines.errors import InvalidRequestError, OverloadedError, PenstockError
 from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
 from penstock.gateway.front.port_connections import PortConnections
+from penstock.gateway.http.body_pace import BodyPace
 from penstock.gateway.http.exchange import ARRIVAL_KEY, SENDER_KEY
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.refused_upgrade import BodyOnly, framing
 from penstock.gateway.http.response_sender import MAX_UNSENT_BYTES, ResponseSender
+from penstock.gateway.http.unsent_watch import UnsentWatch
 from penstock.gateway.http2.frames import PREFACE
 from penstock.gateway.http2_sockets.connection import SocketConnection
 
@@ -68,12 +70,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._port_connections = port_connections
         self._new_http2 = new_http2
-        self._opening: bytes | None = None if new_http2 is None else b""
-        """What has come of the first three bytes; None: they are known."""
+        self._first_bytes: bytes | None = None if new_http2 is None else b""
+        """What has come of the three that say whether this is HTTP/2; None: it is known."""
         self._deaf = False
         """Nothing more is read from this client."""
-        self._closes = False
-        """As soon as the rest of the body has come: its answer is sent."""
+        self._closes_after_body = False
+        """The answer was sent before the end of the body, and is the last one."""
         self._pipelined = False
         self._framing = b""
         """Headers that say how long the body is, of a request that asks for another protocol."""
@@ -83,18 +85,17 @@ class LimitedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._headers_seen = 0
         self._chunks = 0
-        self._last_body = self._body_begun = 0.0
-        self._body_bytes = 0
+        self._pace = BodyPace(limits)
         self._receive_timer: asyncio.TimerHandle | None = None
-        self._send_timer: asyncio.TimerHandle | None = None
-        self._unsent = 0
+        self._unsent_watch: UnsentWatch
         self._sender: ResponseSender | None = None
         """Of the last request."""
         self.idle_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        has_room = self._port_connections.add(self)  # uvicorn adds it, too, but asks nobody
+        has_room = self._port_connections.add(self)  # uvicorn counts connections, too, but has no limit
         super().connection_made(transport)
+        self._unsent_watch = UnsentWatch(transport, self.loop, self._limits.send_timeout)
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         self._arm_receive(self._limits.header_timeout, self._headers_late)
         self.idle_since = time.monotonic()  # finer than the loop's clock
@@ -126,18 +127,19 @@ class LimitedProtocol(HttpToolsProtocol):
     def _stop_timers(self) -> None:
         self._deaf = True
         self._disarm_receive()
-        self._disarm_send()
+        self._unsent_watch.stop()
 
     # HTTP/2
 
-    def _opened(self, data: bytes) -> bytes:
-        """What has come so far, when it is known to be HTTP/1.1. Else it waits, or has been handed over."""
-        assert self._opening is not None
-        data = self._opening + data
-        self._opening = None
+    def _told_apart(self, data: bytes) -> bytes:
+        """What has come so far, once it is known to be HTTP/1.1. Empty while that is not known, and where HTTP/2 was
+        handed over."""
+        assert self._first_bytes is not None
+        data = self._first_bytes + data
+        self._first_bytes = None
         if data[:3] == _HTTP2_START[: len(data)]:
             if len(data) < len(_HTTP2_START):
-                self._opening = data
+                self._first_bytes = data
             elif self._new_http2 is not None:
                 self._hand_over(self._new_http2(), data)
             return b""
@@ -156,8 +158,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        if self._opening is not None:
-            data = self._opened(data)
+        if self._first_bytes is not None:
+            data = self._told_apart(data)
             if not data:
                 return
         self._unset_keepalive_if_required()
@@ -173,15 +175,15 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._wait_for_rest()
 
     def _wait_for_rest(self) -> None:
-        """Of a request that has begun; most have come as a whole."""
+        """Sets the timer of a request that has not come as a whole, as most do."""
         if self._phase is _Phase.BODY:
             self._arm_receive(self._limits.body_idle_timeout, self._body_idle)
         elif self._overhead:
             self._arm_receive(self._limits.header_timeout, self._headers_late)
 
     def _feed(self, data: bytes) -> None:
-        """Who asks for another protocol is answered as if it had not; what follows the request is not HTTP. Java's and
-        curl's clients ask so for HTTP/2, and send a body, which httptools leaves to us."""
+        """A request that asks for another protocol is answered as if it had not; what follows it is not HTTP. Clients
+        of Java and curl ask for HTTP/2 in this way, and send a body, which httptools leaves to us."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -202,7 +204,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(InvalidRequestError("Invalid HTTP request."))
 
     def on_message_begin(self) -> None:
-        self._pipelined = self.cycle is not None and (self._closes or not self.cycle.response_complete)
+        self._pipelined = self.cycle is not None and (self._closes_after_body or not self.cycle.response_complete)
         super().on_message_begin()
         self.scope[ARRIVAL_KEY] = time.monotonic()  # type: ignore[literal-required]
         self._header_bytes = self._headers_seen = self._chunks = 0
@@ -227,11 +229,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._framing = framing(self.headers) if self.parser.should_upgrade() else b""
         self._phase = _Phase.BODY
         self._overhead = 0
-        self._last_body = self._body_begun = self.loop.time()
-        self._body_bytes = 0
+        self._pace.begin(self.loop.time())
         self._disarm_receive()
         if not self.flow.write_paused:
-            self._disarm_send()  # the next answer may be longer than what is left of the last one, and yet be read
+            self._unsent_watch.stop()  # the next answer may be longer than the rest of the last one, and yet be read
         super().on_headers_complete()
         if self.cycle is not None:
             current = self.scope["http_version"] == "1.1"
@@ -249,8 +250,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
-        self._last_body = self.loop.time()
-        self._body_bytes += len(body)
+        self._pace.received(self.loop.time(), len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -266,7 +266,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._rest_dropped()
 
     def _rest_dropped(self) -> None:
-        if self._closes:
+        if self._closes_after_body:
             self._deaf = True
             self.transport.close()
         else:
@@ -279,16 +279,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(_too_slow())
 
     def _body_idle(self) -> None:
-        """Fires for a body that has rested too long, or may be too slow; waits on while we ourselves do not read."""
-        now, limits = self.loop.time(), self._limits
+        """Fires when the body may be too slow. Waits on while the server itself does not read."""
+        now = self.loop.time()
         if self.flow.read_paused:
-            self._body_begun += now - self._last_body
-            self._last_body = now
-        taken = now - self._body_begun
-        late = taken - limits.body_idle_timeout > self._body_bytes / limits.body_rate or taken >= limits.body_timeout
-        rest = self._last_body + limits.body_idle_timeout - now
-        if rest > 0 and not late:
-            self._arm_receive(min(rest, max(0.1, limits.body_timeout - taken)), self._body_idle)
+            self._pace.not_read(now)
+        seconds = self._pace.seconds_left(now)
+        if seconds:
+            self._arm_receive(seconds, self._body_idle)
         else:
             self._refuse(_too_slow())
 
@@ -304,13 +301,13 @@ class LimitedProtocol(HttpToolsProtocol):
     # Refusing
 
     def _hang_up_after_response(self) -> None:
-        """No pipelining: what came behind the running request is dropped, and the client may send it again."""
+        """No pipelining: what comes behind the request that is being answered is dropped. Clients send it again."""
         self._deaf = True
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
     def _refuse(self, error: PenstockError) -> None:
-        """Answers in the handler's stead, unless it has begun to, and closes."""
+        """Answers in place of the handler, unless that has begun to answer, and closes."""
         self._deaf = True
         self._disarm_receive()
         if self.transport.is_closing():
@@ -324,7 +321,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 return
         self.transport.write(_response(error))
         if self.transport.can_write_eof():
-            # Closing at once would reset the connection while the client still sends, and eat the answer.
+            # Closing at once would reset the connection while the client still sends, which would lose the answer.
             self.transport.write_eof()
             self._receive_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
         else:
@@ -343,19 +340,19 @@ class LimitedProtocol(HttpToolsProtocol):
             self._end_soon()
 
     def _close_answered(self) -> None:
-        """While the client still sends, closing would reset the connection and eat the answer. TLS reads on by
-        itself."""
+        """The last answer is sent. While the client still sends its body, closing would reset the connection, and the
+        client would lose the answer. TLS reads on by itself."""
         sends = self._phase is _Phase.BODY and self.cycle.response_complete
         if sends and self.transport.can_write_eof() and not self.transport.is_closing():
-            self._closes = True
+            self._closes_after_body = True
             self.transport.write_eof()
         else:
             self.transport.close()
 
     def _end_soon(self) -> None:
-        """A TLS connection that closes waits for the client to say so, too; an idle client does not even read."""
+        """A TLS connection that closes waits for the client to agree, and an idle client does not even read."""
         if self.transport.get_write_buffer_size():
-            self._watch_unsent()
+            self._unsent_watch.start()
         else:
             self._arm_receive(_LINGER_SECONDS, self.transport.abort)
 
@@ -364,7 +361,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.idle_since = time.monotonic()
         if self.transport.get_write_buffer_size() > _LITTLE_UNSENT or self.transport.is_closing():
-            self._watch_unsent()
+            self._unsent_watch.start()
         if self._phase is _Phase.BODY:
             # Refused before its end: the rest is read and dropped for a while, so that the answer arrives.
             self._arm_receive(self._limits.body_idle_timeout, self.transport.close)
@@ -372,32 +369,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_unsent()
+        self._unsent_watch.start()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._disarm_send()
-
-    def _watch_unsent(self) -> None:
-        if self._send_timer is None:
-            self._unsent = self.transport.get_write_buffer_size()
-            self._send_timer = self.loop.call_later(self._limits.send_timeout, self._check_unsent)
-
-    def _check_unsent(self) -> None:
-        """Cuts off a client that has taken nothing for the whole of the last period, and one that took all before it
-        and has not agreed to the end of a TLS connection."""
-        self._send_timer = None
-        unsent = self.transport.get_write_buffer_size()
-        closing = self.transport.is_closing()
-        if unsent >= self._unsent and (unsent or closing):
-            self.transport.abort()
-        elif unsent or closing:
-            self._watch_unsent()
-
-    def _disarm_send(self) -> None:
-        if self._send_timer is not None:
-            self._send_timer.cancel()
-            self._send_timer = None
+        self._unsent_watch.stop()
 
 
 def _negotiated_http2(transport: asyncio.Transport) -> bool:

@@ -1,5 +1,5 @@
-"""Models that answer whole requests as text: those that other servers have. Endpoints ask here by the model's name
-before they read a body as one for a model of this server; without such models nobody is asked."""
+"""Models that answer whole requests as text: those of other servers. An endpoint looks here for the model's name before
+it reads the body as a request for a model of this server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.gateway.http.exchange import Exchange
 class TextModel(Protocol):
     @property
     def apis(self) -> tuple[str, ...]:
-        """What clients may ask it by."""
+        """By which clients may ask it: "chat", "completions" or "embeddings"."""
         ...
 
     @property
@@ -27,8 +27,8 @@ class TextModel(Protocol):
         ...
 
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
-        """Answers the request, and gives None; or gives the body for the model of this server that is to do so, before
-        anything has been sent. Raises PenstockError."""
+        """Answers the request, and returns None. Where a model of this server has to answer instead, returns the body
+        for it, and nothing has been sent. Raises PenstockError."""
         ...
 
 
@@ -38,9 +38,9 @@ class TextModels:
     def __init__(self) -> None:
         self.by_name: dict[str, TextModel] = {}
 
-    async def answered(self, exchange: Exchange, api: str | None, body: bytes) -> bytes | None:
-        """None when one of them has answered; else the body for a model of this server. `api` is the one by which such
-        models can be asked with the same body; None: there is none. Raises PenstockError."""
+    async def answer(self, exchange: Exchange, api: str | None, body: bytes) -> bytes | None:
+        """Lets one of them answer, and returns None; or returns the body, which is for a model of this server. `api`:
+        by which they can be asked with this body; None: they cannot be. Raises PenstockError."""
         if api is None or not self.by_name:
             return body
         name = _model_name(body)
@@ -53,7 +53,7 @@ class _Named(msgspec.Struct):
 
 
 def _model_name(body: bytes) -> str | None:
-    """None where it cannot be read: the endpoint will say why."""
+    """None if it cannot be read: the endpoint will say why."""
     try:
         return msgspec.json.decode(body, type=_Named).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):

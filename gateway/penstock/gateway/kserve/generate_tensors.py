@@ -15,7 +15,7 @@ from penstock.classic.messages import InferRequest
 from penstock.classic.signature import ModelSignature, TensorSignature
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.front.bounded_json import decode_checked, decode_json
 from penstock.gateway.kserve.infer_json import from_json
 from penstock.gateway.kserve.parameters import MAX_MEMBERS, take_parameters
 from penstock.gateway.kserve.parameters import from_json as parameter_from_json
@@ -30,8 +30,7 @@ _Fields = Mapping[str, Raw]
 
 def read_generate(body: bytes, signature: ModelSignature) -> InferRequest:
     """Raises InvalidRequestError."""
-    check_json(body, MAX_MEMBERS)
-    fields = decode_json(body, dict[str, Raw])
+    fields = decode_json(body, dict[str, Raw], most_members=MAX_MEMBERS)
     request = InferRequest(inputs={})
     nested = fields.pop(_NESTED, None)
     if _ID in fields:
@@ -62,13 +61,13 @@ def _nested(value: Raw, signature: ModelSignature) -> _Fields:
         raise InvalidRequestError(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
     if bytes(value)[:1] != b"{":
         raise InvalidRequestError(f"Expected JSON object for keyword: '{_NESTED}'")
-    return decode_json(bytes(value), dict[str, Raw])
+    return decode_checked(bytes(value), dict[str, Raw])
 
 
 def _id(value: Raw) -> str:
     if bytes(value)[:1] != b'"':
         raise InvalidRequestError(f"Unable to parse '{_ID}': it must be a string")
-    return decode_json(bytes(value), str)
+    return decode_checked(bytes(value), str)
 
 
 def _tensor(signature: TensorSignature, text: bytes, batched: bool) -> Tensor:

@@ -55,6 +55,7 @@ async def config(context: KServe, exchange: Exchange, name: str, version: str) -
 
 
 async def _described(context: KServe, exchange: Exchange, name: str, version: str) -> InferModel:
+    exchange.context.principal.require_model(name)
     if context.on_demand is not None:
         exchange.read_deadline()
         await context.on_demand.describe(name, exchange.context)
@@ -62,4 +63,6 @@ async def _described(context: KServe, exchange: Exchange, name: str, version: st
 
 
 async def model_statistics(context: KServe, exchange: Exchange, name: str = "", version: str = "") -> None:
-    await exchange.respond(200, msgspec.json.encode(statistics(context.models, name, version)))
+    await exchange.respond(
+        200, msgspec.json.encode(statistics(context.models, exchange.context.principal, name, version))
+    )

@@ -40,7 +40,7 @@ _NOT_OF_VERSIONS = ("trace", "setting")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EndpointMatch:
     """What a request asks for."""
 
     endpoint: Endpoint
@@ -64,19 +64,19 @@ class KServeApp:
         self._of_model = model_routes(context)
         self._of_repository = repository_routes(context)
         self._of_region = {kind: region_routes(context, kind) for kind in ("system", "cuda")}
-        self._known: dict[tuple[str, str], Found] = {}
+        self._known: dict[tuple[str, str], EndpointMatch] = {}
         """By method and path, of paths that are written as they are meant."""
 
     @staticmethod
     def handles(path: str) -> bool:
         return path.startswith("/v2") and (len(path) == 3 or path[3] == "/")
 
-    async def answer(self, exchange: Exchange, found: Found | HttpError) -> None:
+    async def answer(self, exchange: Exchange, match: EndpointMatch | HttpError) -> None:
         """What `find` has found; the caller is let in."""
         try:
-            if isinstance(found, HttpError):
-                raise found
-            await found.endpoint.answer(exchange, *found.names)
+            if isinstance(match, HttpError):
+                raise match
+            await match.endpoint.answer(exchange, *match.names)
         except ClientGone:
             pass
         except Exception as error:
@@ -91,27 +91,27 @@ class KServeApp:
         if not exchange.started:
             await exchange.respond(kserve_status(error), kserve_error_body(error), headers=error_headers(error))
 
-    def find(self, scope: Scope) -> Found | HttpError:
+    def find(self, scope: Scope) -> EndpointMatch | HttpError:
         """The endpoint for a path and method; or what to answer."""
         asked = (scope["method"], scope["path"])
         encoded = b"%" in (scope.get("raw_path") or b"")
-        found = None if encoded else self._known.get(asked)
-        return found if found is not None else self._found(scope, asked, encoded)
+        match = None if encoded else self._known.get(asked)
+        return match if match is not None else self._looked_up(scope, asked, encoded)
 
-    def _found(self, scope: Scope, asked: tuple[str, str], encoded: bool) -> Found | HttpError:
+    def _looked_up(self, scope: Scope, asked: tuple[str, str], encoded: bool) -> EndpointMatch | HttpError:
         method, path = asked
         verbs, names, route = self._match(scope, encoded=encoded)
         if verbs is None:
-            return HttpError(404, "Not Found", code="route_not_found")
+            return HttpError(404, "Not EndpointMatch", code="route_not_found")
         endpoint = verbs.get(method)
         if endpoint is None:
             return _method_not_allowed(verbs)
-        found = Found(endpoint, names, route)
+        match = EndpointMatch(endpoint, names, route)
         if not encoded and len(path) < _LONG_PATH:
             if len(self._known) == _MOST_KNOWN:
                 self._known.clear()
-            self._known[asked] = found
-        return found
+            self._known[asked] = match
+        return match
 
     def endpoints(self) -> Iterator[Endpoint]:
         """Every one there is."""
@@ -125,17 +125,17 @@ class KServeApp:
 
     def paths(self) -> dict[str, list[str]]:
         """The methods of every path there is; {names} stand for what varies."""
-        found = {path: list(verbs) for path, verbs in self._fixed.items()}
+        methods = {path: list(verbs) for path, verbs in self._fixed.items()}
         for rest, verbs in self._of_model.items():
-            found[_route("models/{model}", *rest)] = list(verbs)
+            methods[_route("models/{model}", *rest)] = list(verbs)
             if rest != _NOT_OF_VERSIONS:
-                found[_route("models/{model}/versions/{version}", *rest)] = list(verbs)
+                methods[_route("models/{model}/versions/{version}", *rest)] = list(verbs)
         for verb, verbs in self._of_repository.items():
-            found[_route("repository/models/{model}", verb)] = list(verbs)
+            methods[_route("repository/models/{model}", verb)] = list(verbs)
         for kind, region in self._of_region.items():
             for verb, verbs in region.items():
-                found[_route(f"{kind}sharedmemory", "region/{region}", verb)] = list(verbs)
-        return found
+                methods[_route(f"{kind}sharedmemory", "region/{region}", verb)] = list(verbs)
+        return methods
 
     def _match(self, scope: Scope, *, encoded: bool) -> Matched:
         path: str = scope["path"]

@@ -15,7 +15,7 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import NUMPY_TYPES, Tensor, element_count
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.kserve.infer_json import from_json
 from penstock.gateway.kserve.infer_raw import binary_tensor, raw_input
 from penstock.gateway.kserve.parameters import MAX_MEMBERS, boolean, take_parameters
@@ -96,8 +96,7 @@ def parse_infer(body: bytes, header_length: int | None, model: InferModel, regio
         raise InvalidRequestError(f"inference header size should be in range (0, {size}), got: {header_length}")
     else:
         head = body[:header_length]
-    check_json(head, MAX_MEMBERS)
-    parsed = decode_json(head, _Body)
+    parsed = decode_json(head, _Body, most_members=MAX_MEMBERS)
     inputs = _Inputs(memoryview(body), header_length, model.name, regions)
     request = InferRequest(inputs=inputs.take_all(parsed.inputs), id=parsed.id)
     inference = Inference(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.http.exchange import Exchange
 
 
@@ -17,7 +17,6 @@ async def read_object(exchange: Exchange, limit: int, *, optional: bool = False)
     body = await read_plain(exchange, limit)
     if optional and not body.strip():
         return {}
-    check_json(body)
     return decode_json(body, dict[str, Any])
 
 

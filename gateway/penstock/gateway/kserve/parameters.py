@@ -6,13 +6,12 @@ Reserved names: https://github.com/triton-inference-server/server/blob/main/docs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from msgspec import Raw
 
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.bounded_json import decode_json
+from penstock.gateway.front.bounded_json import decode_checked
 
 MAX_MEMBERS = 1 << 14
 """Of all objects in a JSON request."""
@@ -24,7 +23,7 @@ _INT_RANGE = range(-(2**63), 2**64)
 def from_json(value: Raw) -> object:
     """A parameter's value. None stands for objects and arrays, which none may be, as for null: they can be long."""
     text = bytes(value)
-    return None if text[:1] in (b"[", b"{") else decode_json(text, Any)
+    return None if text[:1] in (b"[", b"{") else decode_checked(text, object)
 
 
 def take_parameters(request: InferRequest, parameters: Mapping[str, object]) -> None:

@@ -27,7 +27,9 @@ async def repository_index(context: KServe, exchange: Exchange) -> None:
     if not isinstance(ready, bool):
         raise InvalidRequestError("'ready' must be a boolean")
     no_more(body)
-    entries = [_entry(entry) for entry in context.models.index(ready=ready)]
+    entries = [
+        _entry(entry) for entry in context.models.index(ready=ready) if exchange.context.principal.may_use(entry.name)
+    ]
     await exchange.respond(200, msgspec.json.encode(entries))
 
 

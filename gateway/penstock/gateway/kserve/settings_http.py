@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.json_request import no_more, read_object
@@ -21,11 +22,12 @@ _MAX_BODY = 1 << 20
 _encode = msgspec.json.Encoder().encode
 
 
-def check_traced_model(models: ModelStore, model: str) -> None:
-    """Raises InvalidRequestError in Triton's words when settings are asked for a model that there is not; "" is for
-    everything."""
+def check_traced_model(models: ModelStore, caller: Principal, model: str) -> None:
+    """Raises InvalidRequestError in Triton's words when settings are asked for a model that there is not,
+    PermissionDeniedError for one that the caller may not use; "" is for everything."""
     if not model:
         return
+    caller.require_model(model)
     try:
         models.model(model)
     except ModelNotFoundError:
@@ -34,7 +36,7 @@ def check_traced_model(models: ModelStore, model: str) -> None:
 
 async def trace_settings(context: KServe, exchange: Exchange, model: str = "", *, update: bool) -> None:
     """GET and POST of /v2/trace/setting and /v2/models/{model}/trace/setting."""
-    check_traced_model(context.models, model)
+    check_traced_model(context.models, exchange.context.principal, model)
     if update:
         context.tracing.update(await read_object(exchange, _MAX_BODY), model)
         await context.spread()

@@ -12,17 +12,23 @@ from typing import Any
 from penstock.classic.base import InferModel
 from penstock.classic.statistics import BatchStatistics, Duration, ResponseStatistics
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.gateway.front.context import Principal
 from penstock.gateway.kserve.store import ModelStore, ServedByOthers
 
 Counters = dict[str, Any]
 
 
-def statistics(models: ModelStore, name: str = "", version: str = "") -> dict[str, list[Counters]]:
-    """`{"model_stats": [...]}` of all models, of one in all its ready versions, or of one version.
+def statistics(models: ModelStore, caller: Principal, name: str = "", version: str = "") -> dict[str, list[Counters]]:
+    """`{"model_stats": [...]}` of all models that the caller may use, of one in all its ready versions, or of one
+    version.
 
-    Raises InvalidRequestError for a model that is not there: Triton's 400, where everything else says 404.
+    Raises InvalidRequestError for a model that is not there: Triton's 400, where everything else says 404;
+    PermissionDeniedError.
     """
-    return {"model_stats": [model_statistics(model) for model in _chosen(models, name, version)]}
+    if name:
+        caller.require_model(name)
+    chosen = [model for model in _chosen(models, name, version) if name or caller.may_use(model.name)]
+    return {"model_stats": [model_statistics(model) for model in chosen]}
 
 
 def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]:
@@ -43,25 +49,25 @@ def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]
 
 def model_statistics(model: InferModel) -> Counters:
     """One entry of `model_stats`."""
-    found = model.statistics
+    statistics = model.statistics
     return {
         "name": model.name,
         "version": str(model.version),
-        "last_inference": found.last_inference_ms,
-        "inference_count": found.inference_count,
-        "execution_count": found.execution_count,
+        "last_inference": statistics.last_inference_ms,
+        "inference_count": statistics.inference_count,
+        "execution_count": statistics.execution_count,
         "inference_stats": {
-            "success": _duration(found.success),
-            "fail": _duration(found.fail),
-            "queue": _duration(found.queue),
-            "compute_input": _duration(found.compute_input),
-            "compute_infer": _duration(found.compute_infer),
-            "compute_output": _duration(found.compute_output),
-            "cache_hit": _duration(found.cache_hit),
-            "cache_miss": _duration(found.cache_miss),
+            "success": _duration(statistics.success),
+            "fail": _duration(statistics.fail),
+            "queue": _duration(statistics.queue),
+            "compute_input": _duration(statistics.compute_input),
+            "compute_infer": _duration(statistics.compute_infer),
+            "compute_output": _duration(statistics.compute_output),
+            "cache_hit": _duration(statistics.cache_hit),
+            "cache_miss": _duration(statistics.cache_miss),
         },
-        "response_stats": {str(index): _response(each) for index, each in sorted(found.responses.items())},
-        "batch_stats": [_batch(size, each) for size, each in sorted(found.batches.items())],
+        "response_stats": {str(index): _response(each) for index, each in sorted(statistics.responses.items())},
+        "batch_stats": [_batch(size, each) for size, each in sorted(statistics.batches.items())],
         "memory_usage": [],
     }
 

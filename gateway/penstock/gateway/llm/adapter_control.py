@@ -35,7 +35,7 @@ class AdapterControl:
     @property
     def allowed(self) -> bool:
         """Whether any model takes adapters at run time (the setting `lora_directory`)."""
-        return any(model.adapters.directory for model in self._dataplane.known_models())
+        return any(model.adapters.directory for model in self._dataplane.models.known())
 
     async def load(self, name: str, path: str, *, base: str | None = None, replace: bool = False) -> None:
         """Makes `name` an adapter of the model `base`, which only a server with one model may leave out, from the files
@@ -56,12 +56,12 @@ class AdapterControl:
         uses, and at once where that has to wait. Raises ModelNotFoundError, UnsupportedError, NotReadyError."""
         if name in self._loading:
             raise NotReadyError("The adapter is being loaded.", retry_after=1)
-        model, adapter = self._dataplane.holder(name) or (None, None)
+        model, adapter = self._dataplane.models.holder(name) or (None, None)
         if model is None or adapter is None:
             raise ModelNotFoundError(f"The adapter `{name[:64]}` does not exist.", param="lora_name")
         _directory(model)
         model.adapters.remove(adapter)
-        self._dataplane.changes.tell()
+        self._dataplane.models.changes.tell()
         logger.info("adapter %s unloaded from %s", name, model.names[0])
         used = adapter.in_flight.calls
         freed = self._carry_through(self._free(model, adapter))
@@ -71,12 +71,12 @@ class AdapterControl:
     def _base(self, name: str | None) -> tuple[LoadedModel, Path]:
         """The model that gets an adapter, and where its adapters lie."""
         if name is None:
-            models = [model for model in self._dataplane.known_models() if model.adapters.directory]
+            models = [model for model in self._dataplane.models.known() if model.adapters.directory]
             if len(models) != 1:
                 message = "base_model_name is missing: several models of this server take adapters."
                 raise InvalidRequestError(message, param="base_model_name")
             name = models[0].names[0]
-        model, adapter = self._dataplane.find(name, "base_model_name")
+        model, adapter = self._dataplane.models.find(name, "base_model_name")
         if adapter is not None:
             message = f"`{name[:64]}` is an adapter itself, not a model."
             raise InvalidRequestError(message, param="base_model_name")
@@ -84,9 +84,10 @@ class AdapterControl:
 
     def _check_free(self, name: str, owner: LoadedModel | None) -> None:
         """Raises AlreadyExistsError unless the name is free, or an adapter's of `owner`."""
-        held = self._dataplane.holder(name)
-        if name in self._loading or (held is not None and (held[1] is None or held[0] is not owner)):
-            hint = "; load_inplace replaces it" if held is not None and held[1] is not None and owner is None else ""
+        holder = self._dataplane.models.holder(name)
+        if name in self._loading or (holder is not None and (holder.adapter is None or holder.model is not owner)):
+            replaceable = holder is not None and holder.adapter is not None and owner is None
+            hint = "; load_inplace replaces it" if replaceable else ""
             raise AlreadyExistsError(f"The name `{name[:64]}` is taken{hint}.", param="lora_name")
 
     def _carry_through(self, work: Coroutine[None, None, None]) -> asyncio.Future[None]:
@@ -115,17 +116,17 @@ class AdapterControl:
 
     async def _publish(self, model: LoadedModel, adapter: Adapter) -> None:
         """Gives it its name, unless a model that came meanwhile has it, or its own model has gone."""
-        held = self._dataplane.holder(adapter.name)
+        holder = self._dataplane.models.holder(adapter.name)
         error: PenstockError | None = None
-        if model not in self._dataplane.known_models():
+        if model not in self._dataplane.models.known():
             error = ModelNotFoundError(f"The model `{model.names[0]}` was unloaded meanwhile.", param="base_model_name")
-        elif held is not None and held[0] is not model:
+        elif holder is not None and holder.model is not model:
             error = AlreadyExistsError(f"The name `{adapter.name[:64]}` is taken.", param="lora_name")
         if error is not None:
             await self._free(model, adapter)
             raise error
         before = model.adapters.put(adapter)
-        self._dataplane.changes.tell()
+        self._dataplane.models.changes.tell()
         logger.info("adapter %s loaded for %s", adapter.name, model.names[0])
         if before is not None:
             self._carry_through(self._free(model, before))

@@ -97,19 +97,19 @@ class AdapterSet:
 
 def parse_adapters(given: Sequence[str], models: Collection[str]) -> dict[str, Path]:
     """The setting `lora`, NAME=FOLDER each, as name -> folder. `models`: names that are taken. Raises ConfigError."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for text in given:
         name, equals, path = (part.strip() for part in text.partition("="))
         if not equals or not name or not path:
             raise ConfigError(f"lora: {text!r} is not NAME=FOLDER")
         if not _is_name(name):
             raise ConfigError(f"lora: {name[:_MAX_NAME]!r} is not a name: at most {_MAX_NAME} printable characters")
-        if name in found or name in models:
+        if name in folders or name in models:
             raise ConfigError(f"lora: the name {name!r} is given twice" + " (it is a model's)" * (name in models))
-        found[name] = Path(path).expanduser().resolve()
-        if not (found[name] / _CONFIG_FILE).is_file():
+        folders[name] = Path(path).expanduser().resolve()
+        if not (folders[name] / _CONFIG_FILE).is_file():
             raise ConfigError(f"lora: {path} is not a folder with a LoRA adapter: it has no {_CONFIG_FILE}")
-    return found
+    return folders
 
 
 def parse_directory(given: str | None) -> Path | None:

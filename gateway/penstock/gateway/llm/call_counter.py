@@ -1,4 +1,4 @@
-"""Who still uses something that shall go away."""
+"""How many calls still use a model or an adapter that is to be unloaded."""
 
 from __future__ import annotations
 

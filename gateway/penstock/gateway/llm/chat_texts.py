@@ -16,7 +16,7 @@ _PROMPT_END = 100
 @dataclass(frozen=True, slots=True)
 class ChatText:
     text: str
-    """For `tokenizer`, which may know special tokens by other names."""
+    """To be encoded with `tokenizer`, which may have other names for special tokens than the model's own."""
     end: str
     """The last characters of the prompt."""
     tokenizer: Tokenizer | SealedTokenizer

@@ -22,12 +22,12 @@ from penstock.tokenizers import (
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """What one choice has got since the last delta."""
+    """What is new of one choice since its last delta."""
 
     index: int
     """prompt number * n + sample number."""
     text: str
-    """What is new of the answer's text."""
+    """New text of the answer."""
     token_ids: list[int]
     finish_reason: str | None = None
     """"stop" or "length", in the choice's last delta."""
@@ -44,19 +44,29 @@ class ChoiceDelta:
 class ChoiceOutput:
     """One choice's detokenizer and stop strings."""
 
-    __slots__ = ("_detokenizer", "_include_stop", "_stops", "_too_early", "guessed", "held", "index", "last_token")
+    __slots__ = (
+        "_detokenizer",
+        "_include_stop",
+        "_stops",
+        "_too_early",
+        "guessed",
+        "held_token_ids",
+        "index",
+        "last_token_at",
+    )
 
     def __init__(self, index: int, tokenizer: Tokenizer, request: GenerateRequest, prompt: list[int]) -> None:
         self.index = index
-        self.last_token: float | None = None
+        self.last_token_at: float | None = None
+        """Of time.monotonic()."""
         self._detokenizer = IncrementalDetokenizer(tokenizer, request.skip_special_tokens, prompt, request.shown_tokens)
         self._include_stop = request.include_stop_str_in_output
         self._stops = StopStrings(request.stop, self._include_stop) if request.stop else None
         self._too_early = request.params.min_tokens
-        """Tokens whose text is not yet searched for stop strings, as in vLLM."""
+        """Tokens still to come whose text is not searched for stop strings, as in vLLM."""
         self.guessed = (0, 0)
         """`RequestOutput.guessed` of the newest output."""
-        self.held: list[int] = []
+        self.held_token_ids: list[int] = []
         """Token ids that have no text to show yet: half a character, or a possible stop string."""
 
     def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
@@ -77,7 +87,7 @@ class ChoiceOutput:
         return output.token_ids[:-1] if stopped else output.token_ids
 
     def _advance_to_stop(self, stops: StopStrings, output: RequestOutput, delta: ChoiceDelta) -> None:
-        """Token by token, so that tokens behind a stop string are not counted even when they arrived with it."""
+        """Token by token: those behind a stop string are not counted, even if they arrived together with it."""
         texts = []
         for taken, token_id in enumerate(self._visible(output), 1):
             text, matched = self._detokenizer.push((token_id,)), None
@@ -105,7 +115,7 @@ class ChoiceOutput:
 
 
 class StagedChoiceOutput(ChoiceOutput):
-    """The same with stages behind the stop strings. A class of its own, so that plain text does not pay for them."""
+    """With stages behind the stop strings. A class of its own, so that plain text does not pay for them."""
 
     __slots__ = ("_show_reasoning", "_stages", "_uncounted")
 
@@ -114,7 +124,7 @@ class StagedChoiceOutput(ChoiceOutput):
         self._stages = StageChain(request.stages)
         self._show_reasoning = request.show_reasoning
         self._uncounted = 0
-        """Tokens of which nothing has been found yet."""
+        """New tokens whose text no part has shown yet."""
 
     def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
         delta = super().advance(output, tokenizer)
@@ -127,7 +137,8 @@ class StagedChoiceOutput(ChoiceOutput):
         return delta
 
     def _count(self, delta: ChoiceDelta, parts: Sequence[Part]) -> None:
-        """Where reasoning is not alone, its tokens are as many as its share of the text."""
+        """Text does not tell which token it came from: where reasoning comes with other parts, it counts for as many of
+        the tokens as its share of the characters."""
         self._uncounted += len(delta.token_ids)
         if not parts:
             return

@@ -1,4 +1,5 @@
-"""The protocol-neutral verbs. OpenAI and KServe, HTTP and gRPC all call these; nothing protocol-shaped goes below."""
+"""What all protocols call to generate: OpenAI's and the others over HTTP, KServe over HTTP and gRPC. From here on down
+nothing knows a protocol."""
 
 from __future__ import annotations
 
@@ -15,17 +16,12 @@ import msgspec
 from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import (
-    AlreadyExistsError,
     ContextLengthError,
     InvalidRequestError,
-    ModelNotFoundError,
-    NotReadyError,
     UnsupportedError,
 )
-from penstock.gateway.front.changes import Changes
 from penstock.gateway.front.context import RequestContext, deadline_exceeded
 from penstock.gateway.front.deadline import until
-from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.record import Stage, outcome_of
 from penstock.gateway.front.work_pool import WorkPool, WorkPools
 from penstock.gateway.llm.adapters import Adapter
@@ -33,13 +29,12 @@ from penstock.gateway.llm.chat_texts import ChatValues, chat_text
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.generation import Generation, Usage
-from penstock.gateway.llm.model_metrics import ModelMetrics
+from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.llm.models import LoadedModel, ServedModel
-from penstock.gateway.llm.name_routing import AcceptedCall, NameRouting
+from penstock.gateway.llm.name_routing import AcceptedCall
 from penstock.gateway.llm.prompts import encode_prompts
 from penstock.gateway.llm.request_tokens import prompt_tokens, tokenized_params
 from penstock.gateway.llm.token_logprobs import Candidate, TokenLogprob
-from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.tokenizers import ChatTemplateError, Tokenizer
 
 __all__ = [
@@ -64,169 +59,28 @@ class ChatPrompt(NamedTuple):
 
 
 class DataPlane:
-    """Validates, encodes and submits; whatever a front has read off the wire goes through here."""
+    """Validates, encodes and submits what the fronts have read. `models` are the language models that it serves."""
 
     def __init__(
         self,
+        models: LanguageModels | None = None,
         *,
         request_timeout: float | None = None,
         clamp_max_tokens: bool = False,
         text_pool: WorkPool | None = None,
-        board: LoadingBoard | None = None,
-        on_demand: OnDemand | None = None,
         salt_key: bytes | None = None,
     ) -> None:
         """`clamp_max_tokens`: a request for more tokens than the context leaves gets what it leaves, and no error.
-        `on_demand` is there where requests load models. `salt_key` makes the salts of tenants; None: a new one."""
-        self._on_demand = on_demand
+        `salt_key` makes the salts of tenants; None: a new one."""
+        self.models = LanguageModels() if models is None else models
         self._text_pool = text_pool or WorkPools().text
-        self._board = board or LoadingBoard()
-        self._models: dict[str, LoadedModel] = {}
-        self._others: dict[str, str] = {}
-        """Names of models that do not generate, and what to tell who wants that of them."""
         self._request_timeout = request_timeout
         self._clamp_max_tokens = clamp_max_tokens
         self.salt_key = salt_key or secrets.token_bytes(32)
-        self.changes = Changes()
-        """Told when models or their adapters come and go, and when models sleep and wake."""
-        self.routing: NameRouting | None = None
-        """For names that several models serve; None while there are none."""
-
-    def add(self, model: LoadedModel) -> None:
-        """Raises AlreadyExistsError where a name is an adapter's of another model, or an adapter's name is taken."""
-        for name in model.names:
-            self._check_free(name, model, self._adapter(name))
-        for adapter in model.adapters:
-            self._check_free(adapter.name, model, self.holder(adapter.name))
-        for name in model.names:
-            self._models[name] = model
-        model.sleep.on_change = self.changes.tell
-        self.changes.tell()
-
-    def has_loaded(self, model: LoadedModel) -> None:
-        """It serves from now on."""
-        model.loaded = True
-        self.changes.tell()
-
-    def reserve(self, name: str, refusal: str) -> None:
-        """A model that does not generate has this name. Raises AlreadyExistsError."""
-        if name in self._others or self.holder(name) is not None:
-            raise AlreadyExistsError(f"The name `{name}` is taken by another model.")
-        self._others[name] = refusal
-
-    def release(self, name: str) -> None:
-        """It is free again, after `reserve`."""
-        self._others.pop(name, None)
-
-    def is_reserved(self, name: str) -> bool:
-        """Whether a model that does not generate has this name."""
-        return name in self._others
-
-    def _check_free(self, name: str, model: LoadedModel, held: tuple[LoadedModel, Adapter | None] | None) -> None:
-        """A model may take over the names of one that it replaces, and of that one's adapters."""
-        if name in self._others:
-            raise AlreadyExistsError(f"The name `{name}` is taken by another model.")
-        if held is not None and not set(held[0].names) & set(model.names):
-            raise AlreadyExistsError(f"The name `{name}` is taken by the model `{held[0].names[0]}` or its adapter.")
-
-    def remove(self, model: LoadedModel) -> None:
-        """Its names are unknown from now on, unless another model has taken them over; what runs, runs on."""
-        for name in model.names:
-            if self._models.get(name) is model:
-                del self._models[name]
-        self.changes.tell()
-
-    def models(self) -> list[ServedModel]:
-        """All served names, the base models first, then their adapters. Empty while nothing has been loaded."""
-        bases = [model.describe(name) for name, model in self._models.items() if model.loaded]
-        loaded = [model for model in self.known_models() if model.loaded]
-        if self.routing is not None:
-            bases += [self.model(name) for name in self.routing.names()]
-        return bases + [model.describe(adapter.name, adapter) for model in loaded for adapter in model.adapters]
-
-    def names_on_demand(self) -> list[str]:
-        """Of models that are not loaded, and that a request would load."""
-        return [] if self._on_demand is None else self._on_demand.language_models()
-
-    async def arrive(self, name: str, context: RequestContext) -> None:
-        """Before a request names its model here: returns when that is loaded, if a request may load it, and it stays
-        until the request's end. Raises OverloadedError, DeadlineExceededError."""
-        if self._on_demand is not None:
-            held = self.holder(name)
-            if held is None or context.principal.may_use(name):
-                await self._on_demand.use_language_model(name if held is None else held[0].names[0], context)
-
-    def known_models(self) -> list[LoadedModel]:
-        """Of every model one, those that are still loading included."""
-        return list(dict.fromkeys(self._models.values()))
-
-    def loaded_models(self) -> list[tuple[str, LoadedModel]]:
-        """(first name, model) of everything that is loaded, for operators' views."""
-        return [(model.names[0], model) for model in self.known_models() if model.loaded]
-
-    def metrics(self) -> list[ModelMetrics]:
-        """Of every model, those that are still loading included."""
-        return [model.metrics for model in self.known_models()]
 
     def model(self, name: str, context: RequestContext | None = None) -> ServedModel:
-        """A model or an adapter: the one that gets the request of `context`. Raises ModelNotFoundError, or
-        NotReadyError while the model loads."""
-        model, adapter = self.find(name, context=context)
-        return model.describe(name, adapter)
-
-    def find(
-        self, name: str, param: str = "model", context: RequestContext | None = None
-    ) -> tuple[LoadedModel, Adapter | None]:
-        """The model, and its adapter where the name is that one's. Raises as `model`; `param` is the caller's field."""
-        routed = context is not None and context.routed is not None
-        if self.routing is not None and (routed or self.routing.has(name)):
-            return self.routing.find(name, context)
-        return self.find_own(name, param)
-
-    def find_own(self, name: str, param: str = "model") -> tuple[LoadedModel, Adapter | None]:
-        """The same for a name that is a model's or an adapter's own."""
-        held = self.holder(name)
-        if name in self._others:
-            raise InvalidRequestError(self._others[name], param=param)
-        if held is None and name in self._board:
-            raise self.still_loading(name)
-        if held is None:
-            raise ModelNotFoundError(f"The model `{name[:64]}` does not exist.", param=param)
-        if not held[0].loaded:
-            raise self.still_loading(held[0].names[0])
-        return held
-
-    def still_loading(self, name: str) -> NotReadyError:
-        """With how far it is."""
-        progress = self._board.text(name)
-        return NotReadyError(f"The model is still loading{f' ({progress})' if progress else ''}.", retry_after=2)
-
-    def knows(self, name: str) -> bool:
-        """Whether a model, loaded or not, an adapter or a traffic rule has this name."""
-        routed = self.routing is not None and self.routing.has(name)
-        return routed or self.holder(name) is not None or name in self.names_on_demand()
-
-    def holder(self, name: str) -> tuple[LoadedModel, Adapter | None] | None:
-        """Whose name it is, whether that has been loaded or not."""
-        model = self._models.get(name)
-        return self._adapter(name) if model is None else (model, None)
-
-    def _adapter(self, name: str) -> tuple[LoadedModel, Adapter] | None:
-        for model in self._models.values():
-            adapter = model.adapters.get(name)
-            if adapter is not None:
-                return model, adapter
-        return None
-
-    @property
-    def live(self) -> bool:
-        """False when a model is down for good: only a new server can help."""
-        return not any(model.engine.failed for model in self._models.values())
-
-    @property
-    def ready(self) -> bool:
-        """True while all models would serve a request now."""
-        return all(model.ready for model in self._models.values())
+        """The model or adapter that gets the request of `context`. Raises as `LanguageModels.find`."""
+        return self.models.find(name, context=context).describe(name)
 
     async def chat_prompt(
         self,
@@ -241,19 +95,19 @@ class DataPlane:
         template_kwargs: dict[str, Any] | None = None,
         cut: bool = False,
     ) -> ChatPrompt:
-        """Renders the chat template and encodes it; `cut`: `generate` will cut it, so it may be too long. Raises
-        InvalidRequestError for messages that it refuses, PermissionDeniedError, OverloadedError, DeadlineExceededError.
-        """
+        """Renders the model's chat template and encodes the text. `cut`: the prompt may be too long, since `generate`
+        will cut it. Raises InvalidRequestError, also for messages that the template refuses, PermissionDeniedError,
+        OverloadedError, DeadlineExceededError."""
         loaded = self._used_by(context, model)
         values = ChatValues(messages, tools, documents, template_kwargs, add_generation_prompt, continue_final_message)
-        if self.routing is not None and context.routed is not None:
-            self.routing.rendered(context, values, cut=cut)
+        if self.models.routing is not None and context.routed is not None:
+            self.models.routing.rendered(context, values, cut=cut)
         return await self.chat_prompt_on(loaded, values, context, cut=cut)
 
     async def chat_prompt_on(
         self, loaded: LoadedModel, values: ChatValues, context: RequestContext, *, cut: bool = False
     ) -> ChatPrompt:
-        """The same on a model at hand."""
+        """As `chat_prompt`, for a model that was found already."""
         template = loaded.chat_template
         if template is None:
             raise InvalidRequestError(
@@ -261,7 +115,7 @@ class DataPlane:
                 "--chat-template."
             )
 
-        size = context.record.bytes_in  # of the body, which has little but the messages
+        size = context.record.bytes_in  # of the body, which is little more than the messages
         try:
             context.record.enter(Stage.TEMPLATE)
             async with self._until_deadline(context):
@@ -275,9 +129,9 @@ class DataPlane:
             raise InvalidRequestError(str(error), param="messages") from None
 
     def _used_by(self, context: RequestContext, name: str) -> LoadedModel:
-        """The model, noted in the request's record. Raises PermissionDeniedError, and as `model`."""
+        """The model, which is noted in the request's record. Raises PermissionDeniedError, and as `model`."""
         context.principal.require_model(name)
-        model, adapter = self.find(name, context=context)
+        model, adapter = self.models.find(name, context=context)
         if not context.record.target:
             context.record.model = model.names[0] if adapter is None else adapter.name
         return model
@@ -295,30 +149,31 @@ class DataPlane:
     async def with_tokenizer(
         self, model: str, size: int, context: RequestContext, work: Callable[[Tokenizer], _T]
     ) -> _T:
-        """What `work` makes with a model's tokenizer of so many tokens, in a thread. Raises as `chat_prompt`."""
+        """The result of `work` with a model's tokenizer, in a thread. `size`: characters or tokens that it works on.
+        Raises as `chat_prompt`."""
         loaded = self._used_by(context, model)
         context.record.enter(Stage.TOKENIZE)
         async with self._until_deadline(context):
             return await self._text_pool.run(size, work, loaded.tokenizer)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Returns when the first output is there, or its first pulse: whatever can be refused has been refused before a
+        """Returns with the first output, or the first pulse. So all that can be refused has been refused before the
         response starts.
 
-        Raises InvalidRequestError and its kin for values that do not fit the model, OverloadedError,
+        Raises InvalidRequestError and errors derived from it for values that do not fit the model, OverloadedError,
         DeadlineExceededError, EngineError.
         """
         context = request.context
         context.principal.require_model(request.model)
-        model, adapter = self.find(request.model, context=context)
-        if self.routing is None or context.routed is None:
-            return await self._generate(model, adapter, request)
-        return await self._generate(model, adapter, request, self.routing.accepted(request))
+        model, adapter = self.models.find(request.model, context=context)
+        routing = self.models.routing
+        call = routing.accepted(request) if routing is not None and context.routed is not None else None
+        return await self._generate(model, adapter, request, call)
 
     async def generate_on(
         self, model: LoadedModel, request: GenerateRequest, *, adapter: str | None = None
     ) -> Generation:
-        """The same on a model at hand and one of its adapters, whatever name `request` has."""
+        """As `generate`, for a model that was found already and one of its adapters; `request.model` is not read."""
         return await self._generate(model, None if adapter is None else model.adapters.named(adapter), request)
 
     async def _generate(
@@ -334,7 +189,7 @@ class DataPlane:
             for each in used:
                 each.end()
 
-        for each in used:  # before anything is awaited: what is unloaded from now on waits for this call
+        for each in used:  # before anything is awaited: from now on unloading waits for this call
             each.begin()
         try:
             _check_supported(request.params, model.engine.info)
@@ -346,9 +201,9 @@ class DataPlane:
                 await model.sleep.awake()
                 prompts = await prompt_tokens(model, request, self._text_pool)
                 params = await tokenized_params(model, request, self._text_pool)
-            info = model.engine.info  # where it has just woken up, its cache may be smaller than before
+            info = model.engine.info  # if it has just woken up, its cache may be smaller than before
             adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]
-            wanted = request.params.max_tokens * request.n  # 0 where the caller names none: the context may leave much
+            wanted = request.params.max_tokens * request.n  # 0 if the caller names no limit: the context may leave much
             request.context.pay_tokens(sum(len(prompt) + wanted for prompt in prompts))
             record.enter(Stage.ENGINE)
             stream = model.engine.submit(adds)
@@ -386,7 +241,7 @@ class DataPlane:
         prompt: list[int],
         info: ModelInfo,
     ) -> AddRequest:
-        """`params`: of `tokenized_params`."""
+        """The message for one prompt. `params`: the result of `tokenized_params`."""
         max_tokens = _max_tokens(params, prompt, info, clamp=self._clamp_max_tokens)
         min_tokens = min(params.min_tokens, max_tokens)
         params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
@@ -414,13 +269,15 @@ class DataPlane:
         return own if context.deadline is None else min(own, context.deadline)
 
     def _until_deadline(self, context: RequestContext) -> AbstractAsyncContextManager[object]:
-        """For what is done before the engine has the request, and ends it. Raises DeadlineExceededError."""
+        """Bounds what is done before the engine has the request; after that the engine keeps the deadline. Raises
+        DeadlineExceededError."""
         deadline = self._deadline(context)
         return until(deadline, deadline_exceeded())
 
 
 def _salt(key: bytes, tenant: str, caller_salt: str) -> str:
-    """Tenants never share cached prefixes nor guess one another's salt; a caller may divide its own further."""
+    """Of the prefix cache. Tenants cannot share cached prefixes, nor guess each other's salt. A caller's own salt
+    divides those of its tenant further."""
     if not tenant and not caller_salt:
         return ""
     parts = f"{len(tenant)}:{tenant}{caller_salt}".encode("utf-8", "surrogatepass")
@@ -433,7 +290,7 @@ def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
 
 
 def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo, *, clamp: bool) -> int:
-    """What was asked for, or what the context leaves. Raises InvalidRequestError, ContextLengthError."""
+    """What the caller asks for, or what the context leaves. Raises InvalidRequestError, ContextLengthError."""
     room = info.context_length - len(prompt)
     if not prompt:
         raise InvalidRequestError("The prompt is empty.", param="prompt")

@@ -52,12 +52,12 @@ def choose_engine(folder: Path) -> str:
 
 def _read_settings(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "config.json").read_text())
+        settings = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model: config.json cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ConfigError("model: config.json does not hold an object")
-    return found
+    return settings
 
 
 def _openvino_refusal(settings: dict[str, Any]) -> str | None:

@@ -102,27 +102,27 @@ def adapter_options(config: Config, adapters: Sequence[Adapter]) -> dict[str, An
 def _simulated_options(
     config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    options = config.simulated
+    simulated = config.simulated
     first, end = _plain_ids(tokenizer)
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "vocab_size": tokenizer.vocab_size,
         "first_token_id": first,
         "end_token_id": end,
-        "faults": options.sim_faults,
+        "faults": simulated.sim_faults,
         "latency": {
-            "per_step": options.sim_step_ms / 1e3,
-            "per_prefill_token": options.sim_prefill_us / 1e6,
-            "per_sequence": options.sim_sequence_us / 1e6,
+            "per_step": simulated.sim_step_ms / 1e3,
+            "per_prefill_token": simulated.sim_prefill_us / 1e6,
+            "per_sequence": simulated.sim_sequence_us / 1e6,
         },
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
         "prefix_caching": config.cache.prefix_caching,
     }
     if config.model.max_model_len is not None:
-        found["max_model_len"] = config.model.max_model_len
+        options["max_model_len"] = config.model.max_model_len
     if config.cache.num_kv_blocks is not None:
-        found["num_blocks"] = config.cache.num_kv_blocks
-    return found
+        options["num_blocks"] = config.cache.num_kv_blocks
+    return options
 
 
 def _plain_ids(tokenizer: Tokenizer) -> tuple[int, int]:

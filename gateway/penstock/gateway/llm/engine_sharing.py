@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.engines.contract.messages import StepRecord
 from penstock.engines.door.spec import DoorAddress, DoorSpec, ModelDigests
-from penstock.engines.process import WatchdogConfig
+from penstock.engines.process.liveness import WatchdogConfig
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.language_model import (
     DoorConfig,

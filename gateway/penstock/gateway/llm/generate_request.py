@@ -32,9 +32,9 @@ class GenerateRequest:
     shown_tokens: frozenset[int] = frozenset()
     """Special tokens that are text although the others are skipped: stages look for them."""
     stages: tuple[StageFactory, ...] = ()
-    """What finds reasoning, tool calls and the like in each choice's text, in this order. A stage sees the text that
-    stop strings have let pass, and of the special tokens `shown_tokens`. Named by fronts that have fields for such
-    parts; the others show the text as the model wrote it."""
+    """What looks for reasoning, tool calls and other parts in each choice's text, in this order. A stage sees the text
+    behind the stop strings, with the special tokens in `shown_tokens`. Only fronts that have fields for such parts name
+    stages; the others show the text as the model wrote it."""
     show_reasoning: bool = True
     """Whether deltas have the reasoning that stages find. It is counted in any case."""
     suffix: str | None = None
@@ -47,18 +47,20 @@ class GenerateRequest:
     add_special_tokens: bool = True
     """For text prompts: let the tokenizer add BOS and the like. False for rendered chat templates."""
     priority: int = 0
-    """As the caller has it; see `level`."""
+    """What the caller asks for; `level` is what counts."""
     context: RequestContext = field(default_factory=RequestContext)
     tenant: str = ""
-    """Whom a fair scheduler charges, and whose cached prefixes these are: the context's, where that has one."""
+    """Whom a fair scheduler charges, and who alone may use these prompts' cached prefixes. The context's, if that has
+    one."""
     cache_salt: str = ""
     session: str = ""
-    """What the caller says belongs together: of several replicas, one serves it where that costs little."""
+    """The caller's name for requests that belong together: where there are replicas, one serves them all while that
+    costs little."""
     cache_retention: int = 0
-    """Seconds for which the prompts stay in the prefix cache longer than others; 0: no longer."""
+    """Seconds for which the prompts are evicted from the prefix cache later than others; 0: no later."""
     pulse: float | None = None
-    """Seconds with nothing to show after which the generation yields an empty list, so that a front can let its client
-    know that the request lives; and again after as many. Not before the engine has taken the request in."""
+    """After so many seconds with nothing to show, and again after as many, the generation yields an empty list: a front
+    can tell its client that the request is alive. Not before the engine has taken the request in."""
 
     @property
     def level(self) -> int:

@@ -37,7 +37,7 @@ class DeltaListener(Protocol):
     """Called on the event loop."""
 
     def take(self, deltas: list[ChoiceDelta]) -> None:
-        """As from the iterator; what it raises goes to `fail`."""
+        """What the iterator would have given. An error that this raises is given to `fail`."""
         ...
 
     def fail(self, error: Exception) -> None:
@@ -46,8 +46,8 @@ class DeltaListener(Protocol):
 
 
 class Generation:
-    """The choices of one call: an async iterator of lists of ChoiceDelta (at most one per choice in each list; empty
-    only where `GenerateRequest.pulse` asks for that).
+    """The choices of one call: an async iterator of lists of ChoiceDelta, at most one for each choice. A list is empty
+    only where `GenerateRequest.pulse` asks for that.
 
     Iterating raises the PenstockError that ended a choice, if one did. `close()` (idempotent; also at the end of
     `async with`) aborts whatever still runs.
@@ -66,7 +66,8 @@ class Generation:
         admitted: Callable[[], bool],
         call: AcceptedCall | None = None,
     ) -> None:
-        """`call`: where a name that several models serve counts it."""
+        """`on_end` is called once, when the last choice ends. `admitted`: whether the engine has taken all of it in.
+        `call`: counts it for a name that several models serve."""
         self.prompt_token_ids = prompts
         """The prompts as token ids."""
         self.prompt_logprobs: list[list[TokenLogprob | None]] | None = (
@@ -91,8 +92,8 @@ class Generation:
         self._call = call
         self._grammar_field = request.grammar_field
         self._pulse = request.pulse
-        self._shown = time.monotonic()
-        """When the newest deltas were handed out; at first, when the request was handed in."""
+        self._last_shown_at = time.monotonic()
+        """When deltas were last handed out; before the first, when the request was handed in."""
         self._timer: asyncio.TimerHandle | None = None
         self._ready: list[ChoiceDelta] | None = None
         self._listener: DeltaListener | None = None
@@ -138,7 +139,7 @@ class Generation:
         return await self._next()
 
     def _check_pulse(self, pulse: float) -> None:
-        rest = self._shown + pulse - time.monotonic()
+        rest = self._last_shown_at + pulse - time.monotonic()
         if rest <= 0:
             rest = pulse
             if self._admitted():
@@ -153,12 +154,12 @@ class Generation:
                 return deltas
 
     def listen(self, listener: DeltaListener | None) -> None:
-        """Instead of iterating: deltas are given to `listener` as they come. That saves the resumption of a task, with
-        all that awaits it, for each token of each stream. None: not any more; what comes then is merged, and waits."""
+        """An alternative to iterating: `listener` gets the deltas as they come. So no task, nor what awaits it, has to
+        be resumed for each token of each stream. None ends that: what comes then is merged, and waits."""
         self._listener = listener
-        self._stream.listen(None if listener is None else self._tell)
+        self._stream.listen(None if listener is None else self._push_deltas)
 
-    def _tell(self) -> None:
+    def _push_deltas(self) -> None:
         listener, outputs = self._listener, self._stream.take()
         if listener is None:
             return
@@ -183,12 +184,12 @@ class Generation:
             self._end_all(f"error:{error.code}", outcome_of(error))
             raise
         if deltas:
-            self._shown = now
+            self._last_shown_at = now
             if self._call is not None:
-                self._tell_call(self._call, deltas)
+                self._tell_routing(self._call, deltas)
         return deltas
 
-    def _tell_call(self, call: AcceptedCall, deltas: list[ChoiceDelta]) -> None:
+    def _tell_routing(self, call: AcceptedCall, deltas: list[ChoiceDelta]) -> None:
         call.responded()
         if call.watched:
             call.took(deltas)
@@ -196,8 +197,8 @@ class Generation:
             call.end(Outcome.OK)
 
     def _advance(self, output: RequestOutput, now: float) -> ChoiceDelta | None:
-        """The choice's delta, or None while there is nothing to show (half a character, or text that may be a stop or
-        a part of something)."""
+        """The choice's delta; None while there is nothing to show, since the text so far ends with half a character, or
+        with what may become a stop string or a tag."""
         choice = self._choices.get(output.id)
         if choice is None:
             return None
@@ -215,24 +216,24 @@ class Generation:
         self.usage.completion_tokens += count
         self.usage.reasoning_tokens += delta.reasoning_tokens
         self.usage_by_choice[choice.index] += count
-        if choice.held:
-            delta.token_ids, choice.held = choice.held + delta.token_ids, []
+        if choice.held_token_ids:
+            delta.token_ids, choice.held_token_ids = choice.held_token_ids + delta.token_ids, []
         if count:
-            if self._record.first_token is None:
-                self._record.first_token = now
+            if self._record.first_token_at is None:
+                self._record.first_token_at = now
                 self._record.enter(Stage.DECODING)
-            self._metrics.tokens(count, choice.last_token, now, self._arrival)
-            choice.last_token = now
+            self._metrics.tokens(count, choice.last_token_at, now, self._arrival)
+            choice.last_token_at = now
         if delta.finish_reason is not None:
             del self._choices[output.id]
             self._record.finish_reasons += (delta.finish_reason,)
             self._metrics.finished(delta.finish_reason, now - self._arrival)
-            if output.finish_reason is None:  # a stop string: the engine does not know yet
+            if output.finish_reason is None:  # a stop string, of which the engine does not know
                 self._abort([output.id])
             if not self._choices:
                 self._on_end()
         elif not delta.text and not delta.parts and delta.logprobs is None:
-            choice.held = delta.token_ids
+            choice.held_token_ids = delta.token_ids
             return None
         return delta
 

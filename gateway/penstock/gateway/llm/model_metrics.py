@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.engines.contract.messages import EngineStats, StepRecord
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import StepRecord
 from penstock.engines.process.liveness import Liveness
 from penstock.engines.replicas.state import Replicated
 from penstock.gateway.llm.adapters import AdapterSet

@@ -19,8 +19,8 @@ _MOST_WAITING = 1024
 
 
 class ModelSleep:
-    """Stops an engine and starts it again. One that was put to sleep refuses requests until it is woken; one that fell
-    asleep because it was idle starts at the next request, which waits for it."""
+    """Stops an engine, and starts it again. An engine that was put to sleep refuses requests until it is woken. One
+    that fell asleep because it was idle starts at the next request, which waits for it."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ModelSleep:
         self._usual_idle_seconds = self._idle_seconds = idle_seconds or None
         self._clock = clock
         self.asleep = False
-        """The engine is stopped, or about to be; or it starts again."""
+        """The engine is stopped, or is about to stop, or is starting again."""
         self._was_told = False
         self._lock = asyncio.Lock()
         """Held while the engine stops or starts."""
@@ -49,11 +49,11 @@ class ModelSleep:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._until_idle: asyncio.Task[None] | None = None
-        """Looks again behind the calls that run."""
+        """Waits for the calls that run, and looks again then."""
 
     @property
     def wakes_by_itself(self) -> bool:
-        """It sleeps, and the next request finds it awake."""
+        """It sleeps, and the next request wakes it."""
         return self.asleep and not self._was_told
 
     @property
@@ -190,4 +190,4 @@ class ModelSleep:
 
 
 def _nobody() -> None:
-    """Nobody wants to know."""
+    """The default of `on_change`."""

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -55,7 +55,7 @@ class ServedModel:
     @property
     def capabilities(self) -> list[str]:
         """By Ollama's names, and `chat` and `structured_output`."""
-        found = {
+        capabilities = {
             "completion": True,
             "chat": self.has_chat_template,
             "tools": self.parsers.tools is not None,
@@ -63,7 +63,7 @@ class ServedModel:
             "structured_output": self.info.supports_grammars,
             "insert": self.fills_in,
         }
-        return [name for name, there in found.items() if there]
+        return [name for name, there in capabilities.items() if there]
 
 
 class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class LoadedModel:
-    """What the data plane works with."""
+    """A language model with all that the data plane needs of it; `loaded` once it gets requests."""
 
     names: tuple[str, ...]
     root: str
@@ -143,6 +143,17 @@ class LoadedModel:
         )
 
 
+class NameHolder(NamedTuple):
+    """Whose a name is."""
+
+    model: LoadedModel
+    adapter: Adapter | None = None
+    """The adapter of `model` that has the name; None: it is the model's own."""
+
+    def describe(self, name: str) -> ServedModel:
+        return self.model.describe(name, self.adapter)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """Where a model's files are, and what to call it."""
@@ -189,10 +200,10 @@ def default_params(folder: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: generation_config.json cannot be read: {error}") from None
-    found = {name: raw[name] for name in _DEFAULTS if isinstance(raw.get(name), int | float)}
+    params = {name: raw[name] for name in _DEFAULTS if isinstance(raw.get(name), int | float)}
     if raw.get("do_sample") is False:
-        found["temperature"] = 0.0
-    return found
+        params["temperature"] = 0.0
+    return params
 
 
 def load_chat_template(

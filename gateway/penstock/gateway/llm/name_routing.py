@@ -1,4 +1,4 @@
-"""What the data plane asks about names that several models serve. `traffic/` answers; without rules nobody is asked."""
+"""What the data plane asks about names that several models serve. `traffic/` implements it, where there are rules."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from typing import Protocol
 
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.llm.adapters import Adapter
 from penstock.gateway.llm.chat_texts import ChatValues
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.generate_request import GenerateRequest
-from penstock.gateway.llm.models import LoadedModel
+from penstock.gateway.llm.models import NameHolder
 
 
 class AcceptedCall(Protocol):
-    """A request that a target has accepted."""
+    """A request, from its acceptance by the target that serves it."""
 
     watched: bool
     """Whether `took` is to be called."""
 
     def took(self, deltas: list[ChoiceDelta]) -> None:
-        """What its generation has given out. They may change afterwards."""
+        """Its generation has given these out. The list may change afterwards."""
 
     def responded(self) -> None:
         """There is a first token. Idempotent."""
@@ -34,9 +33,9 @@ class NameRouting(Protocol):
 
     def names(self) -> list[str]: ...
 
-    def find(self, name: str, context: RequestContext | None) -> tuple[LoadedModel, Adapter | None]:
-        """The target for this request, the same each time, even if the rule has gone meanwhile; without a context, the
-        first that is there. A name without a rule is a model's own. Raises PenstockError."""
+    def find(self, name: str, context: RequestContext | None) -> NameHolder:
+        """The target for this request: the same at each call, even if the rule was removed meanwhile. Without a context
+        the first target that is there. A name without a rule is a model's own. Raises PenstockError."""
         ...
 
     def rendered(self, context: RequestContext, values: ChatValues, *, cut: bool) -> None:

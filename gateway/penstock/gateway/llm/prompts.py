@@ -1,4 +1,4 @@
-"""From the texts of a call to token ids: where they are encoded, and when they are too many."""
+"""The texts of a call as token ids: on which thread they are encoded, and when they are too long."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ async def encode_prompts(
     tokenizer: Tokenizer | SealedTokenizer | None = None,
     cut: bool = False,
 ) -> list[list[int]]:
-    """With `tokenizer`, which is the model's if none is given. Raises InvalidRequestError for text that cannot be
-    encoded, ContextLengthError for a long text that is known not to fit before all of it has been encoded, and
-    OverloadedError. Other texts that do not fit are left to the caller, and with `cut` all."""
+    """Token ids of each text. `tokenizer`: the model's if None; `cut`: the caller will cut texts that do not fit.
+
+    Raises InvalidRequestError for text that cannot be encoded, OverloadedError, and, without `cut`, ContextLengthError
+    for a text that is so long that encoding all of it would be wasted. The caller checks the length of the others.
+    """
     tokenizer = tokenizer or model.tokenizer
     size = sum(map(len, texts))
     if size <= _INLINE_CHARS:
@@ -42,7 +44,7 @@ def _encode_all(
     cut: bool,
 ) -> list[list[int]]:
     context_length = model.engine.info.context_length
-    limit = context_length - 1  # with room for one token of the completion
+    limit = context_length - 1  # leaves room for one token of the completion
     room = total = max(limit, TOKENS_OF_A_CALL)
     limit = total if cut else limit
     prompts = []

@@ -13,7 +13,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.spec import DoorSpec, ModelDigests
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.shares import shares
-from penstock.engines.process import WatchdogConfig
+from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
@@ -122,15 +122,15 @@ def replica_specs(spec: EngineSpec, count: int, *, on_gpus: bool) -> list[Engine
     places = [asked] * count
     if is_placed or (spec.runner in _OF_CPUS and not on_gpus and spec.options["threads"] is None):
         places = shares(asked, count)
-    found = [msgspec.structs.replace(spec, placement=place) for place in places]
+    specs = [msgspec.structs.replace(spec, placement=place) for place in places]
     if on_gpus:
-        found = [
+        specs = [
             msgspec.structs.replace(each, options=each.options | {"device": f"cuda:{number}"})
-            for number, each in enumerate(found)
+            for number, each in enumerate(specs)
         ]
     tier = spec.scheduler
     if tier.kv_offload_dir:
-        found = [
+        specs = [
             msgspec.structs.replace(
                 each,
                 scheduler=msgspec.structs.replace(
@@ -139,7 +139,7 @@ def replica_specs(spec: EngineSpec, count: int, *, on_gpus: bool) -> list[Engine
                     kv_offload_bytes=tier.kv_offload_bytes // count,
                 ),
             )
-            for number, each in enumerate(found)
+            for number, each in enumerate(specs)
         ]
     events = tier.kv_events
     if events is not None:
@@ -147,14 +147,14 @@ def replica_specs(spec: EngineSpec, count: int, *, on_gpus: bool) -> list[Engine
             own = [events.of_replica(number, count) for number in range(count)]
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        found = [
+        specs = [
             msgspec.structs.replace(each, scheduler=msgspec.structs.replace(each.scheduler, kv_events=each_events))
-            for each, each_events in zip(found, own, strict=True)
+            for each, each_events in zip(specs, own, strict=True)
         ]
     if spec.door is not None:
         doors = [_door(spec.door, number) for number in range(count)]
-        found = [msgspec.structs.replace(each, door=door) for each, door in zip(found, doors, strict=True)]
-    return found
+        specs = [msgspec.structs.replace(each, door=door) for each, door in zip(specs, doors, strict=True)]
+    return specs
 
 
 def _door(door: DoorSpec, number: int) -> DoorSpec:

@@ -17,7 +17,7 @@ _MAX_PROMPT_LOGPROBS = 1 << 21
 
 
 async def prompt_tokens(model: LoadedModel, request: GenerateRequest, pool: WorkPool) -> list[list[int]]:
-    """What the model is given: with the suffix, and cut where the request says so. Raises as `encode_prompts`, and
+    """The prompts, with the suffix, and cut where the request says so. Raises as `encode_prompts`, and
     InvalidRequestError for too many log probabilities."""
     texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
     fills = None if request.suffix is None else model.tokenizer.fill_in_middle
@@ -40,8 +40,8 @@ async def prompt_tokens(model: LoadedModel, request: GenerateRequest, pool: Work
 
 
 async def tokenized_params(model: LoadedModel, request: GenerateRequest, pool: WorkPool) -> SamplingParams:
-    """The sampling parameters with the tokens of those that are texts. A tokenizer may have tokens that the model has
-    not, and so never writes: they are left out. Raises as `encode_prompts`."""
+    """The sampling parameters, with the tokens of those that are texts. Tokens that only the tokenizer has, and the
+    model never writes, are left out. Raises as `encode_prompts`."""
     params, fills, info = request.params, model.tokenizer.fill_in_middle, model.engine.info
     if request.suffix is not None and fills is not None:
         params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *fills.ends))

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.front.bounded_json import MAX_DEPTH, check_json
+from penstock.gateway.front.bounded_json import decode_json
 from penstock.tokenizers import lark
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 def wanted_grammar(fields: SamplingFields) -> tuple[Grammar, str] | None:
     """What the output has to be, and the field that says so. Raises InvalidRequestError, also for two that do, and
     UnsupportedError."""
-    found: list[tuple[Grammar, str]] = []
+    grammars: list[tuple[Grammar, str]] = []
     if fields.response_format is not None:
         grammar = _of_format(fields.response_format, "response_format")
-        found += [(grammar, "response_format")] if grammar else []
-    found += [(grammar, "structured_outputs") for grammar in _of_outputs(fields.structured_outputs)]
+        grammars += [(grammar, "response_format")] if grammar else []
+    grammars += [(grammar, "structured_outputs") for grammar in _of_outputs(fields.structured_outputs)]
     legacy = {
         "guided_json": fields.guided_json is not None and json_schema(fields.guided_json, "guided_json"),
         "guided_regex": fields.guided_regex is not None and _text("regex", fields.guided_regex, "guided_regex"),
@@ -76,13 +76,13 @@ def wanted_grammar(fields: SamplingFields) -> tuple[Grammar, str] | None:
         "guided_grammar": fields.guided_grammar is not None
         and _text("grammar", fields.guided_grammar, "guided_grammar"),
     }
-    found += [(grammar, name) for name, grammar in legacy.items() if grammar]
-    if len(found) > 1:
-        message = f"Only one of {', '.join(dict.fromkeys(name for _, name in found))} can be given."
-        if len({name for _, name in found}) == 1:
-            message = f"{found[0][1]}: only one kind of structure can be given."
-        raise InvalidRequestError(message, param=found[1][1])
-    return found[0] if found else None
+    grammars += [(grammar, name) for name, grammar in legacy.items() if grammar]
+    if len(grammars) > 1:
+        message = f"Only one of {', '.join(dict.fromkeys(name for _, name in grammars))} can be given."
+        if len({name for _, name in grammars}) == 1:
+            message = f"{grammars[0][1]}: only one kind of structure can be given."
+        raise InvalidRequestError(message, param=grammars[1][1])
+    return grammars[0] if grammars else None
 
 
 def grammar_field(fields: SamplingFields) -> str | None:
@@ -118,25 +118,25 @@ def _of_outputs(given: StructuredOutputs | None) -> list[Grammar]:
     if given is None:
         return []
     where, compact = "structured_outputs", bool(given.disable_any_whitespace)
-    found = []
+    grammars = []
     if given.json is not None:
-        found.append(json_schema(given.json, f"{where}.json", compact=compact))
+        grammars.append(json_schema(given.json, f"{where}.json", compact=compact))
     if given.json_object:
-        found.append(json_schema(_ANY_OBJECT, f"{where}.json_object", compact=compact))
+        grammars.append(json_schema(_ANY_OBJECT, f"{where}.json_object", compact=compact))
     if given.regex is not None:
-        found.append(_text("regex", given.regex, f"{where}.regex"))
+        grammars.append(_text("regex", given.regex, f"{where}.regex"))
     if given.choice is not None:
-        found.append(_choice(given.choice, f"{where}.choice"))
+        grammars.append(_choice(given.choice, f"{where}.choice"))
     if given.grammar is not None:
-        found.append(_text("grammar", given.grammar, f"{where}.grammar"))
+        grammars.append(_text("grammar", given.grammar, f"{where}.grammar"))
     if given.structural_tag is not None:
         tag = _decoded(given.structural_tag, ResponseFormat, f"{where}.structural_tag")
         grammar = _of_format(tag, f"{where}.structural_tag")
-        found += [grammar] if grammar else []
-    if not found:
+        grammars += [grammar] if grammar else []
+    if not grammars:
         message = f"{where} needs one of json, json_object, regex, choice, grammar and structural_tag."
         raise InvalidRequestError(message, param=where)
-    return found
+    return grammars
 
 
 def json_schema(schema: str | Schema, where: str, *, compact: bool = False) -> Grammar:
@@ -153,15 +153,7 @@ def json_schema(schema: str | Schema, where: str, *, compact: bool = False) -> G
 
 def _decoded(text: str, kind: Any, where: str) -> Any:
     """JSON in a text: what was checked of the body has not looked into it. Raises InvalidRequestError."""
-    encoded = text.encode()
-    try:
-        check_json(encoded)
-    except InvalidRequestError:
-        raise InvalidRequestError(f"{where} nests deeper than {MAX_DEPTH} levels.", param=where) from None
-    try:
-        return msgspec.json.decode(encoded, type=kind)
-    except msgspec.DecodeError as error:
-        raise InvalidRequestError(f"{where}: {error}", param=where) from None
+    return decode_json(text.encode(), kind, field=where)
 
 
 def _choice(choices: list[str], where: str) -> Grammar:

@@ -49,14 +49,14 @@ def bad_words(words: Sequence[str] | None) -> tuple[str, ...]:
 
 def word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """The tokens of each word, and those that it has behind a space, where they are others."""
-    found: list[list[int]] = []
+    rows: list[list[int]] = []
     for word in words:
         alone = tokenizer.encode(word.lstrip(), add_special_tokens=False)
         behind = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
-        found.append(alone)
+        rows.append(alone)
         if behind[-len(alone) :] != alone:
-            found.append(behind)
-    return tuple(tuple(ids) for ids in found if ids)
+            rows.append(behind)
+    return tuple(tuple(ids) for ids in rows if ids)
 
 
 def logits_processors(given: Sequence[str | ProcessorSpec] | None, info: ModelInfo) -> tuple[ProcessorCall, ...]:

@@ -62,7 +62,7 @@ class Reservation:
 
 
 class RoomMaker(Protocol):
-    """Who unloads models where others need their memory."""
+    """Unloads models when others need their memory."""
 
     async def __call__(self, name: str, check: Callable[[Collection[str]], object]) -> bool:
         """Whether there may be room now. `check` raises MemoryBudgetError if the model would not fit, were these models
@@ -111,11 +111,11 @@ class MemoryBudget:
 
     def reserve(self, name: str, demand: Demand, pid: Callable[[], int | None]) -> Reservation:
         """Raises MemoryBudgetError for a model that does not fit beside those that are loaded or loading."""
-        found = self._place(name, demand, pid)
-        self._reservations.append(found)
-        gpus = "".join(f"; {size_text(size)} of GPU {uuid}" for uuid, size in found.gpus.items())
-        logger.info("memory of %s is counted as %s%s", name, found.host, gpus)
-        return found
+        reservation = self._place(name, demand, pid)
+        self._reservations.append(reservation)
+        gpus = "".join(f"; {size_text(size)} of GPU {uuid}" for uuid, size in reservation.gpus.items())
+        logger.info("memory of %s is counted as %s%s", name, reservation.host, gpus)
+        return reservation
 
     def _place(
         self, name: str, demand: Demand, pid: Callable[[], int | None], gone: Collection[str] = ()
@@ -125,15 +125,15 @@ class MemoryBudget:
         host = _need(demand.host, room)
         if room is not None and host.total > room:
             raise MemoryBudgetError(self._refusal(name, f"{host}", f"{size_text(room)} {of_what}", demand.hints, gone))
-        found = Reservation(name, host, pid)
+        reservation = Reservation(name, host, pid)
         if demand.told and not demand.gpus and room is not None:
-            found.cache = host.cache // demand.workers
+            reservation.cache = host.cache // demand.workers
         for gpu in self._of(demand.gpus):
             device = self._on_gpu(name, demand, gpu, gone)
-            found.gpus[gpu.uuid] = device.total
+            reservation.gpus[gpu.uuid] = device.total
             if demand.told:
-                found.cache = min(device.cache, found.cache or device.cache)
-        return found
+                reservation.cache = min(device.cache, reservation.cache or device.cache)
+        return reservation
 
     def release(self, reservation: Reservation) -> None:
         """Its engine has ended. A second time is no harm."""
@@ -167,14 +167,14 @@ class MemoryBudget:
         """Those of the GPUs that can be told apart and tell their memory: the others are not checked."""
         present = self._gpus() if places else ()
         shown = shown_gpus(len(present))
-        found: list[GpuMemory] = []
+        gpus: list[GpuMemory] = []
         for place in places:
             which = shown[place] if place < len(shown) else None
             if isinstance(which, int):
-                found += [gpu for gpu in present[which : which + 1] if gpu is not None]
+                gpus += [gpu for gpu in present[which : which + 1] if gpu is not None]
             elif which is not None:
-                found += [gpu for gpu in present if gpu is not None and gpu.uuid.startswith(which)]
-        return found
+                gpus += [gpu for gpu in present if gpu is not None and gpu.uuid.startswith(which)]
+        return gpus
 
     def _on_gpu(self, name: str, demand: Demand, gpu: GpuMemory, gone: Collection[str]) -> Need:
         """What the model is counted with on this GPU. Raises MemoryBudgetError."""

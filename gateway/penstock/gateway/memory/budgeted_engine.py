@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engines.process import ProcessEngine
+from penstock.engines.process.client import ProcessEngine
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.memory.budget import MemoryBudget, Reservation
 from penstock.gateway.memory.estimate import estimate

@@ -26,7 +26,7 @@ _SUMMARIES = (
     ("nv_inference_compute_output_summary_us", "Scattering outputs."),
 )
 _HIT = ("nv_cache_hit_summary_per_model", "Looking up responses.")
-_MISS = ("nv_cache_miss_summary_per_model", "Looking up in vain and keeping responses.")
+_MISS = ("nv_cache_miss_summary_per_model", "Cache misses: looking up and storing responses.")
 
 
 class ModelLatencies:

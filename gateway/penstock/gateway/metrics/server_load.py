@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.load_report import LoadReport
 from penstock.gateway.front.record import Outcome

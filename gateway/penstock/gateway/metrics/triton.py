@@ -42,7 +42,7 @@ _MODEL_CACHE: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = 
     ("nv_cache_hit_duration_per_model", "Looking up responses, added up.", lambda s: s.cache_hit.ns // 1000),
     (
         "nv_cache_miss_duration_per_model",
-        "Looking up in vain and keeping responses, added up.",
+        "Cache misses: looking up and storing responses, added up.",
         lambda s: s.cache_miss.ns // 1000,
     ),
 )

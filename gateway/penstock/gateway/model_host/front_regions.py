@@ -44,5 +44,5 @@ class FrontRegions:
             if (file.st_dev, file.st_ino) == (region.device, region.inode):
                 return descriptor
             os.close(descriptor)
-        logger.error("the shared memory region '%s' cannot be opened in this process", region.name)
+        logger.error("the shared memory region %r cannot be opened in this process", region.name)
         return None

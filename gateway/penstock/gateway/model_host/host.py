@@ -74,7 +74,7 @@ class ModelHost:
                 front.tell(messages)
 
     async def spread(self) -> None:
-        """Publishes, and returns when every front knows. One that does not answer is not waited for for ever."""
+        """Publishes, and returns when every front knows. Does not wait without end for one that does not answer."""
         self.publish()
         generation = self._publication.generation
         waiting = [front.knows(generation) for front in self._fronts]

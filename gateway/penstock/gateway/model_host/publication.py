@@ -25,13 +25,13 @@ from penstock.gateway.model_host.messages import Described, Published, RegionFie
 def is_classic(model: InferModel) -> bool:
     """Whether it is a classic model, or an ensemble of such: language models tell of their requests in the process that
     has the client."""
-    found = uncached(model)
-    if isinstance(found, EnsembleModel):
+    inner = uncached(model)
+    if isinstance(inner, EnsembleModel):
         try:
-            return all(map(is_classic, found.step_models().values()))
+            return all(map(is_classic, inner.step_models().values()))
         except PenstockError:  # one of its models has gone
             return False
-    return isinstance(found, ClassicModel)
+    return isinstance(inner, ClassicModel)
 
 
 def no_model(model: InferModel) -> bool:
@@ -75,12 +75,12 @@ class Publication:
         described = self._look_at_models()
         sources, last = self._sources, self._published
         models = [(entry.described.key, entry.model.ready) for entry in self._entries.values()]
-        found = Published(last.generation, models, _regions(sources.regions), sources.tracing.shared())
-        if found == last:
+        published = Published(last.generation, models, _regions(sources.regions), sources.tracing.shared())
+        if published == last:
             return []
-        found.generation += 1
-        self._published = found
-        return [*described, found]
+        published.generation += 1
+        self._published = published
+        return [*described, published]
 
     def whole(self) -> list[Described | Published]:
         """What was found last, for a front that knows nothing."""
@@ -118,18 +118,18 @@ def _label_sources(model: InferModel) -> dict[str, tuple[str, int, str]]:
     ensemble = uncached(model)
     if not isinstance(ensemble, EnsembleModel):
         return {}
-    found = {}
+    sources_by_output = {}
     for output in model.config.output:
         source = None if output.label_filename else ensemble.source(output.name)
         if source is not None:
-            found[output.name] = (source[0].name, source[0].version, source[1])
-    return found
+            sources_by_output[output.name] = (source[0].name, source[0].version, source[1])
+    return sources_by_output
 
 
 def _regions(regions: SharedMemoryRegions) -> list[RegionFields]:
-    found = []
+    fields = []
     for status, tenant, descriptor in regions.opened():
         file = os.fstat(descriptor)
         of_object = (file.st_dev, file.st_ino, descriptor)
-        found.append(RegionFields(status.name, status.key, status.offset, status.byte_size, tenant, *of_object))
-    return found
+        fields.append(RegionFields(status.name, status.key, status.offset, status.byte_size, tenant, *of_object))
+    return fields

@@ -28,7 +28,7 @@ def listen(path: Path) -> socket.socket:
         listener.listen(64)
     except OSError as error:
         listener.close()
-        raise EngineError(f"there can be no socket at {path} (TMPDIR decides where): {error}") from None
+        raise EngineError(f"cannot make a socket at {path} (TMPDIR sets the folder): {error}") from None
     return listener
 
 

@@ -63,7 +63,7 @@ class ModelHost:
             self.pooling.add(model)
         else:
             await model.start()
-            self.dataplane.add(model)
+            self.dataplane.models.add(model)
         self._model = model
         model.loaded = True
 

@@ -74,7 +74,7 @@ class Answer:
     def end(self, new: dict[str, Any] | None) -> bytes:
         """The last line, or the whole answer. Durations are in nanoseconds."""
         ended, record = time.monotonic(), self._context.record
-        first = ended if record.first_token is None else record.first_token
+        first = ended if record.first_token_at is None else record.first_token_at
         body = {
             "model": self._model,
             "created_at": now(),

@@ -42,7 +42,8 @@ class _Endpoint(TranslatingEndpoint[_R]):
         return request
 
     def _respond(self, exchange: Exchange, request: _R, wanted: WantedText, generation: Generation) -> Awaitable[None]:
-        keep(self._dataplane.find(self._model_name(request), context=exchange.context)[0].sleep, request.keep_alive)
+        model, _ = self._dataplane.models.find(self._model_name(request), context=exchange.context)
+        keep(model.sleep, request.keep_alive)
         return self._respond_from(exchange, request, generation)
 
     async def _answered_without_text(self, exchange: Exchange, request: _R) -> bool:
@@ -73,7 +74,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
             return False
         name = self._model_name(request)
         exchange.context.principal.require_model(name)
-        model, _ = self._dataplane.find(name, context=exchange.context)
+        model, _ = self._dataplane.models.find(name, context=exchange.context)
         leaves = request.keep_alive is not None and not seconds_of(request.keep_alive)
         with model.in_flight:
             if not leaves:
@@ -89,7 +90,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
 
     def _model_name(self, request: _R) -> str:
         others = self._settings.text_models.by_name
-        return model_name(request.model, lambda name: name in others or self._dataplane.knows(name))
+        return model_name(request.model, lambda name: name in others or self._dataplane.models.knows(name))
 
     def _renamed(self, request: _R, model: str) -> _R:
         return msgspec.structs.replace(request, model=model)
@@ -105,7 +106,7 @@ class Chat(_Endpoint[ChatRequest]):
     def _is_empty(self, request: ChatRequest) -> bool:
         return not request.messages
 
-    async def _wanted(self, request: ChatRequest, context: RequestContext) -> WantedText:
+    async def _generate_request(self, request: ChatRequest, context: RequestContext) -> WantedText:
         name = self._model_name(request)
         chat = openai_chat(request, name, request.tools, self._dataplane.model(name, context))
         return await chat_generation(
@@ -126,7 +127,7 @@ class Generate(_Endpoint[GenerateRequest]):
     def _is_empty(self, request: GenerateRequest) -> bool:
         return not request.prompt
 
-    async def _wanted(self, request: GenerateRequest, context: RequestContext) -> WantedText:
+    async def _generate_request(self, request: GenerateRequest, context: RequestContext) -> WantedText:
         name = self._model_name(request)
         model = self._dataplane.model(name, context)
         if request.raw or request.suffix or not model.has_chat_template:

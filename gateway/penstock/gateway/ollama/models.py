@@ -38,21 +38,21 @@ class Models:
     def listed(self, exchange: Exchange) -> list[dict[str, Any]]:
         """That the caller may use. Sizes are not known here."""
         may_use = exchange.context.principal.may_use
-        found = [(model.name, model.created) for model in self._dataplane.models()]
+        found = [(model.name, model.created) for model in self._dataplane.models.served()]
         found += [(name, model.created) for name, model in self._pooling.loaded_names()]
-        found += [(name, 0) for name in self._dataplane.names_on_demand()]
+        found += [(name, 0) for name in self._dataplane.models.names_on_demand()]
         return [_entry(name, created) for name, created in found if may_use(name)]
 
     def running(self, exchange: Exchange) -> list[dict[str, Any]]:
         """Those of `listed` that are awake, with the time at which they fall asleep if no request comes."""
-        found, unloaded = [], self._dataplane.names_on_demand()
+        found, unloaded = [], self._dataplane.models.names_on_demand()
         for entry in self.listed(exchange):
             if entry["name"] in unloaded:
                 continue
-            held = self._dataplane.holder(entry["name"])
-            if held is not None and held[0].sleep.asleep:
+            holder = self._dataplane.models.holder(entry["name"])
+            if holder is not None and holder.model.sleep.asleep:
                 continue
-            left = None if held is None else held[0].sleep.seconds_left
+            left = None if holder is None else holder.model.sleep.seconds_left
             expires_at = _NEVER if left is None else _time(min(time.time() + left, _LAST_SECOND))
             found.append({**entry, "size_vram": 0, "expires_at": expires_at})
         return found
@@ -60,11 +60,11 @@ class Models:
     def shown(self, given: str, exchange: Exchange) -> dict[str, Any]:
         """Raises ModelNotFoundError, PermissionDeniedError."""
         encoders = dict(self._pooling.loaded_names())
-        name = model_name(given, lambda each: each in encoders or self._dataplane.knows(each))
+        name = model_name(given, lambda each: each in encoders or self._dataplane.models.knows(each))
         exchange.context.principal.require_model(name)
         if name in encoders:
             return _shown_encoder(encoders[name])
-        if name in self._dataplane.names_on_demand():
+        if name in self._dataplane.models.names_on_demand():
             return _description(0, None, ["completion"])
         return _shown(self._dataplane.model(name))
 

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.errors import HttpError
-from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.adapter_control import AdapterControl
@@ -74,7 +74,6 @@ async def _read(exchange: Exchange, adapters: AdapterControl, settings: AppSetti
         message = "Adapters can be loaded and unloaded only on a server that was started with --lora-directory."
         raise HttpError(403, message, code="lora_directory_not_set")
     body = await exchange.body(settings.max_body_bytes)
-    check_json(body)
     return decode_json(body, kind)
 
 

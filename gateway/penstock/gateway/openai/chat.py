@@ -64,7 +64,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
     def _model_name(self, request: ChatRequest) -> str:
         return request.model
 
-    async def _wanted(self, request: ChatRequest, context: RequestContext) -> GenerateRequest:
+    async def _generate_request(self, request: ChatRequest, context: RequestContext) -> GenerateRequest:
         self._dataplane.model(request.model, context)
         messages = template_messages(request.messages)
         return await chat_generation(self._dataplane, self._settings, request, messages, context)

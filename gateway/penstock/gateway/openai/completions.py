@@ -31,7 +31,7 @@ class Completions(GeneratingEndpoint[CompletionRequest]):
     def _model_name(self, request: CompletionRequest) -> str:
         return request.model
 
-    async def _wanted(self, request: CompletionRequest, context: RequestContext) -> GenerateRequest:
+    async def _generate_request(self, request: CompletionRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model, context)
         return completion_generate_request(request, model, self._settings, context)
 

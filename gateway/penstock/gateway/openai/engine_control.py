@@ -40,9 +40,9 @@ class _Control(ABC):
             raise InvalidRequestError(f"{name[:64]} is not supported here.", param=name[:64])
         if "model" in query:
             exchange.context.principal.require_model(query["model"])
-            models = [self._dataplane.find(query["model"])[0]]
+            models = [self._dataplane.models.find(query["model"])[0]]
         else:
-            models = [model for _, model in self._dataplane.loaded_models()]
+            models = [model for _, model in self._dataplane.models.loaded()]
         with exchange.call() as call:
             call.watch()
             await exchange.respond(200, await self._answer(models, query))

@@ -1,7 +1,7 @@
 """Deltas as server-sent events.
 
-Nearly all of a chunk is the same from token to token, so each choice has its bytes ready and only the JSON of the new
-text is spliced in.
+Nearly all of a chunk is the same from token to token. So each choice has these bytes ready, and only the JSON of the
+new text is put between them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Frames:
         """Choices whose finish reason has not been rendered."""
 
     def render(self, deltas: Sequence[ChoiceDelta]) -> bytes:
-        """The frames of these deltas; empty when none of them has anything to show."""
+        """The frames of these deltas; empty if they have nothing to show."""
         parts: list[bytes] = []
         for delta in deltas:
             if delta.finish_reason is None and self._plain:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.openai.schemas import ChatMessage, ChatRequest, ContentPart, ToolCall
 from penstock.tokenizers import ChatTemplateError, check_kwargs
 
@@ -23,9 +23,9 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     than text."""
     if not messages:
         raise InvalidRequestError("messages must not be empty.", param="messages")
-    found = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    converted = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
     _check_tool_answers(messages)
-    return found
+    return converted
 
 
 def template_kwargs(request: ChatRequest, variables: frozenset[str] | None) -> dict[str, Any]:
@@ -158,8 +158,6 @@ def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
 def arguments_object(text: str, where: str) -> dict[str, Any]:
     """The arguments of a call, which are none in an empty text. Raises InvalidRequestError."""
     try:
-        encoded = (text or "{}").encode()
-        check_json(encoded)
-        return decode_json(encoded, dict[str, Any])
+        return decode_json((text or "{}").encode(), dict[str, Any])
     except InvalidRequestError:
         raise InvalidRequestError(f"{where}: the arguments are not a JSON object.", param=where) from None

@@ -34,11 +34,11 @@ class ModelList:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         may_use = exchange.context.principal.may_use
-        found = [_model_object(model) for model in self._dataplane.models()]
-        found += [_pooling_object(name, model) for name, model in self._pooling.loaded_names()]
-        found += [_unloaded(name) for name in self._dataplane.names_on_demand()]
-        found += [_text_object(name, model) for name, model in self._others.by_name.items()]
-        data = [each for each in found if may_use(each.id)]
+        objects = [_model_object(model) for model in self._dataplane.models.served()]
+        objects += [_pooling_object(name, model) for name, model in self._pooling.loaded_names()]
+        objects += [_unloaded(name) for name in self._dataplane.models.names_on_demand()]
+        objects += [_text_object(name, model) for name, model in self._others.by_name.items()]
+        data = [each for each in objects if may_use(each.id)]
         await exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
 
 
@@ -64,7 +64,7 @@ class ModelDetail:
             return _pooling_object(name, pooling)
         if name in self._others.by_name:
             return _text_object(name, self._others.by_name[name])
-        if name in self._dataplane.names_on_demand():
+        if name in self._dataplane.models.names_on_demand():
             return _unloaded(name)
         return _model_object(self._dataplane.model(name))
 

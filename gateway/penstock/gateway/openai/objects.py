@@ -33,11 +33,11 @@ def usage_object(usage: Usage) -> UsageObject:
 
 
 def chat_usage(usage: Usage) -> UsageObject:
-    found = usage_object(usage)
-    found.completion_tokens_details = CompletionTokensDetails(
+    shown = usage_object(usage)
+    shown.completion_tokens_details = CompletionTokensDetails(
         usage.reasoning_tokens, usage.accepted_prediction_tokens, usage.rejected_prediction_tokens
     )
-    return found
+    return shown
 
 
 def running_usage(generation: Generation, index: int | None) -> UsageObject:

@@ -58,11 +58,11 @@ class _Endpoint(ABC):
 
     async def _arrived(self, given: str, context: RequestContext) -> str:
         """The name of the model, which is loaded if there is one of this name."""
-        loaded = self._dataplane.loaded_models()
+        loaded = self._dataplane.models.loaded()
         if not given and len(loaded) != 1:
             raise InvalidRequestError("Missing required parameter: model.", param="model")
         name = given or loaded[0][0]
-        await self._dataplane.arrive(name, context)
+        await self._dataplane.models.load_on_demand(name, context)
         return name
 
 

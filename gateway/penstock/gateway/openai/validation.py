@@ -1,4 +1,4 @@
-"""The one way from a body to a GenerateRequest. Every check that needs no engine is made here, before admission."""
+"""Makes a GenerateRequest of a chat or a text completion of OpenAI's API. All checks that need no engine are here."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 1024
 WHAT_FITS = -1
-"""As `max_tokens`: llama.cpp's and LangChain's way to ask for all that the context leaves."""
+"""A `max_tokens` by which llama.cpp's clients and LangChain ask for all that the context leaves."""
 _MAX_TOKENS = 2**31 - 1
 _MAX_CACHE_SALT = 128
 _MAX_SESSION = 128
 """Characters by which sessions are told apart."""
 _SHORT_RETENTION = 5 * 60
-"""What OpenAI keeps a prompt in memory for, at least."""
+"""Seconds for which OpenAI keeps a prompt in memory at least."""
 _LONG_RETENTION = 24 * 60 * 60
 _COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
@@ -37,8 +37,8 @@ _COMPLETION_MAX_TOKENS = 16
 def chat_generate_request(
     request: ChatRequest, model: ServedModel, settings: AppSettings, context: RequestContext
 ) -> GenerateRequest:
-    """What a chat call asks for, still without its prompt: all that can be refused is refused before the template is
-    rendered, which may cost much."""
+    """What a chat asks for, still without its prompt: rendering the template may cost much, so all that can be refused
+    is refused before it."""
     if not model.has_chat_template:
         raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="model")
     check_metadata(request.metadata)
@@ -66,8 +66,8 @@ def chat_generate_request(
 def completion_generate_request(
     request: CompletionRequest, model: ServedModel, settings: AppSettings, context: RequestContext
 ) -> GenerateRequest:
-    """What a text completion call asks for. `max_tokens` 0 with echo becomes 1, whose token the front drops: an engine
-    always makes one. -1 is what the context leaves."""
+    """What a text completion asks for. `max_tokens` 0, which echo allows, becomes 1, since engines generate at least
+    one token; the front drops that. -1 asks for all that the context leaves."""
     logprobs = request.logprobs
     if logprobs is not None:
         bounded(logprobs, "logprobs", 0, MAX_LOGPROBS)
@@ -157,7 +157,8 @@ def _generate_request(
 
 
 def _max_tokens(*given: int | None) -> int:
-    """The first that is set, at least 1; 0 when none is, or when `max_tokens` is -1: what the context leaves."""
+    """The first of `max_completion_tokens` and `max_tokens` that is set. 0, all that the context leaves, if neither is,
+    or if `max_tokens` is WHAT_FITS."""
     for name, value in zip(("max_completion_tokens", "max_tokens"), given, strict=True):
         if value == WHAT_FITS and name == "max_tokens":
             return 0
@@ -171,7 +172,7 @@ def _check_best_of(best_of: int | None, n: int) -> None:
         return
     if best_of < n:
         raise InvalidRequestError("best_of must not be less than n.", param="best_of")
-    raise UnsupportedError("best_of: this server makes no more choices than it returns.", param="best_of")
+    raise UnsupportedError("best_of must be equal to n: all choices are returned.", param="best_of")
 
 
 def _chat_logprobs(request: ChatRequest) -> int | None:
@@ -204,7 +205,7 @@ def _prompt_logprobs(request: CommonRequest) -> int | None:
         return None
     bounded(count, "prompt_logprobs", 0, MAX_LOGPROBS)
     if request.stream:
-        raise InvalidRequestError("prompt_logprobs are not there in a stream.", param="prompt_logprobs")
+        raise InvalidRequestError("prompt_logprobs are not available in streams.", param="prompt_logprobs")
     return count
 
 

@@ -44,10 +44,10 @@ class PoolingEndpoint(ABC, Generic[_R]):
         with exchange.call() as call:
             body = await exchange.body(self._settings.max_body_bytes)
             call.watch()
-            own = await self._settings.text_models.answered(exchange, self.text_api, body)
-            if own is None:
+            own_body = await self._settings.text_models.answer(exchange, self.text_api, body)
+            if own_body is None:
                 return
-            request = parse(own, self.schema, self.unsupported)
+            request = parse(own_body, self.schema, self.unsupported)
             exchange.read_deadline()
             await exchange.respond(200, await self.answer(request, exchange.context))  # type: ignore[arg-type]
 

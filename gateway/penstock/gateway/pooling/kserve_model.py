@@ -72,7 +72,7 @@ class VectorModel:
         return OneResponse(asyncio.ensure_future(self.infer(request)))
 
     async def stop(self) -> None:
-        """Who has added it stops the model."""
+        """Does nothing: the model is stopped by what added it."""
 
     async def _rows(self, request: InferRequest) -> Vectors:
         """Raises PenstockError."""

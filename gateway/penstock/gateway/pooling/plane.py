@@ -57,7 +57,7 @@ class PoolingPlane:
     def add(self, model: PoolingModel) -> None:
         """Known from now on, to be asked when it is loaded. Raises AlreadyExistsError."""
         for name in model.names:
-            self._dataplane.reserve(
+            self._dataplane.models.reserve(
                 name,
                 f"The model `{name}` gives embeddings or scores and generates no text; see /v1/embeddings, /v1/rerank, "
                 "/v1/score, /v1/classify.",
@@ -100,7 +100,7 @@ class PoolingPlane:
                 f"The model `{name[:64]}` generates text and gives no embeddings or scores.", param="model"
             )
         if not model.loaded:
-            raise self._dataplane.still_loading(model.names[0])
+            raise self._dataplane.models.still_loading(model.names[0])
         return model
 
     async def rows(
@@ -134,7 +134,7 @@ class PoolingPlane:
         record.model = record.model if record.target else model.names[0]
         if self._request_timeout is not None and not context.background:
             context.limit(self._request_timeout)
-        too_late = DeadlineExceededError("The request's time was over before all of its texts were computed.")
+        too_late = DeadlineExceededError("The request's deadline passed before all of its texts were computed.")
         async with until(context.deadline, too_late):
             record.enter(Stage.TOKENIZE)
             texts = await self.in_pool(num_chars, tokenize)

@@ -50,9 +50,11 @@ class Version:
         self._version = settings.version
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        runners = {model.name: model.info.runner for model in self._dataplane.models() if model.parent is None}
+        runners = {model.name: model.info.runner for model in self._dataplane.models.served() if model.parent is None}
         runners |= {name: model.source.info.runner for name, model in self._pooling.loaded_names()}
         exchange: Exchange = scope[SCOPE_KEY]
+        may_use = exchange.context.principal.may_use
+        runners = {name: runner for name, runner in runners.items() if may_use(name)}
         await exchange.respond(200, msgspec.json.encode({"version": self._version, "runners": runners}))
 
 

@@ -215,14 +215,14 @@ def _model_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSett
 def _pooling_routes(pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:
     """Several have the paths of more than one other server."""
     rerank, score, classify = Rerank(pooling, settings), Score(pooling, settings), Classify(pooling, settings)
-    found: dict[str, ASGIApp] = {
+    endpoints: dict[str, ASGIApp] = {
         "/v1/embeddings": Embeddings(pooling, settings),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), rerank),
         **dict.fromkeys(("/score", "/v1/score"), score),
         **dict.fromkeys(("/classify", "/v1/classify"), classify),
         "/pooling": Pooling(pooling, settings),
     }
-    return [GuardedRoute(path, endpoint, INFER, methods=["POST"]) for path, endpoint in found.items()]
+    return [GuardedRoute(path, endpoint, INFER, methods=["POST"]) for path, endpoint in endpoints.items()]
 
 
 def build_metrics_app(
@@ -280,7 +280,7 @@ def _health_routes(dataplane: DataPlane, settings: AppSettings) -> list[GuardedR
 
 
 def _health(dataplane: DataPlane, settings: AppSettings) -> ServerHealth:
-    return settings.health or ServerHealth(lambda: dataplane.live, lambda: dataplane.ready)
+    return settings.health or ServerHealth(lambda: dataplane.models.live, lambda: dataplane.models.ready)
 
 
 class App:
@@ -329,8 +329,8 @@ class App:
     def access(self, scope: Scope) -> Access | None:
         """Of the route that a request asks for; None where there is none."""
         if self.kserve is not None and self._is_kserve(self.kserve, scope["path"]):
-            found = self.kserve.find(scope)
-            return None if isinstance(found, HttpError) else found.access
+            kserve_route = self.kserve.find(scope)
+            return None if isinstance(kserve_route, HttpError) else kserve_route.access
         route = self.routes.find(dict(scope))
         return None if isinstance(route, HttpError) else route.access
 
@@ -360,8 +360,8 @@ class App:
 
     async def _answer_kserve(self, kserve: KServeApp, exchange: Exchange) -> None:
         """Below /v2 errors have another shape, which that app knows."""
-        found = kserve.find(exchange.scope)
-        known = None if isinstance(found, HttpError) else found
+        route = kserve.find(exchange.scope)
+        known = None if isinstance(route, HttpError) else route
         if known is not None:
             exchange.context.record.route = known.route
         try:
@@ -369,7 +369,7 @@ class App:
         except PenstockError as error:
             await kserve.fail(exchange, error)
         else:
-            await kserve.answer(exchange, found)
+            await kserve.answer(exchange, route)
 
     async def _admit(self, exchange: Exchange, access: Access | None) -> None:
         """To KServe. Raises PenstockError."""

@@ -60,11 +60,11 @@ class RequestsInFlight:
 
 
 def chosen(in_flight: Sequence[RequestContext], limit: int, tenant: str | None, model: str | None) -> Chosen:
-    found = [
+    matching = [
         context for context in in_flight if tenant in (None, context.tenant) and model in (None, context.record.model)
     ]
     now = time.monotonic()
-    return Chosen(len(in_flight), len(found), [_shown(context, now) for context in found[:limit]])
+    return Chosen(len(in_flight), len(matching), [_shown(context, now) for context in matching[:limit]])
 
 
 def _limit(given: str | None) -> int:
@@ -94,5 +94,7 @@ def _shown(context: RequestContext, now: float) -> dict[str, object]:
     if usage is not None:
         shown["prompt_tokens"] = usage.prompt_tokens
         shown["completion_tokens"] = usage.completion_tokens
-        shown["ttft_seconds"] = None if record.first_token is None else round(record.first_token - context.arrival, 3)
+        shown["ttft_seconds"] = (
+            None if record.first_token_at is None else round(record.first_token_at - context.arrival, 3)
+        )
     return shown

@@ -38,8 +38,8 @@ class Routes:
         if route is not None:
             return route
         for each in self.all:
-            match, found = each.matches(scope)
+            match, child_scope = each.matches(scope)
             if match is Match.FULL:
-                scope.update(found)
+                scope.update(child_scope)
                 return each
         return no_route(scope, self.all)

@@ -51,7 +51,7 @@ class SchedulerFeed:
 
 def snapshot(dataplane: DataPlane) -> dict[str, Any]:
     """Model name -> readiness and EngineStats by field name, and where there are replicas the same of each."""
-    return {name: _state(model.engine) for name, model in dataplane.loaded_models()}
+    return {name: _state(model.engine) for name, model in dataplane.models.loaded()}
 
 
 def _state(engine: Engine) -> dict[str, Any]:

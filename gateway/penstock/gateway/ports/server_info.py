@@ -32,7 +32,7 @@ class ServerInfo:
         await exchange.respond(200, msgspec.json.encode(self._found()))
 
     def _found(self) -> ServerInfoObject:
-        loaded = self._dataplane.loaded_models()
+        loaded = self._dataplane.models.loaded()
         if not loaded:
             return ServerInfoObject(self._version)
         name, model = loaded[0]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.gateway.ray_serve.settings import Autoscaling
 
 _TOLERANCE = 0.1

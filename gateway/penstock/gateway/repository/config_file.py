@@ -79,10 +79,7 @@ def _from_json(text: str) -> ModelConfig:
         raise InvalidRequestError("the model configuration of the load request is not UTF-8") from None
     if len(data) > MAX_CONFIG_BYTES:
         raise PayloadTooLargeError(f"the model configuration has more than {MAX_CONFIG_BYTES} bytes")
-    try:
-        check_json(data)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(error.message.replace("The request body", "the model configuration")) from None
+    check_json(data, field="the model configuration")
     if not text.lstrip(" \t\r\n").startswith("{"):  # protobuf takes an empty list for an empty message
         raise InvalidRequestError("failed to parse the model configuration: it is not a JSON object")
     config = ModelConfig()

@@ -54,7 +54,7 @@ def _write(folder: Path, path: str, data: bytes) -> None:
         with target.open("xb") as file:  # the folder is ours alone and new: whatever is there, we have written
             file.write(data)
     except (FileExistsError, NotADirectoryError):
-        raise InvalidRequestError(f"two of the files are in each other's way: {_shown(path)}") from None
+        raise InvalidRequestError(f"two of the files have conflicting paths: {_shown(path)}") from None
 
 
 def _is_file_name(part: str) -> bool:

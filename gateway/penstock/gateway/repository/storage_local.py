@@ -31,7 +31,7 @@ class LocalStorage:
         if not stat.S_ISDIR(mode):
             raise ConfigError(f"the model repository {root} is not a folder")
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            logger.warning("the model repository %s can be written by anybody, and models are code", root)
+            logger.warning("the model repository %s can be changed by all users, and models are code", root)
 
     def names(self) -> list[str]:
         try:

@@ -74,7 +74,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
     def _model_name(self, request: Asked) -> str:
         return request.request.model
 
-    async def _wanted(self, asked: Asked, context: RequestContext) -> GenerateRequest:
+    async def _generate_request(self, asked: Asked, context: RequestContext) -> GenerateRequest:
         request = asked.request
         self._dataplane.model(request.model, context)
         messages = await self._messages(asked, context)
@@ -107,7 +107,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         """Raises PenstockError."""
         background, tenant = self._responses.background, context.tenant
         background.check_room(tenant)
-        wanted = await self._wanted(asked, context)
+        wanted = await self._generate_request(asked, context)
         keeping = Keeping(self._responses, asked, tenant)
         response = _object(asked, wanted, Usage(), store=True)
         queued = msgspec.json.encode(response.queued())

@@ -17,7 +17,7 @@ class InputTokens(CreateResponse):
         return asked
 
     async def _answer_at_once(self, exchange: Exchange, asked: Asked) -> bool:
-        wanted = await self._wanted(asked, exchange.context)
+        wanted = await self._generate_request(asked, exchange.context)
         count = {"object": "response.input_tokens", "input_tokens": len(wanted.prompts[0])}
         await exchange.respond(200, msgspec.json.encode(count))
         return True

@@ -44,6 +44,8 @@ class ResponseStore:
         self._database = database
         self._bounds = bounds
         self._kept = Kept("responses", _forget, counted="shown", loose="shown AND NOT open")
+        self._ends: dict[str, bytes] = {}
+        """Of responses that the database may not know to have ended: a full disk refuses that. Of its thread."""
         database.create(_SCHEMA)
         database.prepare(_fail_open_ones)
 
@@ -84,16 +86,25 @@ class ResponseStore:
         """One that was open has ended."""
 
         def update(connection: sqlite3.Connection) -> None:
-            query = "UPDATE responses SET open = 0, bytes = bytes - length(response) + ?, response = ? WHERE id = ?"
-            connection.execute(query, (len(body), body, response_id))
+            self._ends[response_id] = body
+            self._write_ends(connection)
             self._kept.make_room(connection, tenant, self._bounds)
 
         return self._database.submit(update, f"the end of response {response_id} could not be kept")
+
+    def _write_ends(self, connection: sqlite3.Connection) -> None:
+        """Once more where the disk has refused them: otherwise they would be open for ever."""
+        what = "open = 0, bytes = bytes - length(response) + ?, response = ?"
+        query = f"UPDATE responses SET {what} WHERE id = ? AND open"
+        for response_id, body in tuple(self._ends.items()):
+            if not connection.execute(query, (len(body), body, response_id)).rowcount:  # it was written, or has gone
+                del self._ends[response_id]
 
     async def find(self, response_id: str, tenant: str) -> bytes:
         """JSON of the response object. Raises NotFoundError."""
 
         def select(connection: sqlite3.Connection) -> tuple[bytes] | None:
+            self._write_ends(connection)
             _use(connection, response_id, tenant)
             query = f"SELECT response FROM responses WHERE {_OF_TENANT}"
             row: tuple[bytes] | None = connection.execute(query, (response_id, tenant)).fetchone()
@@ -108,6 +119,7 @@ class ResponseStore:
         """One that has ended. Raises NotFoundError, InvalidRequestError; `param` is the caller's field."""
 
         def select(connection: sqlite3.Connection) -> list[tuple[bytes, bytes, int, int]]:
+            self._write_ends(connection)
             _use(connection, response_id, tenant)
             return connection.execute(_CHAIN, (response_id, tenant)).fetchall()
 
@@ -135,6 +147,7 @@ class ResponseStore:
         """Forgets those that were made before this time."""
 
         def delete(connection: sqlite3.Connection) -> None:
+            self._write_ends(connection)
             query = "SELECT id FROM responses WHERE shown AND NOT open AND created < ?"
             for (response_id,) in connection.execute(query, (before,)).fetchall():
                 _forget(connection, response_id)

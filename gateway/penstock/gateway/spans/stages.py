@@ -58,7 +58,7 @@ def _merged(stages: list[tuple[Stage, float]]) -> list[tuple[Stage, float]]:
 
 def _in_engine(record: RequestRecord, start: float, end: float) -> Iterator[StageSpan]:
     """The engine tells how long a request was queued together with its first output."""
-    if record.first_token is None and not record.queue_seconds:
+    if record.first_token_at is None and not record.queue_seconds:
         yield StageSpan("engine", start, end)  # either or both: it ended before
         return
     computed = min(start + record.queue_seconds, end)

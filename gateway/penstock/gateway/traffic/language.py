@@ -6,17 +6,14 @@ from penstock.engines.errors import InvalidRequestError, NotReadyError, Penstock
 from penstock.gateway.configuration.traffic_rules import Target
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.kserve.store import ModelStore
-from penstock.gateway.llm.adapters import Adapter
 from penstock.gateway.llm.chat_texts import ChatValues
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.kserve.language_model import LanguageModel
-from penstock.gateway.llm.models import LoadedModel
+from penstock.gateway.llm.models import NameHolder
 from penstock.gateway.traffic.language_call import LanguageCall, begin_shadow
 from penstock.gateway.traffic.routed_call import Choice, RoutedCall, choice_of, choose_target
 from penstock.gateway.traffic.table import PublicName, TrafficTable
-
-Held = tuple[LoadedModel, Adapter | None]
 
 
 class LanguageRouting:
@@ -35,7 +32,7 @@ class LanguageRouting:
         return [
             name
             for name, public in sorted(self._table.names.items())
-            if self._dataplane.holder(name) is None and self._is_served(public)
+            if self._dataplane.models.holder(name) is None and self._is_served(public)
         ]
 
     def _is_served(self, public: PublicName) -> bool:
@@ -44,13 +41,13 @@ class LanguageRouting:
         except InvalidRequestError:
             return False
 
-    def find(self, name: str, context: RequestContext | None) -> Held:
+    def find(self, name: str, context: RequestContext | None) -> NameHolder:
         made = None if context is None else choice_of(name, context)
         if made is not None:
             return self.resolve(made.target)
         public = self._table.names.get(name)
         if public is None:
-            return self._dataplane.find_own(name)
+            return self._dataplane.models.find_own(name)
         if context is None:
             found = self._available(public)
             if not found:
@@ -60,16 +57,16 @@ class LanguageRouting:
         found = self._available(public)
         return found[choose_target(self._table, public, found, context)]
 
-    def _available(self, public: PublicName) -> dict[str, Held]:
+    def _available(self, public: PublicName) -> dict[str, NameHolder]:
         """By id. Raises InvalidRequestError where a target is no language model: nothing can be said of it here."""
-        found: dict[str, Held] = {}
+        found: dict[str, NameHolder] = {}
         missing: dict[str, str] = {}
         for target in public.rule.targets:
             try:
-                held = self.resolve(target)
-                if not held[0].ready:
+                holder = self.resolve(target)
+                if not holder.model.ready:
                     raise NotReadyError(f"The model `{target.id}` is not ready.", retry_after=2)
-                found[target.id] = held
+                found[target.id] = holder
             except PenstockError as error:
                 if type(error) is InvalidRequestError:
                     raise
@@ -77,15 +74,15 @@ class LanguageRouting:
         public.unavailable = missing
         return found
 
-    def resolve(self, target: Target) -> Held:
+    def resolve(self, target: Target) -> NameHolder:
         """Raises ModelNotFoundError and NotReadyError, and InvalidRequestError for a model of another kind."""
         version = "" if target.version is None else str(target.version)
-        if not version and (self._dataplane.holder(target.model) or not self._models.versions(target.model)):
-            return self._dataplane.find_own(target.model)
+        if not version and (self._dataplane.models.holder(target.model) or not self._models.versions(target.model)):
+            return self._dataplane.models.find_own(target.model)
         model = self._models.model(target.model, version)
         if not isinstance(model, LanguageModel):
             raise InvalidRequestError(f"The model `{target.id}` generates no text.", param="model")
-        return model.loaded_model, None
+        return NameHolder(model.loaded_model)
 
     def rendered(self, context: RequestContext, values: ChatValues, *, cut: bool) -> None:
         if isinstance(context.routed, Choice):
@@ -96,7 +93,7 @@ class LanguageRouting:
         if not isinstance(choice, Choice):
             raise TypeError("the request has not been given to a target")
         public = choice.public
-        tokenizer = self.resolve(choice.target)[0].tokenizer
+        tokenizer = self.resolve(choice.target).model.tokenizer
         call = RoutedCall(self._table, public, choice.target.id)
         shadow = begin_shadow(self._dataplane, self.resolve, public, request, choice.chat)
         return LanguageCall(call, shadow, tokenizer)

@@ -11,18 +11,17 @@ from functools import partial
 from penstock.gateway.configuration.traffic_rules import Target
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.llm.adapters import Adapter
 from penstock.gateway.llm.chat_texts import ChatValues
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.generate_request import GenerateRequest
-from penstock.gateway.llm.models import LoadedModel
+from penstock.gateway.llm.models import NameHolder
 from penstock.gateway.traffic.routed_call import RoutedCall
 from penstock.gateway.traffic.shadows import Shadow
 from penstock.gateway.traffic.table import PublicName
 from penstock.tokenizers import Tokenizer
 
-Resolve = Callable[[Target], tuple[LoadedModel, Adapter | None]]
+Resolve = Callable[[Target], NameHolder]
 
 
 @dataclass(slots=True)

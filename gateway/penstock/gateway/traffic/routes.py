@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError
 from penstock.gateway.configuration.traffic_rules import TrafficRule
-from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.front.bounded_json import decode_checked, decode_json
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.traffic.table import PublicName, TrafficTable
 
@@ -52,10 +52,9 @@ class PutTraffic:
         name = exchange.scope["path_params"]["name"]
         with exchange.call():
             body = await exchange.body(_MAX_BODY)
-            check_json(body)
             fields = decode_json(body, dict[str, msgspec.Raw])
             fields.setdefault("name", msgspec.Raw(msgspec.json.encode(name)))
-            rule = decode_json(msgspec.json.encode(fields), TrafficRule)
+            rule = decode_checked(msgspec.json.encode(fields), TrafficRule)
             if rule.name != name:
                 raise InvalidRequestError("name: it is another one than in the path.", param="name")
             try:

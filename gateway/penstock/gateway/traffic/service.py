@@ -39,12 +39,12 @@ class TrafficService:
 
     def _is_elsewhere(self, name: str) -> bool:
         """Whether the other APIs have a model of this name that KServe never has."""
-        if self._dataplane.holder(name) is not None:
+        if self._dataplane.models.holder(name) is not None:
             return True
         return any(name in model.names and not is_offered(model) for model in self._pooling.known_models())
 
     def _wire(self) -> None:
         """Before the first rule nobody asks here."""
         if self.table.names:
-            self._dataplane.routing = self._language
+            self._dataplane.models.routing = self._language
             self._pooling.routing = self._embeddings

@@ -139,7 +139,7 @@ async def _check_head(connection: HttpConnection, question: Question) -> None:
         raise failed_answer(question.model, connection.status, retry_after, body, question.redact)
     encoding = connection.headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in (b"", b"identity"):
-        error = broken_answer(question.model, "it is compressed, which nobody asked for")
+        error = broken_answer(question.model, "it is compressed, which was not asked for")
         raise AttemptFailed(error, "broken", again=False)
     kind = connection.headers.get(b"content-type", b"").lower()
     if question.streams and kind.startswith(b"application/json"):

@@ -13,10 +13,9 @@ from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.validation import check_request
 from penstock.engines.errors import InvalidRequestError, NotReadyError, PenstockError, UnsupportedError
-from penstock.gateway.front.bounded_json import check_json, decode_json
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.kserve.only_response import only_response
-from penstock.gateway.llm.kserve.sampling_inputs import context_of
+from penstock.gateway.llm.kserve.sampling_inputs import context_of, sampling_object
 from penstock.gateway.llm.kserve.tensor_form import TensorForm, flag, text
 from penstock.gateway.upstream.kserve_stream import KServeStream
 from penstock.gateway.upstream.model import UpstreamModel
@@ -34,7 +33,6 @@ FORM = TensorForm(
     {},
 )
 """The part of the vLLM backend's that a text completion has."""
-_MAX_SAMPLING_BYTES = 1 << 20
 _WRITTEN_HERE = frozenset({"model", "prompt", "stream", "stream_options", "echo", "n"})
 
 
@@ -113,15 +111,8 @@ class KServeUpstream:
 
 def _parameters(request: InferRequest) -> dict[str, Any]:
     """The tensor's JSON if there is one, else the request's parameters without headers, which are for this server."""
-    given = text(request, "sampling_parameters")
-    if given is None:
-        headers = context_of(request).headers
-        return {name: value for name, value in request.parameters.items() if name.lower().encode() not in headers}
-    body = given.encode() or b"{}"
-    if len(body) > _MAX_SAMPLING_BYTES:
-        raise InvalidRequestError(f"sampling_parameters: they are longer than {_MAX_SAMPLING_BYTES} bytes")
-    try:
-        check_json(body)
-        return decode_json(body, dict[str, Any])
-    except PenstockError as error:
-        raise InvalidRequestError(f"sampling_parameters: {error.message}", param=error.param) from None
+    given = sampling_object(request)
+    if given is not None:
+        return given
+    headers = context_of(request).headers
+    return {name: value for name, value in request.parameters.items() if name.lower().encode() not in headers}

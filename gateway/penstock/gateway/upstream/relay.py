@@ -33,8 +33,8 @@ def silent(model: str, seconds: float) -> UpstreamTimeoutError:
 
 def note_first_token(context: RequestContext) -> None:
     """Idempotent."""
-    if context.record.first_token is None:
-        context.record.first_token = time.monotonic()
+    if context.record.first_token_at is None:
+        context.record.first_token_at = time.monotonic()
         context.record.enter(Stage.DECODING)
 
 
@@ -82,7 +82,7 @@ class Relay:
 
     def data(self, piece: bytes) -> None:
         frames = self._reader.feed(piece)
-        if self._context.record.first_token is None and self._reader.has_text:
+        if self._context.record.first_token_at is None and self._reader.has_text:
             note_first_token(self._context)
         if self._reader.done:
             self._stop(frames)

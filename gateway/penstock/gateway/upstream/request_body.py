@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.configuration.upstream_settings import Api
-from penstock.gateway.front.bounded_json import check_json, decode_json
+from penstock.gateway.front.bounded_json import decode_checked, decode_json
 
 _OURS = frozenset({"metadata", "priority", "service_tier", "store", "cache_salt"})
 """Fields by which a client speaks to this server: about its storage, its queues, its cache."""
@@ -39,9 +39,8 @@ class UpstreamRequest:
 
     def __init__(self, body: bytes, api: Api) -> None:
         """Raises InvalidRequestError, UnsupportedError."""
-        check_json(body)
         self._fields = decode_json(body, dict[str, msgspec.Raw])
-        read = decode_json(body, _Read)
+        read = decode_checked(body, _Read)
         if read.store:
             raise UnsupportedError("store: chats with a model of another server are not kept.", param="store")
         if read.n is not None and not 1 <= read.n <= _MAX_CHOICES:

@@ -78,7 +78,7 @@ class Upstreams:
     def add(self, model: UpstreamModel) -> None:
         """From now on its name is known; one of this kind that had it is replaced. Raises AlreadyExistsError."""
         if model.name not in self._watched:
-            self._dataplane.reserve(model.name, _REFUSAL.format(name=model.name))
+            self._dataplane.models.reserve(model.name, _REFUSAL.format(name=model.name))
         watching = asyncio.create_task(_watch(model)) if model.settings.health else None
         self._watched.setdefault(model.name, []).append(_Watched(model, watching))
         self._models.by_name[model.name] = model
@@ -94,7 +94,7 @@ class Upstreams:
                 self._models.by_name[model.name] = known[-1].model
             else:
                 del self._watched[model.name], self._models.by_name[model.name]
-                self._dataplane.release(model.name)
+                self._dataplane.models.release(model.name)
         await model.calls.wait_idle()
         for server in model.fleet.servers:
             server.pool.close()
@@ -122,7 +122,7 @@ class Upstreams:
 
     def _is_own(self, name: str, api: Api) -> bool:
         generates = api != "embeddings"
-        return self._dataplane.knows(name) if generates else self._dataplane.is_reserved(name)
+        return self._dataplane.models.knows(name) if generates else self._dataplane.models.is_reserved(name)
 
 
 async def _watch(model: UpstreamModel) -> None:

@@ -119,10 +119,10 @@ class UsageLedger:
 
     def used(self, key: str) -> TokensUsed:
         """What a key's budget is compared with."""
-        found = self._used.get(key)
-        if found is None:
-            found = self._used[key] = TokensUsed(self._now)
-        return found
+        used = self._used.get(key)
+        if used is None:
+            used = self._used[key] = TokensUsed(self._now)
+        return used
 
     def watch(self, principals: Iterable[Principal]) -> None:
         """From now on these keys' budgets are compared with what this has counted."""
@@ -131,26 +131,26 @@ class UsageLedger:
                 principal.quota.used = self.used(principal.key)
 
     def __call__(self, context: RequestContext) -> None:
-        found = usage_of(context)
-        if found is not None:
-            self.add(found)
+        usage = usage_of(context)
+        if usage is not None:
+            self.add(usage)
 
-    def add(self, found: RequestUsage) -> None:
+    def add(self, usage: RequestUsage) -> None:
         today = self._now().date()
         if today != self._today:
             self._today, self._written = today, today.isoformat()
-        row = (self._written, found.key, found.tenant, found.model)
+        row = (self._written, usage.key, usage.tenant, usage.model)
         sums = self._new.get(row)
         if sums is None:
             sums = self._new[row] = _Sums()
             self._write_soon()
         sums.requests += 1
-        sums.failed += found.failed
-        sums.prompt_tokens += found.prompt_tokens
-        sums.completion_tokens += found.completion_tokens
-        sums.cached_tokens += found.cached_tokens
-        if found.prompt_tokens or found.completion_tokens:
-            self.used(found.key).add(found.prompt_tokens + found.completion_tokens)
+        sums.failed += usage.failed
+        sums.prompt_tokens += usage.prompt_tokens
+        sums.completion_tokens += usage.completion_tokens
+        sums.cached_tokens += usage.cached_tokens
+        if usage.prompt_tokens or usage.completion_tokens:
+            self.used(usage.key).add(usage.prompt_tokens + usage.completion_tokens)
 
     def _write_soon(self) -> None:
         if self._timer is None:

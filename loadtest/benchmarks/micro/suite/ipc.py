@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def _step(number: int) -> StepOutputs:
-    from penstock.engines.contract.messages import EngineStats, RequestOutput, StepOutputs, StepRecord
+    from penstock.engines.contract.engine_stats import EngineStats
+    from penstock.engines.contract.messages import RequestOutput, StepOutputs, StepRecord
 
     outputs = [RequestOutput(1_000_000 + index, [index * 97]) for index in range(number)]
     return StepOutputs(outputs, EngineStats(num_running=number), [StepRecord(0.01, number, number)])

@@ -51,7 +51,9 @@ async def ask(options: ClientOptions, path: str, method: str = "GET") -> HttpRes
 async def only_model(target: Target) -> str:
     """Raises LoadTestError when the server has no model, or several, or cannot be asked."""
     if "grpc" in target.protocol:
-        raise LoadTestError(f"model: which one? ({target.protocol} is not asked; --model)")
+        raise LoadTestError(
+            f"model: {target.protocol} needs --model, since gRPC servers are not asked for their models"
+        )
     openai = target.protocol.startswith("openai")
     path = "/v1/models" if openai else "/v2/repository/index"
     options = client_options(target)
@@ -64,7 +66,7 @@ async def only_model(target: Target) -> str:
             names = []
     if len(names) != 1:
         told = f"names {', '.join(names)}" if names else f"names no model (status {answer.status})"
-        raise LoadTestError(f"model: which one? {options.url}{path} {told}: choose one with --model")
+        raise LoadTestError(f"model: {options.url}{path} {told}: choose one with --model")
     return names[0]
 
 

@@ -26,7 +26,7 @@ class GrpcClient(ABC):
 
     def __init__(self, options: ClientOptions) -> None:
         if not options.model:
-            raise LoadTestError("model: which one? (--model)")
+            raise LoadTestError("model: choose one with --model")
         self.options = options
         self.channels = Channels(options)
 

@@ -26,7 +26,7 @@ class ModelMetadata(msgspec.Struct):
 async def model_metadata(options: ClientOptions) -> ModelMetadata:
     """Raises LoadTestError when the server has none of this model."""
     if not options.model:
-        raise LoadTestError("model: which one? (--model)")
+        raise LoadTestError("model: choose one with --model")
     answer = await ask(options, f"/v2/models/{quote(options.model, safe='')}")
     if answer.status != 200:
         raise LoadTestError(f"{options.url} has no metadata of the model {options.model!r} (status {answer.status})")

@@ -15,14 +15,14 @@ import zmq
 
 from helpers_door import INFO, RawClient, open_door, taken
 from helpers_server import wait_until
+from penstock.engines.contract import engine_stats, model_info
 from penstock.engines.contract import messages as contract_messages
-from penstock.engines.contract import model_info
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     CallReply,
     CloseDoor,
-    EngineStats,
     FinishReason,
     Grammar,
     LoadAdapter,
@@ -361,7 +361,7 @@ def test_a_change_of_the_messages_is_another_version_of_the_protocol():
 
     structs = [
         (name, struct.__struct_config__.tag, struct.__struct_config__.array_like, struct.__annotations__)
-        for module in (contract_messages, model_info, messages)
+        for module in (contract_messages, engine_stats, model_info, messages)
         for name, struct in vars(module).items()
         if isinstance(struct, type) and issubclass(struct, msgspec.Struct) and struct.__module__ == module.__name__
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from io import FileIO
 
 import pytest
 
@@ -101,13 +102,15 @@ def test_heartbeats_keep_step_with_short_bounds() -> None:
 async def test_a_heartbeat_that_is_cut_in_two_is_put_together() -> None:
     """By a read from a pipe that holds more than is read at once."""
     seen: asyncio.Queue[Heartbeat] = asyncio.Queue()
-    pipe = HeartbeatPipe(seen.put_nowait)
+    reading, writing = os.pipe()
+    pipe = HeartbeatPipe(FileIO(reading), seen.put_nowait)
     async with asyncio.timeout(5):
-        os.write(pipe.far_end, b"[1.0,null]\n[2.0,null]\n[3.")
+        os.write(writing, b"[1.0,null]\n[2.0,null]\n[3.")
         assert await seen.get() == Heartbeat(2.0, None)
-        os.write(pipe.far_end, b"0,null]\n")
+        os.write(writing, b"0,null]\n")
         assert await seen.get() == Heartbeat(3.0, None)
     pipe.close()
+    os.close(writing)
 
 
 # -- what a heartbeat says
@@ -154,9 +157,9 @@ async def test_heartbeats_go_on_where_one_cannot_be_said_and_the_newest_counts()
             return float(self.num_asked)
 
     seen: asyncio.Queue[Heartbeat] = asyncio.Queue()
-    pipe = HeartbeatPipe(seen.put_nowait)
-    heart = HeartbeatThread(os.dup(pipe.far_end), 0.001, lambda: 0.0)
-    pipe.handed_over()
+    reading, writing = os.pipe()
+    pipe = HeartbeatPipe(FileIO(reading), seen.put_nowait)
+    heart = HeartbeatThread(writing, 0.001, lambda: 0.0)
     heart.core = Changing()
     heart.start()
     async with asyncio.timeout(30):

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.engines.contract.loading import Loading
 from penstock.engines.errors import EngineError
-from penstock.engines.process import ProcessEngine
+from penstock.engines.process.client import ProcessEngine
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.configuration.config import load_config
 from penstock.gateway.llm.engine_spec import engine_spec

@@ -9,6 +9,7 @@ import signal
 import stat
 import time
 from collections.abc import AsyncIterator, Callable
+from io import FileIO
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,9 +17,9 @@ import pytest
 import zmq
 
 from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AddRequest,
-    EngineStats,
     FinishReason,
     Heartbeat,
     RequestOutput,
@@ -26,8 +27,10 @@ from penstock.engines.contract.messages import (
     StepRecord,
 )
 from penstock.engines.errors import EngineError, NotReadyError
-from penstock.engines.process import ProcessEngine, WatchdogConfig, wire
+from penstock.engines.process import wire
+from penstock.engines.process.client import ProcessEngine
 from penstock.engines.process.link import Link
+from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 
 SLOW = {"latency": {"per_step": 0.02}}
@@ -277,11 +280,11 @@ async def test_every_step_is_seen_by_the_observer():
 async def test_the_socket_lies_in_a_folder_of_this_user_alone(start, monkeypatch, tmp_path):
     modes: list[int] = []
 
-    def link(address: str, on_beat: Callable[[Heartbeat], None]) -> Link:
+    def link(address: str, heartbeats: FileIO, on_beat: Callable[[Heartbeat], None]) -> Link:
         [folder] = tmp_path.iterdir()
         assert address.startswith(f"ipc://{folder}/")
         modes.append(stat.S_IMODE(folder.stat().st_mode))
-        return Link(address, on_beat)
+        return Link(address, heartbeats, on_beat)
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("penstock.engines.process.client.Link", link)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     CallReply,
-    EngineStats,
     FinishReason,
     PromptInfo,
     RequestError,

@@ -16,7 +16,8 @@ import pytest
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, RequestOutput, SamplingParams
 from penstock.engines.errors import EngineError, NotReadyError
-from penstock.engines.process import ProcessEngine, WatchdogConfig
+from penstock.engines.process.client import ProcessEngine
+from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.replicas.merged_stats import MergedStats
 
 grown = st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans())

@@ -10,12 +10,14 @@ import pytest
 from penstock.engines.contract.messages import RequestError, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput
+from penstock.engines.scheduler import admission
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.intake import _Deadlines
 from penstock.engines.scheduler.queues import KeyedQueue, Policy, make_queue
 from penstock.engines.scheduler.request import Request
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import KVGroup
+from penstock.kvcache.computing_prompts import ComputingPrompts
 from unit.engines.scheduler.harness import Rig, alone, make_rig
 
 INFO = ModelInfo(
@@ -194,28 +196,28 @@ def test_a_step_costs_the_same_however_many_wait(policy: Policy, monkeypatch: py
     assert cost(1000) == cost(10)
 
 
-def test_those_that_are_passed_by_are_few() -> None:
-    """A thousand twins of one long prompt: a step looks at no more of them than have seats."""
+def test_a_step_looks_at_so_many_tokens_of_those_that_it_passes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand twins of one long prompt: each step passes by some of them, and asks once what they wait for."""
+    monkeypatch.setattr(admission, "_MOST_LOOKED_AT", 2000)
     rig = make_rig(64, max_num_seqs=4, max_num_batched_tokens=8, max_queued_requests=1000)
     rig.step(rig.request([5] * 100), *(rig.request([5] * 100, max_tokens=1) for _ in range(1000)))
-    for _ in range(5):
+    intake = rig.scheduler.intake
+    for count in (20, 40, 60):
         rig.step()
-        assert rig.scheduler.intake.num_waiting_for_prompts <= 4
+        assert len(intake.waiting) == 1000 - count
     assert rig.scheduler.num_waiting == 1000
+    asked = 0
+
+    def counted(self: ComputingPrompts, block_hash: object) -> bool:
+        nonlocal asked
+        asked += 1
+        return block_hash in self._by_hash
+
+    monkeypatch.setattr(ComputingPrompts, "__contains__", counted)
+    intake.requeue_unblocked()
+    assert asked == 1
     rig.run()
     assert len(rig.ended) == 1001
-
-
-def test_who_waits_for_an_adapter_takes_nobodys_place_among_those_that_are_passed_by() -> None:
-    rig = make_rig(64, max_num_seqs=4, max_num_batched_tokens=16)
-    rig.scheduler.intake.loading_adapters.add("s")
-    rig.step(*(rig.request([4], adapter="s") for _ in range(4)))
-    rig.step(rig.request([1] * 24), rig.request([1] * 24), rig.request([2, 3]))
-    rig.step()
-    assert set(rig.counts()) == {5, 7}, "the sixth waits for the fifth's prompt, the others do not wait with it"
-    rig.scheduler.intake.loading_adapters.clear()
-    rig.run()
-    assert len(rig.ended) == 7
 
 
 def test_taking_the_next_one_out_costs_a_logarithm() -> None:

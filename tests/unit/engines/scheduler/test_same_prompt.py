@@ -15,6 +15,11 @@ def prompt_tokens(rig: Rig) -> int:
     return rig.scheduler.stats().prompt_tokens
 
 
+def num_passed_by(rig: Rig) -> int:
+    intake = rig.scheduler.intake
+    return intake.num_waiting - len(intake.waiting)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("budget", [8, 64])
 def test_it_is_computed_once(depth: int, budget: int) -> None:
@@ -44,11 +49,22 @@ def test_those_that_need_other_blocks_pass_by() -> None:
     rig.step(rig.request([1] * 24), rig.request([1] * 24))
     rig.step(rig.request([2, 3]))
     assert rig.counts() == {1: 8, 3: 2}
-    assert rig.scheduler.intake.num_waiting_for_prompts == 1
+    assert num_passed_by(rig) == 1
     assert rig.scheduler.num_waiting == 1
     rig.step()
     assert set(rig.counts()) == {1, 2, 3}
     rig.run()
+
+
+def test_more_of_them_than_seats_keep_nobody_waiting() -> None:
+    rig = make_rig(64, max_num_seqs=2, max_num_batched_tokens=16)
+    rig.step(*(rig.request([1] * 24, max_tokens=1) for _ in range(9)))
+    rig.step(rig.request([2, 3]))
+    assert rig.counts() == {1: 8, 10: 2}
+    assert num_passed_by(rig) == 8
+    rig.run()
+    assert sorted(rig.ended) == list(range(1, 11))
+    assert prompt_tokens(rig) == 24 + 8 + 2
 
 
 @pytest.mark.parametrize("policy", [Policy.FCFS, Policy.PRIORITY])
@@ -69,7 +85,7 @@ def test_who_is_ahead_does_not_wait_for_one_behind_it() -> None:
     rig.step(rig.request(prompt, max_tokens=2, priority=0))
     assert 2 in rig.counts()
     rig.step(rig.request(prompt, max_tokens=2, priority=5))
-    assert rig.scheduler.intake.num_waiting_for_prompts == 1, "the second one is ahead of the third"
+    assert num_passed_by(rig) == 1, "the second one is ahead of the third"
     while 2 not in rig.ended:  # others keep the first one from advancing
         rig.step(rig.request([9, *range(7)], max_tokens=1, priority=10))
     assert 1 not in rig.ended
@@ -92,15 +108,15 @@ def test_either_can_be_given_up(how: str, victim: int) -> None:
     late = rig.clock.now + 1 if how == "deadline" else None
     prompts = {1: [*PROMPT, *[9] * 40], 2: PROMPT}
     rig.step(*(rig.request(prompts[i], max_tokens=2, deadline=late if i == victim else None) for i in (1, 2)))
-    assert rig.scheduler.intake.num_waiting_for_prompts == 0, "the step was full"
+    assert num_passed_by(rig) == 0, "the step was full"
     rig.step()
-    assert rig.scheduler.intake.num_waiting_for_prompts == 1
+    assert num_passed_by(rig) == 1
     assert rig.scheduler.stats().num_waiting_tokens == 20
     rig.clock.now += 2
     rig.run(*([rig.abort(victim)] if how == "abort" else []))
     other = 3 - victim
     assert rig.tokens[other] == alone(prompts[other], greedy(2))[0]
-    assert rig.scheduler.intake.num_waiting_for_prompts == 0
+    assert num_passed_by(rig) == 0
 
 
 def test_it_is_computed_again_if_its_first_request_was_preempted() -> None:

@@ -13,7 +13,7 @@ import pytest
 import helpers_tensorrt_llm as stand_in
 from penstock.engines.contract.messages import AddRequest, FinishReason, SamplingParams
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.process import ProcessEngine
+from penstock.engines.process.client import ProcessEngine
 from penstock.engines.registry import EngineSpec
 from unit.engines.tensorrt_llm.conftest import write_model
 

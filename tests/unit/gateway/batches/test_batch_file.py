@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from penstock.engines.errors import EngineDeadError, OverloadedError
-from penstock.gateway.batches import lines, run_batch
+from penstock.engines.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from penstock.gateway.batches import answer_line, lines, run_batch
 from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.cli import _parser
 from penstock.gateway.configuration.config import ConfigError
@@ -39,9 +40,48 @@ async def test_it_ends_when_no_model_can_answer_any_more(
     assert (tmp_path / "out").read_bytes() == b""
 
 
+async def test_what_kills_engines_fails(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.0)
+    asked = 0
+
+    async def deadly(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal asked
+        asked += 1
+        raise EngineDeadError("The engine died.") if asked < 10 else InvalidRequestError("It was asked too often.")
+
+    await BatchFile(source, tmp_path / "out", 4).answer({URL: deadly}, AppSettings(), lambda: True)
+    assert json.loads((tmp_path / "out").read_text())["response"]["body"]["error"]["code"] == "engine_dead"
+    assert asked == 3
+
+
+async def test_lines_that_were_with_a_dead_engine_are_asked_one_at_a_time(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.0)
+    source.write_text("".join(json.dumps({"custom_id": i, "url": URL, "body": {}}) + "\n" for i in "abcd"))
+    num_asked = num_asked_now = 0
+    together: list[int] = []
+
+    async def dies_once(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal num_asked, num_asked_now
+        num_asked += 1
+        if num_asked <= 4:
+            raise EngineDeadError("The engine died.")
+        num_asked_now += 1
+        together.append(num_asked_now)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        num_asked_now -= 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+
+    await BatchFile(source, tmp_path / "out", 4).answer({URL: dies_once}, AppSettings(), lambda: True)
+    assert together == [1, 1, 1, 1]
+
+
 async def test_requests_are_not_taken_for_results(source: Path) -> None:
     before = source.read_bytes()
-    with pytest.raises(ConfigError, match="something else than results"):
+    with pytest.raises(ConfigError, match="something other than results"):
         await BatchFile(source, source, 4).answer({URL: busy}, AppSettings(), lambda: True)
     assert source.read_bytes() == before
 

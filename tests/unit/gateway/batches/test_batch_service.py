@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
+import os
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -14,8 +16,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from penstock.engines.errors import InvalidRequestError, NotFoundError, OverloadedError
-from penstock.gateway.batches import batch_store, lines, runner
+from penstock.engines.errors import EngineDeadError, InvalidRequestError, NotFoundError, OverloadedError
+from penstock.gateway.batches import answer_line, batch_store, lines, runner
 from penstock.gateway.batches.batch import Batch
 from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.service import BatchService
@@ -33,16 +35,39 @@ class Model:
         self.asked: list[str] = []
         self.no_room_for = ""
         """First letters of prompts."""
+        self.kills = ""
+        """First letters of prompts that end the engine, and with it all others that it works on."""
+        self.num_deaths = 0
         self.open = asyncio.Event()
         self.open.set()
+        self._working: list[asyncio.Event] = []
+        """For each prompt, whether its engine has died."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         prompt = json.loads((await receive())["body"])["prompt"]
         self.asked.append(prompt)
-        await self.open.wait()
+        if await self._died(prompt):
+            raise EngineDeadError("The engine died while it worked on this request.")
         status = 503 if prompt[0] in self.no_room_for else 200
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+
+    async def _died(self, prompt: str) -> bool:
+        if prompt[0] in self.kills:
+            self.num_deaths += 1
+            for died in self._working:
+                died.set()
+            return True
+        died = asyncio.Event()
+        self._working.append(died)
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.open, died)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._working.remove(died)
+            for wait in waits:
+                wait.cancel()
+        return died.is_set()
 
 
 @pytest.fixture
@@ -70,6 +95,21 @@ async def uploaded(service: BatchService, *names: str, tenant: str = "") -> str:
     lines = [{"custom_id": name, "url": URL, "body": {"prompt": name}} for name in names]
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     return (await service.files.add(tenant, "in.jsonl", "batch", io.BytesIO(content))).id
+
+
+async def test_other_users_of_the_machine_can_read_neither_files_nor_the_database(tmp_path: Path, model: Model) -> None:
+    umask = os.umask(0o022)  # that of most machines
+    try:
+        service = new_service(tmp_path, model)  # in a folder that others may look into
+        await uploaded(service, "secret")
+        await created(service, "another")
+        await service.stop()
+        entries = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+        close(service)
+    finally:
+        os.umask(umask)
+    assert entries.pop("files") == 0o700
+    assert {name: oct(mode) for name, mode in entries.items() if mode & 0o077} == {}
 
 
 async def created(service: BatchService, *names: str, **options: Any) -> Batch:
@@ -132,10 +172,22 @@ async def test_results_that_the_disk_refuses_are_asked_again(
     assert again.status == "completed", "no seat was lost"
 
 
+async def test_a_file_that_does_not_fit_on_the_disk_leaves_nothing_there(service: BatchService, tmp_path: Path) -> None:
+    class TooLarge(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if data := super().read(4):
+                return data
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        await service.files.add("", "in.jsonl", "batch", TooLarge(b"some lines"))
+    assert not list((tmp_path / "files").iterdir())
+
+
 async def test_lines_that_find_no_room_keep_no_others_waiting(
     service: BatchService, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "AGAIN_AFTER_S", 0.001)
+    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.001)
     model.no_room_for = "x"
     await service.start()
     stuck = await created(service, *[f"x{number}" for number in range(9)])
@@ -149,6 +201,51 @@ async def test_lines_that_find_no_room_keep_no_others_waiting(
     assert (await ended(service, stuck)).completed == 9
     again = await ended(service, await created(service, *"abcdefgh"))
     assert again.completed == 8, "no seat was lost"
+
+
+async def test_a_line_that_kills_engines_fails_and_the_others_are_answered(
+    service: BatchService, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.001)
+    model.kills = "x"
+    model.open.clear()
+    await service.start()
+    batch = await created(service, "a", "b", "c", "x", "d")
+    async with asyncio.timeout(20):
+        while not model.num_deaths:
+            await asyncio.sleep(0)
+    model.open.set()
+    found = await ended(service, batch)
+    assert (found.status, found.completed, found.failed) == ("completed", 4, 1)
+    assert model.num_deaths == 3
+    assert found.error_file_id is not None
+    [result] = map(json.loads, service.files.path(found.error_file_id).read_text().splitlines())
+    assert (result["custom_id"], result["response"]["status_code"]) == ("x", 503)
+    assert result["response"]["body"]["error"]["code"] == "engine_dead"
+    assert not await service.batches.deaths(batch.id), "they are forgotten with the results"
+
+
+async def test_deaths_of_engines_are_counted_beyond_a_restart(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.001)
+    model.kills = "x"
+    first = new_service(tmp_path, model)
+    await first.start()
+    batch = await created(first, "x")
+    async with asyncio.timeout(20):
+        while not await first.batches.deaths(batch.id):
+            await asyncio.sleep(0)
+    await first.stop()
+    counted = sum((await first.batches.deaths(batch.id)).values())
+    close(first)
+    before = len(model.asked)
+    second = new_service(tmp_path, model)
+    await second.start()
+    assert (await ended(second, batch)).failed == 1
+    assert len(model.asked) == before + 3 - counted
+    await second.stop()
+    close(second)
 
 
 async def test_a_line_is_read_when_there_is_a_seat_for_it(

@@ -235,11 +235,11 @@ async def test_health() -> None:
         return [(await call(app, path, method="GET")).status for path in ("/health", "/health/live", "/health/ready")]
 
     assert await statuses() == [200, 200, 200]
-    dataplane.is_ready = False
+    dataplane.models.is_ready = False
     assert await statuses() == [200, 200, 503]
-    dataplane.is_ready, dataplane.is_live = True, False
+    dataplane.models.is_ready, dataplane.models.is_live = True, False
     assert await statuses() == [503, 503, 200]
-    dataplane.is_live = True
+    dataplane.models.is_live = True
     drain.begin()
     assert await statuses() == [200, 200, 503]
 

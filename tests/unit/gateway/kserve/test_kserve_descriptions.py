@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 from helpers_kserve import FakeModelStore, add_sub, identity
 from penstock.engines import errors as tree
 from penstock.gateway.errors import HttpError
+from penstock.gateway.front.context import ANYONE
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.errors import kserve_error_body, kserve_grpc_status, kserve_status
 from penstock.gateway.kserve.metadata import model_metadata, server_metadata
@@ -77,7 +78,7 @@ def test_statistics_are_of_all_models_of_one_or_of_a_version() -> None:
     store = FakeModelStore(add_sub(), add_sub(version=2), identity("FP32"))
 
     def versions(name: str = "", version: str = "") -> list[tuple[str, str]]:
-        return [(each["name"], each["version"]) for each in statistics(store, name, version)["model_stats"]]
+        return [(each["name"], each["version"]) for each in statistics(store, ANYONE, name, version)["model_stats"]]
 
     assert versions() == [("add_sub", "1"), ("add_sub", "2"), ("identity_fp32", "1")]
     assert versions("add_sub") == [("add_sub", "1"), ("add_sub", "2")]
@@ -87,7 +88,7 @@ def test_statistics_are_of_all_models_of_one_or_of_a_version() -> None:
 @pytest.mark.parametrize("version", ["", "9"])
 def test_statistics_of_an_unknown_model_are_a_bad_request(version: str) -> None:
     with pytest.raises(tree.InvalidRequestError, match="requested model 'zz' is not available"):
-        statistics(FakeModelStore(add_sub()), "zz", version)
+        statistics(FakeModelStore(add_sub()), ANYONE, "zz", version)
 
 
 @pytest.mark.parametrize(

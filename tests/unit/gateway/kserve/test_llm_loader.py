@@ -67,12 +67,12 @@ async def test_models_of_all_backends_side_by_side(tmp_path: Path, built: Built)
         ("a", "vllm", "org/a"),
         ("b", "tensorrt_llm", "org/b"),
     ]
-    assert {model.name for model in plane.models()} == {"a", "b"}
+    assert {model.name for model in plane.models.served()} == {"a", "b"}
     assert ["sampling_parameters" in model.signature.inputs for model in models] == [True, False]
     assert ["lora_name" in model.signature.inputs for model in models] == [False, True]
     for model in models:
         await model.stop()
-    assert (plane.models(), built.stopped) == ([], ["a", "b"])
+    assert (plane.models.served(), built.stopped) == ([], ["a", "b"])
 
 
 async def test_an_engine_that_does_not_start_leaves_nothing(tmp_path: Path, built: Built) -> None:
@@ -80,7 +80,7 @@ async def test_an_engine_that_does_not_start_leaves_nothing(tmp_path: Path, buil
     plane = DataPlane()
     with pytest.raises(EngineError, match="no GPU"):
         await loaders(plane, built)["vllm"].load(context(write_vllm(tmp_path, "a", "org/a")))
-    assert (plane.models(), plane.loaded_models(), built.stopped) == ([], [], ["a"])
+    assert (plane.models.served(), plane.models.loaded(), built.stopped) == ([], [], ["a"])
 
 
 async def test_without_completion_the_configuration_itself_must_be_right(tmp_path: Path, built: Built) -> None:

@@ -126,6 +126,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({OUTPUTS: {"grammar": ""}}, "structured_outputs.grammar"),
     ({OUTPUTS: {"structural_tag": "no JSON"}}, "structured_outputs.structural_tag"),
     ({OUTPUTS: {"structural_tag": "[]"}}, "structured_outputs.structural_tag"),
+    ({OUTPUTS: {"structural_tag": '{"type": 1}'}}, "structured_outputs.structural_tag.type"),
+    ({OUTPUTS: {"structural_tag": "{}"}}, "structured_outputs.structural_tag.type"),
     (
         {OUTPUTS: {"structural_tag": '{"type":"json_object","schema":' + DEEP + "}"}},
         "structured_outputs.structural_tag",

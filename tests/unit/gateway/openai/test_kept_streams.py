@@ -13,7 +13,7 @@ from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.generating import resumable_streams
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import GenerateRequest
+from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.ports.http_apps import App, build_app
 from penstock.gateway.usage.ledger import usage_of
 from protocol.asgi_client import AsgiCall, call
@@ -52,8 +52,10 @@ async def test_more_than_may_be_made_at_a_time_are_streams_like_any_other(monkey
 
 
 class Naming(FakeDataPlane):
-    async def arrive(self, name: str, context: RequestContext) -> None:
-        context.record.model = name
+    def model(self, name: str, context: RequestContext | None = None) -> ServedModel:
+        if context is not None:
+            context.record.model = name
+        return super().model(name, context)
 
 
 async def test_a_stream_is_one_request_of_its_key_however_often_it_is_read() -> None:

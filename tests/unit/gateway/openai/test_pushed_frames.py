@@ -55,7 +55,7 @@ class Stream:
         head = Head(id="x", object="text_completion", created=0, model="m", system_fingerprint="f")
         frames = Frames(head, 1, opening=b'"text":')
         pushed = PushedFrames(cast(Generation, stream.source), frames, stream.writer)
-        stream.sending = asyncio.ensure_future(pushed.sent())
+        stream.sending = asyncio.ensure_future(pushed.send_all_but_last())
         await asyncio.sleep(0)
         return stream
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.contract.messages import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.gateway.ray_serve.load import Load, load_of, replicas_for
 from penstock.gateway.ray_serve.settings import Autoscaling
 

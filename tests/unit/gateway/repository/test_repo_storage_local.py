@@ -161,7 +161,7 @@ def test_a_repository_that_anybody_can_write_to_is_warned_of(root: Path, caplog:
     root.chmod(0o777)
     with caplog.at_level(logging.WARNING):
         Repository(str(root))
-    assert "can be written by anybody" in caplog.text
+    assert "can be changed by all users" in caplog.text
 
 
 def test_closing_removes_once(tmp_path: Path) -> None:

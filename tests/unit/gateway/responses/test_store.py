@@ -216,3 +216,16 @@ async def test_the_loop_does_not_wait_for_the_database(database: Database) -> No
     hold.set()
     assert await reading
     assert held.done()
+
+
+async def test_an_end_that_a_full_disk_refuses_is_written_later(database: Database) -> None:
+    store = new_store(database)
+    await keep(store, "a", is_open=True)
+    refuse = "CREATE TRIGGER full BEFORE UPDATE OF open ON responses BEGIN SELECT raise(ABORT, 'disk is full'); END"
+    await database.run(lambda connection: connection.execute(refuse) and None)
+    with pytest.raises(sqlite3.Error, match="disk is full"):
+        await asyncio.wrap_future(store.end("", "a", b'{"status": "completed"}'))
+    await database.run(lambda connection: connection.execute("DROP TRIGGER full") and None)
+    assert await store.find("a", "") == b'{"status": "completed"}'
+    assert (await store.get("a", "")).id == "a", "it is not being made any more"
+    assert not store._ends

@@ -34,7 +34,7 @@ def load(*rules: Any) -> tuple[TrafficRule, ...]:
         ({"sticky": "cookie"}, "sticky is 'tenant' or 'header:NAME', not 'cookie'"),
         ({"sticky": "header:"}, "sticky is 'tenant' or 'header:NAME'"),
         ({"shadow": {"model": "a"}}, "the shadow 'a' is one of its targets"),
-        ({"shift": {"to": "b", "steps": STEPS}}, "shift.to 'b' is none of its targets"),
+        ({"shift": {"to": "b", "steps": STEPS}}, "shift.to 'b' is not one of its targets"),
         ({"shift": {"to": "b/2", "steps": []}}, "shift.steps must rise, and end at 100 percent"),
         ({"shift": {"to": "b/2", "steps": STEPS[:1]}}, "shift.steps must rise, and end at 100 percent"),
         ({"shift": {"to": "b/2", "steps": [*STEPS, STEPS[1]]}}, "shift.steps must rise, and end at 100 percent"),

@@ -28,7 +28,7 @@ from penstock.gateway.configuration.traffic_rules import (
     TrafficRule,
     WeightedTarget,
 )
-from penstock.gateway.front.context import Principal, RequestContext
+from penstock.gateway.front.context import ANYONE, Principal, RequestContext
 from penstock.gateway.front.record import Outcome
 from penstock.gateway.kserve.statistics import statistics
 from penstock.gateway.repository.host import RepositoryHost
@@ -95,7 +95,7 @@ async def test_a_name_of_its_own_looks_like_its_first_target() -> None:
         setup.store.model("public", "9")
     [line] = [entry for entry in setup.store.index(ready=True) if entry.name == "public"]
     assert (line.state, line.reason) == ("READY", "served by a 0.75, b 0.25")
-    assert [each["name"] for each in statistics(setup.store, "public")["model_stats"]] == ["a", "b"]
+    assert [each["name"] for each in statistics(setup.store, ANYONE, "public")["model_stats"]] == ["a", "b"]
 
 
 async def test_shares_and_what_is_told_of_a_request() -> None:

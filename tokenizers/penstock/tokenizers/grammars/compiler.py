@@ -17,6 +17,7 @@ from .. import lark
 from ..hf import Tokenizer, load_backend
 from ..reasoning import ThoughtTags
 from .deep_stack import on_deep_stack
+from .divisors import check_divisors
 from .matcher import TokenMatcher
 from .schemas import Effort, rewritten
 from .thought_budget import BudgetedMatcher, ThoughtBudget, ThoughtWatch
@@ -135,6 +136,7 @@ class GrammarCompiler:
     def _compiled(self, kind: str, text: str, thought: tuple[str, str] | None, preface: str) -> llguidance.LLMatcher:
         vocabulary = self._loaded_vocabulary()
         try:
+            check_divisors(text)
             grammar = _SOURCES[kind](text)
             spells_tags = _may_spell(text, vocabulary.special_ids)
             if thought or preface or spells_tags:
@@ -191,7 +193,7 @@ def _in_other_words(kind: str, text: str) -> str | None:
         if kind == "json_schema":
             return rewritten(text, effort)
         return lark.with_schemas(text, partial(rewritten, effort=effort)) if kind == "grammar" else None
-    except (ValueError, TypeError, AttributeError, RecursionError):  # one of them is no schema, for example
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # one is no schema, for example
         return None
 
 

@@ -50,10 +50,19 @@ class Connection:
         """`before` is called between packing and sending: what it lets go of is given back with this message."""
         with self._lock:
             packer = Packer(self._outbox)
-            fields = pack(packer)
+            try:
+                fields = pack(packer)
+            except BaseException:
+                self.take_back(packer)
+                raise
             if before is not None:
                 before()
             self._write(frame([kind, self.inbox.returned(), self._outbox.announcement(), *fields], packer))
+
+    def take_back(self, packer: Packer, kept: int = 0) -> None:
+        """Frees the blocks behind the first `kept`, which are not sent after all: no receiver would give them back."""
+        self._outbox.release(packer.blocks[kept:])
+        del packer.blocks[kept:]
 
     def _write(self, data: bytes) -> None:
         try:

@@ -55,13 +55,14 @@ class Executor:
         self._cancellation.forget(again, kept=False)
         self._cancellation.forget(calls, kept=self.decoupled)
 
-    @staticmethod
-    def _packed(packer: Packer, answers: Answers) -> list[Any]:
+    def _packed(self, packer: Packer, answers: Answers) -> list[Any]:
         found = []
         for request, response in answers:
+            kept = len(packer.blocks)
             try:
                 fields = response.pack(packer, request.requested)
             except Exception as error:
+                self._connection.take_back(packer, kept)
                 traceback.print_exc()
                 fields = error_fields(TritonError(public_text(error)))
             found.append([request.call, *fields])

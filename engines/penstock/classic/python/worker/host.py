@@ -90,12 +90,16 @@ class Host:
         responses: Responses = queue.SimpleQueue()
         self._streams[number] = responses
         self._connection.read_in_thread()
-        self._connection.send_packed(
-            "call",
-            lambda packer: [
-                number, "stream", request.fields(), [item.pack(packer) for item in request.inputs()]
-            ],
-        )  # fmt: skip
+        try:
+            self._connection.send_packed(
+                "call",
+                lambda packer: [
+                    number, "stream", request.fields(), [item.pack(packer) for item in request.inputs()]
+                ],
+            )  # fmt: skip
+        except BaseException:
+            self.forget(number)
+            raise
         return ResponseIterator(self, number, responses)
 
     def forget(self, number: int) -> None:

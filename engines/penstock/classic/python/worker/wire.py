@@ -72,12 +72,14 @@ class Store(Protocol):
 class Packer:
     """Collects the tail of one message."""
 
-    __slots__ = ("_store", "parts", "size")
+    __slots__ = ("_store", "blocks", "parts", "size")
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.parts: list[Buffer] = []
         self.size = 0
+        self.blocks: list[list[int]] = []
+        """Of the store, as `[segment, offset]`. The receiver of the message gives them back."""
 
     def tensor(self, name: str, datatype: str, array: Array, encoded: bytes | None = None) -> list[Any]:
         """The tensor as the message's list shows it. `array` is C-contiguous; BF16 as bits. `encoded`: what
@@ -86,7 +88,7 @@ class Packer:
             return [name, datatype, array.shape, *self.data(encode_strings(array) if encoded is None else encoded)]
         size = array.nbytes
         if size > INLINE_LIMIT:
-            segment, offset = self._store.put(array, size)
+            segment, offset = self._put(array, size)
             return [name, datatype, array.shape, offset, size, segment]
         offset = self.size
         if size:
@@ -98,12 +100,17 @@ class Packer:
         """Bytes: `[offset, size]` or `[offset, size, segment]`."""
         size = len(data)
         if size > INLINE_LIMIT:
-            segment, offset = self._store.put(data, size)
+            segment, offset = self._put(data, size)
             return [offset, size, segment]
         offset = self.size
         self.parts.append(data)
         self._pad(size)
         return [offset, size]
+
+    def _put(self, data: Buffer, size: int) -> tuple[int, int]:
+        segment, offset = self._store.put(data, size)
+        self.blocks.append([segment, offset])
+        return segment, offset
 
     def _pad(self, size: int) -> None:
         rest = -size % _ALIGNMENT

@@ -102,9 +102,9 @@ def column_maxima(logits: Floats, rows: Ids) -> Floats:
     width = -(-vocab // _LINES)
     whole = vocab // width * width
     maxima = np.empty((len(rows), width), np.float32)
-    for row, found in zip(rows.tolist(), maxima, strict=True):
-        np.maximum.reduce(logits[row, :whole].reshape(-1, width), axis=0, out=found)
-        rest = found[: vocab - whole]
+    for row, row_maxima in zip(rows.tolist(), maxima, strict=True):
+        np.maximum.reduce(logits[row, :whole].reshape(-1, width), axis=0, out=row_maxima)
+        rest = row_maxima[: vocab - whole]
         np.maximum(rest, logits[row, whole:], out=rest)
     return maxima
 
@@ -115,11 +115,11 @@ def kth_largest(maxima: Floats, counts: Ids) -> Floats:
     At least that many tokens are not below it, so the likeliest ones are among these.
     """
     width = maxima.shape[1]
-    found = np.full(len(maxima), -np.inf, np.float32)
+    largest = np.full(len(maxima), -np.inf, np.float32)
     for count in np.unique(counts[counts <= width]).tolist():
         same = np.flatnonzero(counts == count)
-        found[same] = np.partition(maxima[same], width - count, axis=1)[:, width - count]
-    return found
+        largest[same] = np.partition(maxima[same], width - count, axis=1)[:, width - count]
+    return largest
 
 
 def in_order(logits: Floats, rows: Ids, inside: npt.NDArray[np.bool_], floors: Floats) -> tuple[Ids, Floats]:

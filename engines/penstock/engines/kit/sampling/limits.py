@@ -61,8 +61,8 @@ class TokenLimits:
 
 
 def _ascending(ids: Sequence[int]) -> Ids:
-    found = np.asarray(ids, np.int64)
-    return found if (found[1:] > found[:-1]).all() else np.unique(found)
+    array = np.asarray(ids, np.int64)
+    return array if (array[1:] > array[:-1]).all() else np.unique(array)
 
 
 def _without(ids: Ids, others: Ids) -> Ids:

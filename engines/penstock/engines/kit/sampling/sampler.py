@@ -72,11 +72,11 @@ class Sampler:
             rows = np.concatenate(pieces)
             owners = [states[r] for r, piece in zip(left, pieces, strict=True) for _ in piece]
             offsets = np.concatenate([np.arange(len(piece)) for piece in pieces])
-            found = iter(self.sample(logits if len(rows) == len(logits) else logits[rows], owners, offsets).tolist())
+            sampled = iter(self.sample(logits if len(rows) == len(logits) else logits[rows], owners, offsets).tolist())
             left = [
                 r
                 for r, piece in zip(left, pieces, strict=True)
-                if _keep([next(found) for _ in piece], states[r], drafts[r], extensions[r])
+                if _keep([next(sampled) for _ in piece], states[r], drafts[r], extensions[r])
             ]
         return extensions
 

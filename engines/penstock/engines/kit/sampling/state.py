@@ -146,8 +146,8 @@ class SamplingState:
     @property
     def failure(self) -> PenstockError | None:
         """Why the output cannot be continued."""
-        found = self.processors.failure if self.processors is not None else None
-        return found or (self.grammar.failure if self.grammar is not None else None)
+        failure = self.processors.failure if self.processors is not None else None
+        return failure or (self.grammar.failure if self.grammar is not None else None)
 
     def changes_logits(self, offset: int = 0) -> bool:
         """Whether `adjust` has anything to do for the token `offset` places behind the next one."""

@@ -16,7 +16,7 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     model: Annotated[
         str | None,
-        Meta(description="a local Hugging Face folder or a hub id; without one, the built-in demo model"),
+        Meta(description="a Hugging Face folder, a GGUF file or a hub id; without one, the built-in demo model"),
     ] = None
     revision: Annotated[Name | None, Meta(description="branch, tag or commit of a hub model; default: main")] = None
     sleep_idle_seconds: Annotated[
@@ -27,13 +27,13 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         ),
     ] = 0.0
     served_model_name: Annotated[
-        tuple[Name, ...], Meta(description="the model's public names, the first one is reported; default: MODEL's name")
+        tuple[Name, ...], Meta(description="the names that clients use; metrics have the first; default: MODEL's name")
     ] = ()
     engine: Annotated[
         Literal["auto", "openvino", "vllm", "tensorrt_llm", "torch", "simulated"],
         Meta(
             description="what runs the model; auto: vllm or torch with a GPU, torch where openvino lacks the "
-            "architecture, else openvino; simulated needs no weights and talks nonsense"
+            "architecture, else openvino; simulated needs no weights and makes tokens up"
         ),
     ] = "auto"
     device: Annotated[
@@ -95,11 +95,14 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     ] = None
     chat_template_content_format: Annotated[
         Literal["auto", "string", "openai"],
-        Meta(description="how the chat template takes content parts: joined, or as a list; auto: as its loops tell"),
+        Meta(
+            description="how the chat template gets content parts: string: joined; openai: as a list; auto: as a list "
+            "if the template loops over it"
+        ),
     ] = "auto"
     special_tokens_in_content: Annotated[
         bool,
-        Meta(description="the text of a special token in a chat message is that token; default: it is ordinary text"),
+        Meta(description="the text of a special token in a chat message is that token; off: it is ordinary text"),
     ] = False
     tool_parser: Annotated[
         str, Meta(description="finds tool calls in answers: a parser's name, none, or auto: by the chat template")
@@ -110,18 +113,18 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many engines a language model has, and what becomes of a request when one of them dies."""
+    """How many engines a language model has, and what happens to a request when one of them dies."""
 
     replicas: Annotated[
         Annotated[int, Meta(ge=0, le=64)],
         Meta(
             description="engines of the same model, each a process with the model in its memory; they share the CPUs, "
-            "or have the numa-nodes one by one; 0: none here, with replica-address"
+            "or each has one of the numa-nodes; 0: none here, only those of replica-address"
         ),
     ] = 1
     replica_address: Annotated[
         tuple[Name, ...],
-        Meta(description="engine-doors of other Penstocks with the same model, whose engines are further replicas"),
+        Meta(description="engine-doors of other servers with the same model, whose engines are further replicas"),
     ] = ()
     replica_routing: Annotated[
         Literal["prefix", "least-loaded", "round-robin"],
@@ -133,31 +136,31 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_replicas: Annotated[
         Annotated[int, Meta(ge=0, le=63)],
         Meta(
-            description="openvino, vllm on CPUs, simulated: so many of the replicas compute long prompts, and hand "
-            "their keys and values over to the others, which generate; 0: each computes its own prompts"
+            description="openvino, vllm on CPUs, simulated: how many of the replicas compute long prompts and hand the "
+            "keys and values over to the others, which generate; 0: each computes its own prompts"
         ),
     ] = 0
     handover_bytes: Annotated[
-        Positive, Meta(description="most bytes of shared memory for what prefill-replicas hand over")
+        Positive, Meta(description="most bytes of shared memory for what the prefill-replicas hand over")
     ] = 2 << 30
     handover_min_tokens: Annotated[
         Positive,
-        Meta(description="prompts of which less is left to compute are computed where they go on, not handed over"),
+        Meta(description="a prompt with fewer tokens left to compute is computed by the replica that generates"),
     ] = 128
     resume: Annotated[
         Literal["auto", "on", "off"],
         Meta(
-            description="a stream whose engine dies goes on behind its tokens; auto: where there are several replicas; "
-            "on: with a single one, too, once it has been restarted; off: it ends with an error"
+            description="whether a stream continues when its engine dies; auto: with several replicas; on: with a "
+            "single one, too, once it has been restarted; off: it ends with an error"
         ),
     ] = "auto"
     resume_wait: Annotated[
-        Seconds, Meta(description="the longest that such a stream waits for an engine that can take it, in seconds")
+        Seconds, Meta(description="seconds that such a stream waits at most for an engine that can continue it")
     ] = 60.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What only the large engines have: several devices, quantized kernels, options of their own."""
+    """Settings of vllm and tensorrt_llm alone: several devices, quantized kernels, options of their own."""
 
     tensor_parallel_size: Annotated[
         Positive, Meta(description="vllm, tensorrt_llm: devices that share each layer of the model")
@@ -170,7 +173,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="vllm, tensorrt_llm: share of each GPU's memory that this model may take"),
     ] = 0.9
     quantization: Annotated[
-        Name | None, Meta(description="vllm: its name of a quantization; default: what the checkpoint says")
+        Name | None, Meta(description="vllm: the method, by vLLM's name; default: what the checkpoint says")
     ] = None
     engine_args: Annotated[
         str | dict[str, Any],
@@ -182,19 +185,19 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DoorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine that other Penstocks use, or that runs in another Penstock."""
+    """One engine for several servers: others use this server's, or this one uses another server's."""
 
     engine_door: Annotated[
         Name | None,
         Meta(
-            description="where other Penstocks can use the engine of MODEL, as ipc:///PATH or tcp://HOST:PORT; "
-            "default: nowhere"
+            description="address at which other servers can use the engine of MODEL, as ipc:///PATH or "
+            "tcp://HOST:PORT; default: none"
         ),
     ] = None
-    engine_door_clients: Annotated[Positive, Meta(description="most of them at one time")] = 64
+    engine_door_clients: Annotated[Positive, Meta(description="most servers that use it at one time")] = 64
     engine_address: Annotated[
         Name | None,
-        Meta(description="the engine-door of another Penstock, whose engine runs MODEL; no engine is started here"),
+        Meta(description="the engine-door of another server, whose engine runs MODEL; no engine is started here"),
     ] = None
     engine_key: Annotated[
         Name | None,
@@ -210,7 +213,7 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     lora_directory: Annotated[
         Name | None,
-        Meta(description="clients may load and unload adapters at run time, from below this folder; default: no"),
+        Meta(description="clients may load and unload adapters in this folder at run time; default: they may not"),
     ] = None
     max_loras: Annotated[Positive, Meta(description="adapters that may be loaded at the same time")] = 8
     max_lora_rank: Annotated[Positive, Meta(description="highest rank of an adapter")] = 16
@@ -223,15 +226,15 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str | Positive | None,
         Meta(description="bytes, a size like 4GiB, or a share of free memory like 40%%; default: a bounded share"),
     ] = None
-    num_kv_blocks: Annotated[Positive | None, Meta(description="the same as a number of blocks")] = None
+    num_kv_blocks: Annotated[Positive | None, Meta(description="the size as a number of blocks")] = None
     prefix_caching: Annotated[bool, Meta(description="reuse the keys and values of prompts with equal beginnings")] = (
         True
     )
     kv_offload_dir: Annotated[
         Name | None,
         Meta(
-            description="openvino, vllm on CPUs, simulated: folder for what the prefix cache evicts, also for later "
-            "starts; default: it is lost"
+            description="openvino, vllm on CPUs, simulated: folder that keeps what the prefix cache evicts, also for "
+            "later starts; default: none"
         ),
     ] = None
     kv_offload_bytes: Annotated[Positive, Meta(description="most bytes of a model's blocks in kv-offload-dir")] = (
@@ -240,8 +243,8 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_events: Annotated[
         Name | None,
         Meta(
-            description="address, as tcp://127.0.0.1:5557, where routers learn which blocks the prefix cache has; who "
-            "reaches it reads the tokens of all prompts; default: none"
+            description="address, as tcp://127.0.0.1:5557, where routers learn which blocks the prefix cache has; "
+            "every program that reaches it can read the tokens of all prompts; default: none"
         ),
     ] = None
     kv_events_replay: Annotated[
@@ -253,7 +256,7 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who runs when, and how many may wait."""
+    """Which requests run next, and how many may wait."""
 
     scheduler: Annotated[
         Literal["auto", "penstock", "engine"],
@@ -267,24 +270,24 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Positive | None,
         Meta(
             description="most tokens in one step; long prompts are computed in chunks; default: 512, with a GPU 4096, "
-            "or max-num-seqs"
+            "or max-num-seqs if that is more"
         ),
     ] = None
     itl_target_ms: Annotated[
         Annotated[float, Meta(ge=0)],
         Meta(
-            description="while requests generate, prompts get as much of a step as keeps it within so many "
-            "milliseconds, by the measured speed (while none generates: four times as many); 0: always as much as "
+            description="target for the milliseconds between two tokens: while requests generate, prompts get only as "
+            "much of a step as keeps it this short (while none generates: four times as long); 0: as much as "
             "max-num-batched-tokens allows"
         ),
     ] = 200.0
     steps_in_flight: Annotated[
-        Positive, Meta(description="steps that are under way at the same time, as far as the engine can; 1: one by one")
+        Positive, Meta(description="steps in progress at the same time, if the engine can; 1: one after the other")
     ] = 2
     speculative: Annotated[
         Literal["off", "ngram", "mtp"],
         Meta(
-            description="ngram: next tokens are guessed from what the request has said before (prompt lookup), and "
+            description="ngram: next tokens are guessed from the request's text so far (prompt lookup), and "
             "several are verified in a step; answers stay the same. mtp: the checkpoint's own layer for multi-token "
             "prediction guesses (openvino, MiMo)"
         ),

@@ -38,7 +38,7 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="none: load all models at start; poll: follow changes; explicit: load and unload by request"),
     ] = "none"
     repository_poll_secs: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="control mode poll: seconds between two looks")
+        Annotated[float, Meta(gt=0)], Meta(description="control mode poll: seconds between two looks for changes")
     ] = 15.0
     load_model: Annotated[
         tuple[Name, ...], Meta(description="control mode explicit: models to load at start, * for all; may be repeated")
@@ -51,19 +51,19 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = False
     load_on_demand_wait: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="the longest that a request waits for its model, in seconds")
+        Annotated[float, Meta(gt=0)], Meta(description="seconds that a request waits at most for its model")
     ] = 300.0
     load_on_demand_queue: Annotated[
-        Positive, Meta(description="requests that wait for models at the same time, for all models together")
+        Positive, Meta(description="most requests that wait for models at the same time, for all models together")
     ] = 1024
     unload_after_idle: Annotated[
         float,
-        Meta(ge=0, description="with --load-on-demand: unload a model that nobody used for so many seconds; 0: never"),
+        Meta(ge=0, description="with --load-on-demand: unload a model that was not used for so many seconds; 0: never"),
     ] = 0.0
-    exit_on_error: Annotated[bool, Meta(description="end when a model cannot be loaded at start")] = True
-    strict_readiness: Annotated[bool, Meta(description="ready only while all models are")] = True
+    exit_on_error: Annotated[bool, Meta(description="end the server when a model cannot be loaded at start")] = True
+    strict_readiness: Annotated[bool, Meta(description="the server is ready only while all models are")] = True
     disable_auto_complete_config: Annotated[
-        bool, Meta(description="take configurations as they are written, without a look into the model files")
+        bool, Meta(description="do not complete configurations from the model files")
     ] = False
     model_config_name: Annotated[
         str, Meta(description="use configs/NAME.pbtxt of a model where there is one, else config.pbtxt")
@@ -103,7 +103,7 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrafficConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Names that several models serve."""
+    """One name for several models."""
 
     traffic: Annotated[
         tuple[TrafficRule, ...],
@@ -115,7 +115,7 @@ class TrafficConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Language models that other servers have."""
+    """Models of other servers, under this server's address."""
 
     upstream: Annotated[
         tuple[UpstreamSettings, ...],

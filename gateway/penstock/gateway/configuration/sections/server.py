@@ -20,14 +20,16 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="address to listen on; 0.0.0.0 for all; beyond this machine, it needs keys or --allow-anonymous"
         ),
     ] = "127.0.0.1"
-    http_address: Annotated[str | None, Meta(description="another address for HTTP")] = None
-    grpc_address: Annotated[str | None, Meta(description="another address for gRPC")] = None
-    metrics_address: Annotated[str | None, Meta(description="another address for metrics")] = None
+    http_address: Annotated[str | None, Meta(description="address for HTTP; default: host")] = None
+    grpc_address: Annotated[str | None, Meta(description="address for gRPC; default: host")] = None
+    metrics_address: Annotated[str | None, Meta(description="address for metrics; default: host")] = None
     http_port: Annotated[Port, Meta(description="OpenAI API, KServe v2 and health")] = 8000
     grpc_port: Annotated[Port, Meta(description="KServe v2 over gRPC, and the standard health service")] = 8001
     metrics_port: Annotated[
         Port,
-        Meta(description="Prometheus metrics and the scheduler's state; without a key on this machine's addresses"),
+        Meta(
+            description="Prometheus metrics and the scheduler's state; on this machine's addresses metrics need no key"
+        ),
     ] = 8002
     allow_http: Annotated[bool, Meta(description="listen for HTTP")] = True
     allow_http2: Annotated[bool, Meta(description="HTTP/2 on the HTTP port, beside HTTP/1.1")] = True
@@ -38,33 +40,35 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 64 << 20
     strict_liveness: Annotated[
         bool,
-        Meta(description="not live as soon as one language model is down for good; off: when no other model is left"),
+        Meta(description="not live once one language model is down for good; off: only when no other model is left"),
     ] = False
     body_memory: Annotated[
-        Positive, Meta(description="bytes of request bodies that may be in memory at one time, decompressed ones too")
+        Positive, Meta(description="most bytes of request bodies, also decompressed ones, in memory at one time")
     ] = 1 << 30
     stored_responses: Annotated[
-        int, Meta(ge=0, description="responses that are kept, and conversations, and chats; 0: none")
+        int, Meta(ge=0, description="responses that are kept, and as many conversations and chats; 0: none")
     ] = 1000
     stored_responses_per_tenant: Annotated[
-        Positive | None, Meta(description="of one key's tenant; default: stored-responses")
+        Positive | None, Meta(description="the same for one key's tenant; default: stored-responses")
     ] = None
     stored_responses_memory: Annotated[
         Positive,
-        Meta(description="bytes of responses, conversations, chats, each together; the longest unused goes first"),
+        Meta(
+            description="bytes of all kept responses, of all conversations, of all chats; least recently used go first"
+        ),
     ] = 64 << 20
     stored_responses_memory_per_tenant: Annotated[
-        Positive | None, Meta(description="of one key's tenant; default: stored-responses-memory")
+        Positive | None, Meta(description="the same for one key's tenant; default: stored-responses-memory")
     ] = None
     background_responses: Annotated[
-        int, Meta(ge=0, description="responses that are being made in the background at one time; 0: none")
+        int, Meta(ge=0, description="responses in progress in the background at one time; 0: none")
     ] = 100
     background_responses_per_tenant: Annotated[
-        Positive | None, Meta(description="of one key's tenant; default: background-responses")
+        Positive | None, Meta(description="the same for one key's tenant; default: background-responses")
     ] = None
     max_loop_lag: Annotated[
         Seconds,
-        Meta(description="while the server is so many seconds late with what is due, requests get 503; 0: never"),
+        Meta(description="while the event loop is this many seconds late, inference requests get 503; 0: never"),
     ] = 2.0
     body_timeout: Annotated[
         Annotated[float, Meta(gt=0)], Meta(description="seconds that the whole body of an HTTP request may take")
@@ -108,18 +112,18 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     allow_anonymous: Annotated[
         bool,
-        Meta(description="other machines may use ports without a key: all where there are no keys, else /metrics"),
+        Meta(description="other machines may use a server without keys; on a server with keys, only /metrics"),
     ] = False
     allowed_hosts: Annotated[
         tuple[Name, ...],
         Meta(
-            description="names by which clients may call a server without keys, besides localhost and its addresses; "
-            "others are refused, since a web page may be behind them"
+            description="host names by which clients may call a server without keys, besides localhost and its "
+            "addresses; others are refused, to protect the server from web pages"
         ),
     ] = ()
     allowed_origins: Annotated[
         tuple[Name, ...],
-        Meta(description="web pages of these origins may use the server, as http://localhost:3000; with keys also *"),
+        Meta(description="origins of web pages that may use the server, as http://localhost:3000; with keys also *"),
     ] = ()
     memory_limit: Annotated[
         str | Positive | None,
@@ -131,15 +135,15 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fronts: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | Literal["auto"],
         Meta(
-            description="processes that speak the protocols, all on the same ports; auto: one for every 8 cores, at "
-            "least 1 and at most 8"
+            description="front processes that handle connections, all on the same ports; auto: one for every 8 cores, "
+            "at least 1 and at most 8"
         ),
     ] = 1
     load_reports: Annotated[
         Literal["request", "text", "json", "bin"],
         Meta(
-            description="answers to inferences carry the server's load for balancers (ORCA): request: those whose "
-            "request asks; text, json, bin: all of them, in this form; over gRPC always as bin"
+            description="which answers to inferences carry the server's load for balancers (ORCA): request: those "
+            "whose request asks for it; text, json, bin: all, in this form; over gRPC always as bin"
         ),
     ] = "request"
     vllm_metric_names: Annotated[
@@ -168,30 +172,31 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clamp_max_tokens: Annotated[
         bool,
         Meta(
-            description="requests for more tokens than the context leaves behind their prompt get what it leaves, for "
-            "clients that always ask for much; off: they are refused with the number that would fit"
+            description="requests whose max_tokens do not fit into the context get as many as fit, for clients that "
+            "always ask for many; off: they are refused, with the number that would fit"
         ),
     ] = False
     keep_alive: Annotated[
         Annotated[float, Meta(gt=0)],
-        Meta(description="seconds that an idle HTTP connection stays open; more than proxies before the server have"),
+        Meta(description="seconds that an idle HTTP connection stays open; set more than in proxies before the server"),
     ] = 75.0
     heartbeat_s: Annotated[
         Seconds,
         Meta(
             description="seconds without a token after which a stream of the OpenAI API gets an SSE comment, so that "
-            "nothing on the way takes it for dead; 0: never"
+            "proxies do not close it; 0: never"
         ),
     ] = 15.0
     resumable_streams: Annotated[
         Seconds,
         Meta(
-            description="seconds for which a stream of chats or text completions goes on without its client, who gets "
-            "the rest for Last-Event-ID; 0: it ends with its client"
+            description="seconds for which a stream of chats or text completions goes on after its client has lost the "
+            "connection; the client gets the rest with Last-Event-ID; 0: it ends with the connection"
         ),
     ] = 0.0
     send_timeout: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="seconds after which a client that does not read is cut off")
+        Annotated[float, Meta(gt=0)],
+        Meta(description="seconds after which a client that does not read its answer is disconnected"),
     ] = 60.0
     watchdog_timeout: Annotated[
         Annotated[float, Meta(ge=0.4)],
@@ -224,7 +229,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "default"
     trace_config: Annotated[
         tuple[Name, ...],
-        Meta(description="a setting of the request trace, as level=, rate=, count= or triton,file= and the like"),
+        Meta(
+            description="a setting of Triton's request trace, as level=, rate=, count=, triton,file=; may be repeated"
+        ),
     ] = ()
     metrics_config: Annotated[
         tuple[Name, ...],
@@ -260,7 +267,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HttpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """TLS of the HTTP port, under names like those of the gRPC port's."""
+    """TLS of the HTTP port."""
 
     http_use_ssl: Annotated[bool, Meta(description="TLS; needs a certificate and its key")] = False
     http_use_ssl_mutual: Annotated[bool, Meta(description="clients must show a certificate, too")] = False
@@ -274,7 +281,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     grpc_transport: Annotated[
         Literal["penstock", "grpcio"],
-        Meta(description="who speaks HTTP/2 on the gRPC port: this server itself, or the gRPC library"),
+        Meta(description="what serves HTTP/2 on the gRPC port: this server itself, or the gRPC library"),
     ] = "penstock"
     grpc_use_ssl: Annotated[bool, Meta(description="TLS; needs a certificate and its key")] = False
     grpc_use_ssl_mutual: Annotated[bool, Meta(description="clients must show a certificate, too")] = False
@@ -305,7 +312,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AccessLogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is told of each request, on standard error."""
+    """A line on standard error for each request."""
 
     access_log: Annotated[
         Literal["text", "json", "off"],
@@ -313,10 +320,10 @@ class AccessLogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "text"
     access_log_sample: Annotated[
         Annotated[float, Meta(ge=0, le=1)],
-        Meta(description="share of the good requests that get a line; those that fail always do"),
+        Meta(description="share of the successful requests that get a line; failed ones always get one"),
     ] = 1.0
     access_log_slow_s: Annotated[
-        Seconds, Meta(description="of the good requests only those get a line that took so many seconds")
+        Seconds, Meta(description="successful requests get a line only if they took this many seconds")
     ] = 0.0
 
 
@@ -332,7 +339,7 @@ class OpenTelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     ] = None
     otlp_sample: Annotated[
         Annotated[float, Meta(ge=0, le=1)],
-        Meta(description="share of the requests that get spans, of those that come without a traceparent"),
+        Meta(description="share of the requests without a traceparent that get spans"),
     ] = 1.0
 
 
@@ -342,8 +349,8 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: Annotated[
         str | None,
         Meta(
-            description="folder for files, batches and responses, of this server alone; default: none, files and "
-            "batches are refused, and responses kept in memory"
+            description="folder for files, batches and responses, for this server alone; default: none: files and "
+            "batches are refused, and responses are kept in memory"
         ),
     ] = None
     data_size: Annotated[Positive, Meta(description="bytes of all files together")] = 10 << 30
@@ -352,8 +359,8 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     data_retention: Annotated[
         Seconds,
-        Meta(description="seconds after which files, ended batches, responses and conversations go; 0: never"),
+        Meta(description="seconds after which files, ended batches, responses and conversations are deleted; 0: never"),
     ] = 30 * 86400.0
     batch_lines_in_flight: Annotated[
-        Positive, Meta(description="lines of batches that are with the models at one time")
+        Positive, Meta(description="lines of batches that the models work on at one time")
     ] = 32

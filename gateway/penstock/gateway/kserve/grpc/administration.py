@@ -24,7 +24,8 @@ class Administration:
         _no_repository(request)
         answer = pb.RepositoryIndexResponse()
         for entry in self._models.index(ready=request.ready):
-            answer.models.add(name=entry.name, version=entry.version, state=entry.state or "", reason=entry.reason)
+            if context.principal.may_use(entry.name):
+                answer.models.add(name=entry.name, version=entry.version, state=entry.state or "", reason=entry.reason)
         return answer
 
     async def load(self, request: Message, context: RequestContext) -> Message:

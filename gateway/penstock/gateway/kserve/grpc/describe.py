@@ -48,17 +48,19 @@ class Describe:
         return pb.ModelConfigResponse(config=(await self._described(request, context)).config)
 
     async def _described(self, request: Message, context: RequestContext) -> InferModel:
+        context.principal.require_model(request.name)
         if self._kserve.on_demand is not None:
             await self._kserve.on_demand.describe(request.name, context)
         return self._models.model(request.name, request.version)
 
     async def model_statistics(self, request: Message, context: RequestContext) -> Message:
-        return pb.ModelStatisticsResponse(**statistics(self._models, request.name, request.version))
+        found = statistics(self._models, context.principal, request.name, request.version)
+        return pb.ModelStatisticsResponse(**found)
 
     async def trace_setting(self, request: Message, context: RequestContext) -> Message:
         """Reads, and changes what is named. Raises InvalidRequestError, UnsupportedError, PermissionDeniedError."""
         tracing, model = self._kserve.tracing, request.model_name
-        check_traced_model(self._models, model)
+        check_traced_model(self._models, context.principal, model)
         if request.settings:
             context.principal.require(Role.ADMIN)
             tracing.update({name: list(item.value) for name, item in request.settings.items()}, model)

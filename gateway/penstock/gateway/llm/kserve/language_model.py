@@ -100,6 +100,7 @@ class LanguageModel:
                 self._cancel(request)
             text = self.form.read(request, self._model.describe(self.name), self.policy)
             if text.adapter is not None:
+                text.generate.context.principal.require_model(text.adapter)  # elsewhere it is a model's name
                 self._model.adapters.named(text.adapter)
             return text
         except PenstockError as error:
@@ -115,6 +116,6 @@ class LanguageModel:
 
     async def stop(self) -> None:
         self._stopping = True
-        self._dataplane.remove(self._model)
+        self._dataplane.models.remove(self._model)
         await self._model.in_flight.wait_idle()
         await self._model.stop()

@@ -129,15 +129,21 @@ class LanguageStream(PushedStream):
         begin = self._dataplane.generate_on(self._model, self._request.generate, adapter=self._request.adapter)
         if self._on_end is None:
             return await begin
-        self._beginning = asyncio.create_task(begin)
+        beginning = self._beginning = asyncio.create_task(begin)
         try:
-            return await self._beginning
+            generation = await beginning
         except asyncio.CancelledError:
+            if not beginning.cancelled() and beginning.exception() is None:  # it began in the same turn of the loop
+                beginning.result().close()
             if self._cancelled:
                 raise CancelledError(CANCELLED) from None
             raise
         finally:
             self._beginning = None
+        if self._cancelled:
+            generation.close()
+            raise CancelledError(CANCELLED)
+        return generation
 
     def cancel(self) -> None:
         """Another request has asked for it: this one ends with an error, and what it had is given back at once."""

@@ -45,11 +45,11 @@ class LanguageModelLoader:
         model = await self._build(config, context.name)
         try:
             await model.start()
-            self._dataplane.add(model)
+            self._dataplane.models.add(model)
         except PenstockError:
             await model.stop()
             raise
-        self._dataplane.has_loaded(model)
+        self._dataplane.models.serve(model)
         return LanguageModel(
             self._dataplane,
             model,

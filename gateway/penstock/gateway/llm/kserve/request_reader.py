@@ -6,12 +6,9 @@ Source: triton-inference-server/vllm_backend, src/model.py and docs/additional_o
 
 from __future__ import annotations
 
-from typing import Any
-
 from penstock.classic.messages import InferRequest
-from penstock.engines.errors import InvalidRequestError, PenstockError
-from penstock.gateway.front.bounded_json import check_json, decode_json
-from penstock.gateway.llm.kserve.sampling_inputs import generate_request, sampling_fields
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.llm.kserve.sampling_inputs import generate_request, sampling_fields, sampling_object
 from penstock.gateway.llm.kserve.tensor_form import TextRequest, flag, text, wanted
 from penstock.gateway.llm.models import ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, bounded, priority_level
@@ -38,7 +35,6 @@ UNSERVED = {
     "embedding_request": "language models give no embeddings here",
 }
 _MAX_LOGPROBS = 20
-_MAX_SAMPLING_BYTES = 1 << 20
 _DEFAULT_MAX_TOKENS = 16
 """vLLM's default, which users of its Triton backend know."""
 
@@ -81,15 +77,5 @@ def read_request(request: InferRequest, model: ServedModel, policy: str) -> Text
 
 def _parameters(request: InferRequest) -> SamplingParameters:
     """The tensor's JSON if there is one, else the request's parameters, whose values may be strings."""
-    given = text(request, "sampling_parameters")
-    if given is None:
-        return sampling_fields(request.parameters, SamplingParameters)
-    body = given.encode() or b"{}"
-    if len(body) > _MAX_SAMPLING_BYTES:
-        raise InvalidRequestError(f"sampling_parameters: they are longer than {_MAX_SAMPLING_BYTES} bytes")
-    try:
-        check_json(body)
-        fields = decode_json(body, dict[str, Any])
-    except PenstockError as error:
-        raise InvalidRequestError(f"sampling_parameters: {error.message}", param=error.param) from None
-    return sampling_fields(fields, SamplingParameters)
+    given = sampling_object(request)
+    return sampling_fields(request.parameters if given is None else given, SamplingParameters)

@@ -9,9 +9,10 @@ import msgspec
 
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.front.bounded_json import check_json
+from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.llm.generate_request import GenerateRequest
+from penstock.gateway.llm.kserve.tensor_form import text
 from penstock.gateway.llm.models import ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings
 from penstock.gateway.llm.structured_output import grammar_field
@@ -19,6 +20,7 @@ from penstock.gateway.llm.token_limits import bad_words
 
 _MAX_N = 128
 _MAX_TOKENS = 2**31 - 1
+_MAX_OBJECT_BYTES = 1 << 20
 
 _Fields = TypeVar("_Fields", bound=SamplingFields)
 
@@ -66,6 +68,17 @@ def context_of(request: InferRequest) -> RequestContext:
     return RequestContext(principal=Principal(tenant=request.tenant), deadline=request.deadline)
 
 
+def sampling_object(request: InferRequest) -> dict[str, Any] | None:
+    """What the tensor `sampling_parameters` says, None without one. Raises InvalidRequestError."""
+    given = text(request, "sampling_parameters")
+    if given is None:
+        return None
+    encoded = given.encode() or b"{}"
+    if len(encoded) > _MAX_OBJECT_BYTES:
+        raise InvalidRequestError(f"sampling_parameters: they are longer than {_MAX_OBJECT_BYTES} bytes")
+    return decode_json(encoded, dict[str, Any], field="sampling_parameters")
+
+
 def sampling_fields(given: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
     """Values may be strings. Raises UnsupportedError for a name that `kind` does not have, InvalidRequestError."""
     try:
@@ -101,9 +114,8 @@ def _typed(name: str, value: object) -> object:
         return value
     if name in _JSON:
         try:
-            check_json(value.encode())
-            return msgspec.json.decode(value)
-        except (InvalidRequestError, msgspec.DecodeError):
+            return decode_json(value.encode(), object)
+        except InvalidRequestError:
             raise InvalidRequestError(f"{name}: the text is not JSON, or nests too deep.", param=name) from None
     kind = _KINDS.get(name)
     if kind is not None:

@@ -181,7 +181,7 @@ def _exactly_one(node: Schema, _: Evaluated) -> None:
     _require_one(node, [{"allOf": [one], "not": other} for one, other in zip(schemas, others, strict=True)])
 
 
-def _contained(node: Schema, _: Evaluated) -> None:
+def _contained(node: Schema, evaluated: Evaluated) -> None:
     least, most = node.pop("minContains", 1), node.pop("maxContains", None)
     if "contains" not in node or least > _MOST:
         return
@@ -190,6 +190,7 @@ def _contained(node: Schema, _: Evaluated) -> None:
         _require(node, {"prefixItems": [schema] * least, "minItems": least})
     if most is not None:
         first = max(least, most)
+        evaluated.effort.spend(len("true, ") * first)
         _require(node, {"prefixItems": [True] * first, "items": {"not": schema}})
         if most < least:
             _require(node, negated({"type": "array"}))

@@ -1,0 +1,23 @@
+"""Which engine a server is going to start, as far as its settings say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.engines.host.gpus import visible_gpus
+from penstock.gateway.configuration.config import Config
+
+
+def likely_engine(config: Config) -> str | None:
+    """None: none, or several, or one whose process has to be bound to CPUs before it imports anything. The model is not
+    looked at: what does that takes long to import."""
+    model = config.model
+    others = config.repository.model_repository or config.embeddings.embedding_model or config.upstream.upstream
+    elsewhere = config.door.engine_address or config.replication.replicas != 1
+    placed = model.cpus is not None or model.numa_nodes is not None
+    vectors = model.model is not None and (Path(model.model) / "modules.json").is_file()
+    if (model.model is None and others) or vectors or elsewhere or placed:
+        return None
+    if model.engine == "auto":
+        return None if visible_gpus() else "openvino"
+    return model.engine

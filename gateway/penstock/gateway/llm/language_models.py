@@ -1,0 +1,162 @@
+"""The language models of a server by name: which there are, which of them serve, and whose a name is."""
+
+from __future__ import annotations
+
+from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, ModelNotFoundError, NotReadyError
+from penstock.gateway.front.changes import Changes
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.loading_board import LoadingBoard
+from penstock.gateway.llm.models import LoadedModel, NameHolder, ServedModel
+from penstock.gateway.llm.name_routing import NameRouting
+from penstock.gateway.on_demand.on_demand import OnDemand
+
+
+class LanguageModels:
+    """A model has one or more names, each of its adapters one more. Lives on the event loop."""
+
+    def __init__(self, board: LoadingBoard | None = None, on_demand: OnDemand | None = None) -> None:
+        """`board` says how far models are that are being loaded. `on_demand` is there where requests load models."""
+        self._board = board or LoadingBoard()
+        self._on_demand = on_demand
+        self._models: dict[str, LoadedModel] = {}
+        self._reserved: dict[str, str] = {}
+        """Names of models that do not generate, each with the error for a request that asks for it."""
+        self.changes = Changes()
+        """Told when models or their adapters come and go, and when models sleep and wake."""
+        self.routing: NameRouting | None = None
+        """For names that several models serve; None while there are none."""
+
+    # Changes
+
+    def add(self, model: LoadedModel) -> None:
+        """Its names are taken; it serves after `serve`. It replaces a model with the same name, and may take over the
+        names of that one's adapters. Raises AlreadyExistsError for names that are taken otherwise."""
+        for name in model.names:
+            self._check_free(name, model, self._adapter(name))
+        for adapter in model.adapters:
+            self._check_free(adapter.name, model, self.holder(adapter.name))
+        for name in model.names:
+            self._models[name] = model
+        model.sleep.on_change = self.changes.tell
+        self.changes.tell()
+
+    def _check_free(self, name: str, model: LoadedModel, holder: NameHolder | None) -> None:
+        if name in self._reserved:
+            raise AlreadyExistsError(f"The name `{name}` is taken by another model.")
+        if holder is not None and not set(holder.model.names) & set(model.names):
+            other = holder.model.names[0]
+            raise AlreadyExistsError(f"The name `{name}` is taken by the model `{other}` or its adapter.")
+
+    def serve(self, model: LoadedModel) -> None:
+        """It has loaded, and gets requests from now on."""
+        model.loaded = True
+        self.changes.tell()
+
+    def remove(self, model: LoadedModel) -> None:
+        """Frees its names, but for those that another model has taken over. Requests under way go on."""
+        for name in model.names:
+            if self._models.get(name) is model:
+                del self._models[name]
+        self.changes.tell()
+
+    def reserve(self, name: str, refusal: str) -> None:
+        """For a model that does not generate: requests that ask for it get `refusal`. Raises AlreadyExistsError."""
+        if name in self._reserved or self.holder(name) is not None:
+            raise AlreadyExistsError(f"The name `{name}` is taken by another model.")
+        self._reserved[name] = refusal
+
+    def release(self, name: str) -> None:
+        """Frees a name that `reserve` has taken."""
+        self._reserved.pop(name, None)
+
+    async def load_on_demand(self, name: str, context: RequestContext) -> None:
+        """To be awaited before a request looks its model up. Returns when the model is loaded, if requests may load it;
+        it stays until the request's end. Raises OverloadedError, DeadlineExceededError."""
+        if self._on_demand is not None:
+            holder = self.holder(name)
+            if holder is None or context.principal.may_use(name):
+                await self._on_demand.use_language_model(name if holder is None else holder.model.names[0], context)
+
+    # Which there are
+
+    def known(self) -> list[LoadedModel]:
+        """Each model once, those that are still loading included."""
+        return list(dict.fromkeys(self._models.values()))
+
+    def loaded(self) -> list[tuple[str, LoadedModel]]:
+        """(first name, model) of each that has been loaded, for operators' views."""
+        return [(model.names[0], model) for model in self.known() if model.loaded]
+
+    def served(self) -> list[ServedModel]:
+        """All names that requests may use, the models' first, then those of their adapters."""
+        served = [model.describe(name) for name, model in self._models.items() if model.loaded]
+        if self.routing is not None:
+            served += [self.find(name).describe(name) for name in self.routing.names()]
+        return served + [model.describe(each.name, each) for _, model in self.loaded() for each in model.adapters]
+
+    def names_on_demand(self) -> list[str]:
+        """Names of models that are not loaded, and that a request would load."""
+        return [] if self._on_demand is None else self._on_demand.language_models()
+
+    @property
+    def live(self) -> bool:
+        """False when a model is down for good: only a new server can help."""
+        return not any(model.engine.failed for model in self._models.values())
+
+    @property
+    def ready(self) -> bool:
+        """True while all models would serve a request now."""
+        return all(model.ready for model in self._models.values())
+
+    # Whose a name is
+
+    def find(self, name: str, param: str = "model", context: RequestContext | None = None) -> NameHolder:
+        """The model or adapter that gets the request of `context`. Where several serve the name, it is the same one for
+        the whole request.
+
+        Raises ModelNotFoundError, InvalidRequestError for a model that does not generate (`param` is the caller's field
+        with the name), and NotReadyError while the model loads.
+        """
+        routed = context is not None and context.routed is not None
+        if self.routing is not None and (routed or self.routing.has(name)):
+            return self.routing.find(name, context)
+        return self.find_own(name, param)
+
+    def find_own(self, name: str, param: str = "model") -> NameHolder:
+        """As `find`, for a name that is a model's or an adapter's own, whatever traffic rule it has."""
+        holder = self.holder(name)
+        if name in self._reserved:
+            raise InvalidRequestError(self._reserved[name], param=param)
+        if holder is None and name in self._board:
+            raise self.still_loading(name)
+        if holder is None:
+            raise ModelNotFoundError(f"The model `{name[:64]}` does not exist.", param=param)
+        if not holder.model.loaded:
+            raise self.still_loading(holder.model.names[0])
+        return holder
+
+    def holder(self, name: str) -> NameHolder | None:
+        """Whose the name is, whether that has been loaded or not."""
+        model = self._models.get(name)
+        return self._adapter(name) if model is None else NameHolder(model)
+
+    def _adapter(self, name: str) -> NameHolder | None:
+        for model in self._models.values():
+            adapter = model.adapters.get(name)
+            if adapter is not None:
+                return NameHolder(model, adapter)
+        return None
+
+    def knows(self, name: str) -> bool:
+        """Whether a model, loaded or not, an adapter or a traffic rule has this name."""
+        routed = self.routing is not None and self.routing.has(name)
+        return routed or self.holder(name) is not None or name in self.names_on_demand()
+
+    def is_reserved(self, name: str) -> bool:
+        """Whether a model that does not generate has this name."""
+        return name in self._reserved
+
+    def still_loading(self, name: str) -> NotReadyError:
+        """The error for a request that has come too early; it says how far the model is."""
+        progress = self._board.text(name)
+        return NotReadyError(f"The model is still loading{f' ({progress})' if progress else ''}.", retry_after=2)

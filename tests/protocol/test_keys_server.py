@@ -94,11 +94,18 @@ def test_a_key_for_other_models(server: Server) -> None:
         with pytest.raises(openai.PermissionDeniedError, match="may not use the model `m`"):
             ask()
     with triton.InferenceServerClient(server.grpc) as kserve:
-        text = triton.InferInput("text_input", [1], "BYTES")
-        text.set_data_from_numpy(np.array([b"hello"], dtype=object))
-        with pytest.raises(InferenceServerException, match="may not use the model") as refused:
-            kserve.infer("m", [text], headers=bearer("elsewhere"))
-    assert refused.value.status() == "StatusCode.PERMISSION_DENIED"
+        for name in ("text_input", "a_guess"):  # what the model takes is not told either
+            text = triton.InferInput(name, [1], "BYTES")
+            text.set_data_from_numpy(np.array([b"hello"], dtype=object))
+            with pytest.raises(InferenceServerException, match="may not use the model") as refused:
+                kserve.infer("m", [text], headers=bearer("elsewhere"))
+            assert refused.value.status() == "StatusCode.PERMISSION_DENIED"
+    for way, guess in (
+        ("infer", {"inputs": [{"name": "a_guess", "shape": [1], "datatype": "FP32", "data": [1]}]}),
+        ("generate", {}),
+    ):
+        answer = httpx.post(f"{server.url}/v2/models/m/{way}", headers=bearer("elsewhere"), json=guess)
+        assert (answer.status_code, "may not use" in answer.text) == (403, True), answer.text
 
 
 def test_requests_per_minute(server: Server) -> None:

@@ -17,7 +17,7 @@ async def model_before_body(context: KServe, exchange: Exchange, name: str, vers
     on_demand = context.on_demand
     if on_demand is not None and await on_demand.offers(name, exchange.context.principal):
         return None
-    return context.models.model(name, version)
+    return _usable(context, exchange, name, version)
 
 
 async def found_model(context: KServe, exchange: Exchange, name: str, version: str) -> InferModel:
@@ -25,7 +25,14 @@ async def found_model(context: KServe, exchange: Exchange, name: str, version: s
     if context.on_demand is not None:
         exchange.read_deadline()
         await context.on_demand.use(name, exchange.context)
-    return context.models.model(name, version)
+    return _usable(context, exchange, name, version)
+
+
+def _usable(context: KServe, exchange: Exchange, name: str, version: str) -> InferModel:
+    """Of a model that a caller may not use, errors about the body would tell the inputs."""
+    model = context.models.model(name, version)
+    exchange.context.principal.require_model(model.name)
+    return model
 
 
 def complete_request(request: InferRequest, context: KServe, exchange: Exchange, model: str) -> None:

@@ -55,7 +55,9 @@ class Inference:
         """The model that serves the request, which is loaded for it if need be. Raises PenstockError."""
         if self._on_demand is not None:
             await self._on_demand.use(message.model_name, context)
-        return self.model(message)
+        model = self.model(message)
+        context.principal.require_model(model.name)  # errors of `decode` tell a model's inputs
+        return model
 
     def model(self, message: Message) -> InferModel:
         """That serves now. Raises ModelNotFoundError, NotReadyError, InvalidRequestError."""

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import UnsupportedError
 from penstock.tokenizers import lark
-from penstock.tokenizers.item_counts import check_item_counts
+from penstock.tokenizers.schema_bounds import check_schema_bounds
 
 BACKEND = "guided_decoding_backend"
 """The argument of the LLM that names what compiles grammars: "llguidance" or "xgrammar"."""
@@ -17,11 +17,11 @@ BACKEND = "guided_decoding_backend"
 def guide(grammar: Grammar, backend: str) -> dict[str, Any]:
     """Arguments of GuidedDecodingParams. A grammar of the caller's goes on as it is: Lark for llguidance, EBNF for
     xgrammar. Raises UnsupportedError for an answer behind a thought, which TensorRT-LLM cannot tell from it, ValueError
-    for more items of arrays than may be."""
+    for a schema that would take too much (`check_schema_bounds`)."""
     if grammar.thought is not None or grammar.preface or grammar.budget is not None:
         message = "Structured output behind a thought, and bounds of thoughts, are not supported with TensorRT-LLM."
         raise UnsupportedError(message)
-    check_item_counts(grammar.kind, grammar.text)
+    check_schema_bounds(grammar.kind, grammar.text)
     if grammar.kind == "json_schema":
         schema = json.loads(grammar.text)
         return {"json": json.dumps(lark.guided_schema(schema) if backend == "llguidance" else schema)}

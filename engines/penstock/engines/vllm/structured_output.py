@@ -10,7 +10,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import UnsupportedError
 from penstock.tokenizers import lark
-from penstock.tokenizers.item_counts import check_item_counts
+from penstock.tokenizers.schema_bounds import check_schema_bounds
 
 CONFIG = {"backend": "guidance"}
 """`structured_outputs_config`. It refuses schemas that it cannot keep; vLLM's default takes some of them anyway."""
@@ -18,11 +18,11 @@ CONFIG = {"backend": "guidance"}
 
 def to_structured_outputs(grammar: Grammar) -> StructuredOutputsParams:
     """Raises UnsupportedError where there are thoughts: vLLM would need a parser of its own for them. Raises ValueError
-    for more items of arrays than may be."""
+    for a schema that would take too much (`check_schema_bounds`)."""
     if grammar.thought is not None or grammar.preface or grammar.budget is not None:
         message = "Structured output behind a thought, and bounds of thoughts, need Penstock's scheduler."
         raise UnsupportedError(message)
-    check_item_counts(grammar.kind, grammar.text)
+    check_schema_bounds(grammar.kind, grammar.text)
     return StructuredOutputsParams(**_one_of(grammar))
 
 

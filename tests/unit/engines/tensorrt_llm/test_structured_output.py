@@ -55,3 +55,8 @@ def test_requests_take_their_guides_along(make):
 
 def test_without_a_backend_there_are_no_grammars(engine):
     assert not engine.batcher.info.supports_grammars
+
+
+def test_a_schema_that_would_take_all_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="multipleOf"):
+        guide(Grammar("json_schema", '{"type": "integer", "multipleOf": 1000003}'), "llguidance")

@@ -242,6 +242,7 @@ def test_answers_behind_thoughts_are_refused(batcher, given):
     ("kind", "text"),
     [
         *(("json_schema", schema) for schema in ('{"not": {}}', '{"oneOf": [{}, {}]}', '{"minItems": 1000000000}')),
+        ("json_schema", '{"type": "integer", "multipleOf": 1000003}'),
         *(("regex", "("), ("grammar", "x")),
     ],
 )

@@ -15,10 +15,9 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from .. import lark
 from ..hf import Tokenizer, load_backend
-from ..item_counts import check_item_counts
 from ..reasoning import ThoughtTags
+from ..schema_bounds import check_schema_bounds
 from .deep_stack import on_deep_stack
-from .divisors import check_divisors
 from .matcher import TokenMatcher
 from .schemas import Effort, rewritten
 from .thought_budget import BudgetedMatcher, ThoughtBudget, ThoughtWatch
@@ -137,8 +136,7 @@ class GrammarCompiler:
     def _compiled(self, kind: str, text: str, thought: tuple[str, str] | None, preface: str) -> llguidance.LLMatcher:
         vocabulary = self._loaded_vocabulary()
         try:
-            check_divisors(text)
-            check_item_counts(kind, text)
+            check_schema_bounds(kind, text)
             grammar = _SOURCES[kind](text)
             spells_tags = _may_spell(text, vocabulary.special_ids)
             if thought or preface or spells_tags:

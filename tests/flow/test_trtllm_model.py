@@ -254,7 +254,7 @@ async def test_cancelling_the_caller_is_no_cancellation_by_id(served: Served) ->
 async def test_a_request_that_ends_as_it_begins_gives_everything_back(
     served: Served, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """In the turn of the loop behind its first token, before whoever asked has heard of it."""
+    """Right after its first token, before the caller has received that."""
     generate_on = served.setup.plane.generate_on
     stream = served.model.stream(infer_request({"streaming": True, "p.max_tokens": 200}, id="7"))
 

@@ -81,7 +81,7 @@ class GrammarCompilations:
         return pending
 
     def _full(self, now: float) -> QueueFullError:
-        """Callers shall come back after as long as the oldest one has waited by now: so long is the line."""
+        """The oldest grammar's wait so far is how long callers are told to wait."""
         oldest = next(iter(self._pending.values()))
         waited = now - (oldest.give_up_at - _LONGEST)
         message = f"Too many grammars wait to be compiled: {len(self._pending)}. Try again later."

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `penstock chat | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its end
         return _CLOSED_PIPE
-    except KeyboardInterrupt:  # while modules are imported, before the command handles signals
+    except KeyboardInterrupt:  # of commands, and parts of them, that do not handle it themselves
         return _INTERRUPTED
     return status
 

@@ -77,13 +77,14 @@ from penstock.gateway.fronts.quotas import QuotaClient
 from penstock.gateway.fronts.samples import samples_of
 from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.http.server import HttpServer
-from penstock.gateway.kserve.grpc.server import LEAVE_SECONDS, http2_transport
+from penstock.gateway.kserve.grpc.server import http2_transport
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.engine_sharing import watchdog_config
 from penstock.gateway.metrics.http_port import HttpPortMetrics
 from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.model_host.host_link import HostLink
+from penstock.gateway.open_ports import begin_drain
 from penstock.gateway.ports.requests_in_flight import chosen
 from penstock.gateway.usage.ledger import usage_of
 
@@ -240,13 +241,7 @@ class _Front:
                 self._drain.expire()
 
     async def _drain_until_idle(self) -> None:
-        if self._grpc is not None:
-            await self._grpc.leave(LEAVE_SECONDS)
-        self._drain.begin()
-        if self._http is not None:
-            self._http.drain()
-        if self._grpc is not None:
-            self._grpc.refuse()
+        await begin_drain(self._drain, self._http, self._grpc)
         await self._drain.wait_idle()
         self._channel.send(Idle())
 

@@ -13,11 +13,23 @@ from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.front.tls import TlsSettings
+from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.http.server import HttpServer
 from penstock.gateway.kserve.grpc.server import GrpcServer
 from penstock.gateway.signals import ServerSignals
 
 logger = logging.getLogger("penstock")
+
+
+async def begin_drain(drain: DrainState, http: HttpServer | None, grpc: GrpcServer | Http2Transport | None) -> None:
+    """gRPC's clients know that the port closes before calls are refused: most take a refusal for the answer."""
+    if grpc is not None:
+        await grpc.leave()
+    drain.begin()
+    if http is not None:
+        http.drain()
+    if grpc is not None:
+        grpc.refuse()
 
 
 class OpenPorts:
@@ -96,12 +108,7 @@ class OpenPorts:
 
     async def refuse(self, drain: DrainState) -> None:
         """Begins the drain: nothing new is taken. The HTTP port is open until `stop`, to say so; gRPC's closes."""
-        if self._grpc is not None:
-            await self._grpc.leave()
-        drain.begin()
-        self._http.drain()
-        if self._grpc is not None:
-            self._grpc.refuse()
+        await begin_drain(drain, self._http, self._grpc)
 
     async def stop(self) -> None:
         await asyncio.gather(*(port.stop() for port in self._open))

@@ -37,7 +37,7 @@ class FileState(msgspec.Struct, frozen=True, array_like=True):
     changed: int
     """Nanoseconds: when any of this was changed last, which no tool can set."""
     inode: int
-    """Not the device beside it: containers and network file systems number it anew at each mount."""
+    """Without the device's number, which changes when containers or network file systems mount it again."""
 
 
 class _Remembered(msgspec.Struct, frozen=True, array_like=True):

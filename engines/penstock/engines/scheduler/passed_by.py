@@ -13,7 +13,7 @@ class PassedBy:
 
     def __init__(self) -> None:
         self._groups: dict[Hashable, tuple[Callable[[], bool], dict[int, Request]]] = {}
-        """By what they wait for: whether that is still to come, and the requests by their ids."""
+        """For each reason: the function that says whether it still holds, and the requests by their ids."""
         self._reasons: dict[int, Hashable] = {}
 
     def __len__(self) -> int:

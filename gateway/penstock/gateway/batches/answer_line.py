@@ -55,8 +55,8 @@ class Seat:
 
 
 class LineAsker:
-    """Asks lines until they have an answer. Those that were with an engine that died are asked one at a time: of many
-    that were with it only one may be guilty, and the others shall not be there when it dies again."""
+    """Asks lines until they have an answer. When an engine dies, one of the lines that it worked on may be the cause.
+    So these are asked one at a time: the next death then harms no other line."""
 
     def __init__(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings, lines_in_flight: int) -> None:
         self._endpoints = endpoints

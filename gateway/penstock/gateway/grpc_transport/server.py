@@ -18,6 +18,8 @@ from penstock.gateway.http2_sockets.connection import watch
 
 _BACKLOG = 2048
 _TICK_SECONDS = 1.0
+_LEAVE_SECONDS = 1.0
+"""For clients to see that the port closes."""
 
 
 class Http2Transport:
@@ -63,7 +65,7 @@ class Http2Transport:
             if isinstance(connection, GrpcConnection):
                 connection.leave("draining")
 
-    async def leave(self, seconds: float) -> None:
+    async def leave(self, seconds: float = _LEAVE_SECONDS) -> None:
         """Takes no more connections, and tells all clients to open others. Calls that they make before they know are
         served: proxies may have no way to send them elsewhere. Returns when all know, at most after so many seconds."""
         self._grpc.leaving = True

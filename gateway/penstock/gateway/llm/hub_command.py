@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from penstock.gateway.llm.models import ModelSource
 
-_INTERRUPTED = 130
 _SHORT = 12
 """Characters of a commit that are shown, and that suffice to name it."""
 
@@ -65,8 +64,6 @@ def _run(command: Callable[[dict[str, Any]], None], args: dict[str, Any]) -> int
     except _Failed as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     return 0
 
 

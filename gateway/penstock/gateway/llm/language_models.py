@@ -136,7 +136,7 @@ class LanguageModels:
         return holder
 
     def holder(self, name: str) -> NameHolder | None:
-        """Whose the name is, whether that has been loaded or not."""
+        """The model or adapter with this name, also while it is not loaded yet. None: there is none."""
         model = self._models.get(name)
         return self._adapter(name) if model is None else NameHolder(model)
 

@@ -46,7 +46,7 @@ class GrpcioTransport:
     def drain(self) -> None:
         """The library tells its clients to leave when it stops, and not before."""
 
-    async def leave(self, seconds: float) -> None:
+    async def leave(self) -> None:
         """It cannot close its port and serve what has come."""
 
     def refuse(self) -> None:

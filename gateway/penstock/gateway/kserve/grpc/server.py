@@ -18,8 +18,6 @@ from penstock.gateway.kserve.grpc.service import Service, build_service
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
 
 _GRACE_SECONDS = 1.0
-LEAVE_SECONDS = 1.0
-"""For clients to see that the port closes."""
 
 
 class GrpcServer:
@@ -61,7 +59,7 @@ class GrpcServer:
         proxies, go to another one where they get no connection, and not where a call fails. Calls that clients make
         before they know are served. Returns when they know, or soon."""
         self._health.close()
-        await self._transport.leave(LEAVE_SECONDS)
+        await self._transport.leave()
 
     def refuse(self) -> None:
         """No more calls. What runs may end."""

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from penstock.engines.handover.memory import HandoverMemory
+from penstock.engines.openvino import trials
+from penstock.engines.openvino.numerics import CpuFacts
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.memory import estimate as memory_estimate
@@ -68,7 +70,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def a_cpu_with_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_estimate, "_computes_bf16", lambda: True)
+    facts = CpuFacts(("bf16", "f32"), frozenset({"f32"}))
+    monkeypatch.setattr(trials, "cpu_facts", lambda cpu: facts)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nonexistent")
     monkeypatch.setattr(memory_estimate, "visible_gpus", lambda: 0)
 
 

@@ -46,6 +46,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     runner: str
     """The runner's name and its settings, for logs and /version: "openvino bf16, kv u8, 2 threads"."""
+    numerics: str = ""
+    """Number types of the computation and of the KV cache: on another machine, an engine of the same files and settings
+    may have others. Empty where the engine does not say."""
     supports_logprobs: bool = True
     """False where tokens come from no distribution (the simulated runner)."""
     supports_pooling: bool = False

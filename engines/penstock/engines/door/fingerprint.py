@@ -35,8 +35,9 @@ def _digest(paths: Iterable[Path]) -> str:
 
 
 def engine_fingerprint(spec: EngineSpec, info: ModelInfo, model: ModelDigests) -> str:
-    """Of the model, the engine and its settings. Engines with the same one give the same greedy tokens, as far as their
-    kernels do, and hash the same prompt to the same blocks."""
+    """Of the model, the engine, its settings and its number types. Engines with the same one give the same greedy
+    tokens, as far as their kernels do, and hash the same prompt to the same blocks."""
     options = {name: value for name, value in spec.options.items() if name not in _OF_THE_MACHINE}
-    parts = (model, spec.runner, spec.scheduling, options, info.vocab_size, info.kv_groups, info.eos_token_ids)
+    parts = (model, spec.runner, spec.scheduling, options, info.numerics)
+    parts += (info.vocab_size, info.kv_groups, info.eos_token_ids)
     return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=16).hexdigest()

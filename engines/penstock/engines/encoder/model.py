@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import openvino as ov
@@ -19,9 +20,11 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.model_files import read_json
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.checkpoint import Checkpoint
-from penstock.engines.openvino.config import OpenVINOConfig
-from penstock.engines.openvino.device import all_threads, compile_encoder, compute_precision
+from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig
+from penstock.engines.openvino.device import all_threads, compile_encoder
 from penstock.engines.openvino.loading_memory import mapped_pages_released
+from penstock.engines.openvino.numerics import ModelFacts, Wish
+from penstock.engines.openvino.trials import settle
 from penstock.engines.openvino.weights import Weights, open_weights
 
 
@@ -45,11 +48,10 @@ class EncoderModel:
                 self._weights.finish()
             else:
                 graph = build_exported(core, outline, recipe)
-            # bf16 is twice as fast, but vectors differ by more than a thousandth: it must be asked for
-            precision = "f32" if config.dtype == "auto" else compute_precision(core, config)
+            numerics = settle(_wish(config), ModelFacts(integers=config.weights in QUANTIZED))
             threads = config.threads or all_threads(usable_cores())
             report(Loading("compile"))
-            compiled = compile_encoder(core, graph, config, precision, threads)
+            compiled = compile_encoder(core, graph, numerics, threads)
             self._inputs = {port.any_name for port in compiled.inputs}
             self._request = compiled.create_infer_request()
             report(Loading("warm-up"))
@@ -58,7 +60,7 @@ class EncoderModel:
             max_tokens=max_tokens,
             vocab_size=outline.vocab_size,
             output_size=row.shape[-1],
-            runner=f"openvino {precision}, {threads} threads",
+            runner=f"openvino {numerics.words}, {threads} threads",
         )
 
     def compute(self, texts: Sequence[TokenizedText]) -> Vectors | list[Vectors]:
@@ -72,6 +74,12 @@ class EncoderModel:
             return rows
         ends = np.cumsum([len(text) for text in texts])
         return np.split(rows, ends)[:-1]  # behind the last text stands what rounds the batch up
+
+
+def _wish(config: OpenVINOConfig) -> Wish:
+    """bf16 is twice as fast, but vectors differ by more than a thousandth: it has to be set."""
+    wish = Wish.of(config)
+    return replace(wish, dtype="f32") if wish.dtype == "auto" else wish
 
 
 def longest_text(asked: int | None, said: int | None, possible: int) -> int:

@@ -9,16 +9,13 @@ computation f32: the plain operations would round scores to bf16, which is off b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
 
-from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.graph_nodes import f32, i32, i64, scaled
-from penstock.engines.openvino.kv_types import QUANTIZED_KV
 from penstock.engines.openvino.weights import Node
 
 _TILE = 64
@@ -36,24 +33,6 @@ class CappedHeads:
     scale: float
     cap: float
     window: int
-
-
-def settle_capped(config: OpenVINOConfig) -> OpenVINOConfig:
-    """The settings of a model with such scores: dtype=auto is f32, and keys and values are f16 then. Raises
-    UnsupportedError for other types."""
-    for name, value, refused in (
-        ("dtype", config.dtype, ("bf16", "f16")),
-        ("kv_cache_dtype", config.kv_cache_dtype, QUANTIZED_KV),
-    ):
-        if value in refused:
-            raise UnsupportedError(
-                f"{name}={value} does not go with capped scores of attention, which this model has; use auto",
-                param=name,
-            )
-    if config.dtype == "f32":
-        return config
-    kv_type = "f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    return replace(config, dtype="f32", kv_cache_dtype=kv_type)
 
 
 def capped_attention(

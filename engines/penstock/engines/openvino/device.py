@@ -1,20 +1,20 @@
-"""Compiling for a device: the precisions that it has, how many threads it gets, what it may remember."""
+"""Compiling for a device: how many threads a model gets, and what the plugin may remember."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import openvino as ov
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig
-from penstock.engines.openvino.int8_kernels import rounds_activations
-from penstock.engines.openvino.kv_types import KVType
+from penstock.engines.openvino.numerics import Numerics
 from penstock.engines.openvino.quantization import GROUP
 
-_CAPABILITY = {"bf16": "BF16", "f16": "FP16", "f32": "FP32"}
+_DEVICE = "CPU"
+"""Elsewhere the cache would have to be tensors of the device, which the block copies are not made for."""
 
 _WEIGHT_BYTES_PER_THREAD = 32 << 20
 """Reading this much takes a core above a millisecond. With less to do, threads mostly wait for each other: one token of
@@ -25,6 +25,9 @@ _WORK_PER_THREAD = 12 << 20
 
 _MAX_COPIED_BYTES = 256 << 20
 """Larger models are compiled once: each compilation holds its own packed weights."""
+
+_LEAST_TOKENS_OF_LARGE_STEPS = 48
+"""With int4, 32 tokens took 0.9 and 64 tokens 1.13 times as long in int8 as in bf16."""
 
 _RUNTIME_CACHE = "CPU_RUNTIME_CACHE_CAPACITY"
 _PRIMITIVE_CACHE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
@@ -44,8 +47,8 @@ class ThreadPlan:
     threads: int
     min_tokens: int
     """Fewest tokens of a batch."""
-    in_bf16: bool = False
-    """Whatever the precision of the other batches is (`mixed_steps`)."""
+    is_large: bool = False
+    """They are the large steps of `Numerics.large_steps`."""
 
 
 def plan_threads(weight_bytes: int, cores: int, threads: int | None, most_tokens: int) -> list[ThreadPlan]:
@@ -65,63 +68,11 @@ def plan_threads(weight_bytes: int, cores: int, threads: int | None, most_tokens
     return plans
 
 
-def compute_precision(core: ov.Core, config: OpenVINOConfig) -> str:
-    """bf16, f16 or f32. Raises UnsupportedError where the device does not compute in the one asked for."""
-    has = core.get_property(config.device, "OPTIMIZATION_CAPABILITIES")
-    if config.dtype == "auto":
-        return "bf16" if "BF16" in has else "f32"
-    if config.dtype != "f32" and _CAPABILITY[config.dtype] not in has:
-        offered = [name for name, capability in _CAPABILITY.items() if capability in has or name == "f32"]
-        raise UnsupportedError(
-            f"dtype={config.dtype} is not offered by {config.device}; it has {', '.join(offered)}", param="dtype"
-        )
-    return config.dtype
-
-
-def settle_dtype(core: ov.Core, config: OpenVINOConfig, *, all_integers: bool) -> OpenVINOConfig:
-    """Activations in int8 decide what dtype=auto is, where they do not go with bf16: if they are asked for, or if
-    `all_integers`, every matrix of the decoder is in 8 or 4 bits. Keys and values are f16 then: as many bytes as bf16.
-
-    With AMX a step of 4 requests takes half as long as in bf16, one of 16 two thirds, one of 64 as long; prompts take
-    1.4 times as long.
-    """
-    if config.dtype != "auto" or not (
-        config.activations == "int8"
-        or (config.activations == "auto" and all_integers and rounds_activations(config.device, "f32"))
-    ):
-        return config
-    has = core.get_property(config.device, "OPTIMIZATION_CAPABILITIES")
-    if "BF16" not in has or rounds_activations(config.device, "bf16"):
-        return config
-    return replace(
-        config, dtype="f32", kv_cache_dtype="f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    )
-
-
-def activation_type(config: OpenVINOConfig, precision: str, quantized: bool) -> str:
-    """What is multiplied by the weights: int8, or the precision of the computation. `quantized`: whether matrices are
-    in 8 or 4 bits.
-
-    With weights in 8 or 4 bits, activations in int8 halve the time of a step: unpacking the weights to floats instead
-    takes longer than reading twice as many bytes of bf16. Raises InvalidRequestError for a type that does not go with
-    the others, UnsupportedError for int8 where the device does not multiply that way.
-    """
-    allowed = ("int8", precision) if quantized else (precision,)
-    if config.activations == "auto":
-        return "int8" if quantized and rounds_activations(config.device, precision) else precision
-    if config.activations not in allowed:
-        raise InvalidRequestError(
-            f"activations={config.activations} does not go with weights={config.weights} and dtype={precision}; "
-            f"{' and '.join(allowed)} {'do' if quantized else 'does'}",
-            param="activations",
-        )
-    if config.activations == "int8" and not rounds_activations(config.device, precision):
-        other = "int8 with dtype=f32, or " if rounds_activations(config.device, "f32") else ""
-        raise UnsupportedError(
-            f"activations=int8 is not offered by this {config.device} with dtype={precision}; {other}{precision} is",
-            param="activations",
-        )
-    return config.activations
+def with_large_steps(plans: Sequence[ThreadPlan], most_tokens: int) -> list[ThreadPlan]:
+    """And one for large steps (`Numerics.large_steps`), where steps of `most_tokens` are."""
+    least = max(_LEAST_TOKENS_OF_LARGE_STEPS, plans[-1].min_tokens + 1)
+    large = [ThreadPlan(plans[-1].threads, least, is_large=True)] if least <= most_tokens else []
+    return [*plans, *large]
 
 
 def default_threads(weight_bytes: int, cores: int) -> int:
@@ -137,57 +88,40 @@ def all_threads(cores: int) -> int:
     return cores if cores <= 2 else cores - 1
 
 
-def compile_decoder(
-    core: ov.Core,
-    model: ov.Model,
-    config: OpenVINOConfig,
-    precision: str,
-    kv_type: KVType,
-    plan: ThreadPlan,
-    activations: str | None,
-    experts: bool,
-) -> Any:
-    """The compiled model. Its cache inputs show the layout that the device wants. `activations`: what weights in 8 and
-    4 bits are multiplied with; None: there are none. `experts`: it has some."""
+def compile_decoder(core: ov.Core, model: ov.Model, numerics: Numerics, plan: ThreadPlan, experts: bool) -> Any:
+    """The compiled model. Its cache inputs show the layout that the device wants. `experts`: it has some."""
+    if plan.is_large:
+        numerics = numerics.for_large_steps()
     kernels = _cached_kernels(_CACHED_KERNELS_OF_EXPERTS if experts else _CACHED_KERNELS)
-    if plan.in_bf16:
-        precision = activations = "bf16"
-    more = {**kv_type.properties, _RUNTIME_CACHE: kernels, **_dynamic_quantization(activations)}
-    return _compile(core, model, config, precision, plan.threads, more)
+    return _compile(core, model, numerics, plan.threads, kernels)
 
 
-def compile_encoder(core: ov.Core, model: ov.Model, config: OpenVINOConfig, precision: str, threads: int) -> Any:
-    """The compiled model. Raises as `activation_type` does."""
-    quantized = config.weights in QUANTIZED
-    activations = activation_type(config, precision, quantized)
-    more = {
-        _RUNTIME_CACHE: _cached_kernels(_CACHED_KERNELS),
-        **_dynamic_quantization(activations if quantized else None),
-    }
-    return _compile(core, model, config, precision, threads, more)
+def compile_encoder(core: ov.Core, model: ov.Model, numerics: Numerics, threads: int) -> Any:
+    """The compiled model."""
+    return _compile(core, model, numerics, threads, _cached_kernels(_CACHED_KERNELS))
 
 
-def _dynamic_quantization(activations: str | None) -> dict[str, Any]:
-    return {} if activations is None else {"DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP if activations == "int8" else 0}
-
-
-def _compile(
-    core: ov.Core, model: ov.Model, config: OpenVINOConfig, precision: str, threads: int, more: dict[str, Any]
-) -> Any:
+def _compile(core: ov.Core, model: ov.Model, numerics: Numerics, threads: int, kernels: int) -> Any:
     properties: dict[str, Any] = {
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_PRECISION_HINT": numerics.dtype,
         "INFERENCE_NUM_THREADS": threads,
         # Pinned threads cannot step aside for the server's other processes: a step took up to 1.8 times as long.
         "ENABLE_CPU_PINNING": False,
         # One batch computes at a time: the infer requests share one stream and its working memory.
         "NUM_STREAMS": 1,
-        **more,
+        _RUNTIME_CACHE: kernels,
     }
+    if numerics.kv is not None:
+        properties |= numerics.kv.properties
+    if numerics.integers and not numerics.rounds:
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
+    elif numerics.rounds and not numerics.is_exported:
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP
     try:
-        return core.compile_model(model, config.device, properties)
+        return core.compile_model(model, _DEVICE, properties)
     except RuntimeError as e:
-        raise UnsupportedError(f"OpenVINO does not compile the model for {config.device}: {_last_line(e)}") from e
+        raise UnsupportedError(f"OpenVINO does not compile the model for {_DEVICE}: {_last_line(e)}") from e
 
 
 def _cached_kernels(default: int) -> int:

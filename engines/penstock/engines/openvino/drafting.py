@@ -19,7 +19,6 @@ from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.draft_head import DraftHead, open_eagle3, open_mtp
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.loaded_decoder import LoadedDecoder, load_decoder, load_files
-from penstock.engines.openvino.mixed_steps import of_drafts
 
 
 def open_drafts(config: OpenVINOConfig, report: Report) -> DraftHead | None:
@@ -27,7 +26,7 @@ def open_drafts(config: OpenVINOConfig, report: Report) -> DraftHead | None:
     UnsupportedError where either does not go with the model."""
     if not _drafts(config):
         return None
-    config = of_drafts(config)
+    config = _without_large_steps(config)
     with _blamed_on_setting(config):
         _check_not_exported("the model", config.model_dir)
     settings = read_json(config.model_dir / "config.json")
@@ -87,7 +86,7 @@ def _blamed_on_setting(config: OpenVINOConfig) -> Iterator[None]:
 def _load_draft_model(config: OpenVINOConfig, report: Report) -> LoadedDecoder:
     assert config.draft_model_dir is not None
     settings = replace(
-        of_drafts(config),
+        _without_large_steps(config),
         model_dir=config.draft_model_dir,
         draft_model_dir=None,
         max_model_len=None,
@@ -95,6 +94,11 @@ def _load_draft_model(config: OpenVINOConfig, report: Report) -> LoadedDecoder:
         max_loras=0,
     )
     return load_decoder(settings, report)
+
+
+def _without_large_steps(config: OpenVINOConfig) -> OpenVINOConfig:
+    """A draft computes a few tokens of each request, and keeps its weights once."""
+    return replace(config, activations="int8") if config.activations == "mixed" else config
 
 
 def _check_draft_model(draft: DecoderSpec, target: DecoderSpec) -> None:

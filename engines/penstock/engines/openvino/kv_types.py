@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.config import KVCacheType
 
 QUANTIZED_KV = ("u8", "u8-u4", "u4")
 _ALLOWED = {
@@ -51,11 +51,11 @@ class KVType:
         return found
 
 
-def kv_cache_type(config: OpenVINOConfig, precision: str, head_size: int) -> KVType:
+def kv_cache_type(wish: KVCacheType, precision: str, head_size: int) -> KVType:
     """Raises InvalidRequestError for a type that does not go with the precision of the computation, UnsupportedError
     for one that does not go with the model's heads."""
     allowed = _ALLOWED[precision]
-    name = allowed[0] if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    name = allowed[0] if wish == "auto" else wish
     if name not in allowed:
         raise InvalidRequestError(
             f"kv_cache_dtype={name} does not go with dtype={precision}; {', '.join(allowed)} do", param="kv_cache_dtype"

@@ -26,29 +26,20 @@ from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables, I
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len
 from penstock.engines.kit.features import FeatureStore
 from penstock.engines.kit.layer_groups import LayerGroup, group_layers
-from penstock.engines.openvino.attention_check import check_attention
-from penstock.engines.openvino.capped_attention import settle_capped
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
 from penstock.engines.openvino.decoder import FeatureTap, build_decoder
 from penstock.engines.openvino.decoder_spec import DecoderSpec
-from penstock.engines.openvino.device import (
-    ThreadPlan,
-    activation_type,
-    compile_decoder,
-    compute_precision,
-    plan_threads,
-    settle_dtype,
-)
+from penstock.engines.openvino.device import ThreadPlan, compile_decoder, plan_threads, with_large_steps
 from penstock.engines.openvino.exported import context_of, read_exported
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout, cache_layout
-from penstock.engines.openvino.kv_types import kv_cache_type
 from penstock.engines.openvino.loading_memory import mapped_pages_released
 from penstock.engines.openvino.lora import OpenVINOAdapters
 from penstock.engines.openvino.lora_graph import Projection
-from penstock.engines.openvino.mixed_steps import settle_mixed, with_large_steps
 from penstock.engines.openvino.model import BufferedDecoder
+from penstock.engines.openvino.numerics import ModelFacts, Numerics, Wish
+from penstock.engines.openvino.trials import settle
 from penstock.engines.openvino.weights import Weights, checkpoint_key, integer_type, open_weights
 from penstock.engines.openvino.work import MatrixWork, count_matrices, model_work
 
@@ -91,6 +82,7 @@ class LoadedDecoder:
     adapters: OpenVINOAdapters
     content_key: Callable[[], str]
     """Of the weights, the graph, and the types of both and of the cache."""
+    numerics: Numerics
     words: str
     """What it runs with."""
     work: ModelWork | None
@@ -155,13 +147,19 @@ def load_files(config: OpenVINOConfig, files: DecoderFiles, report: Report) -> L
     plans = plan_threads(checkpoint.num_bytes, usable_cores(), config.threads, most_tokens)
     with mapped_pages_released(weights.release_pages):
         integers = integer_type(config, checkpoint)
-        compiled, types, matrices, projections = _compile(config, files, plans, report, integers)
+        numerics = _numerics(config, files, integers)  # refused before the weights are read
+        if numerics.large_steps:
+            plans = with_large_steps(plans, most_tokens)
+        compiled, matrices, projections = _compile(files, plans, report, numerics, integers)
+        kept = "as stored" if config.weights == "auto" else str(config.weights)
+        types = _types(numerics, kept)
         groups = group_layers(spec.sliding_windows)
         loaded = _loaded(
             config,
             compiled,
             groups,
-            OpenVINOAdapters(projections, config.max_loras, config.max_lora_rank, matrices.precision),
+            OpenVINOAdapters(projections, config.max_loras, config.max_lora_rank, numerics.dtype),
+            numerics,
             vocab_size=spec.vocab_size,
             eos=files.eos_token_ids,
             model_len=files.model_len,
@@ -169,11 +167,9 @@ def load_files(config: OpenVINOConfig, files: DecoderFiles, report: Report) -> L
             content_key=lambda: repr((checkpoint_key(types, checkpoint), spec, files.tap and files.tap.identity)),
             types=types,
             tap=files.tap,
-            precision=matrices.precision,
             given=files.given,
         )
         cache_bytes = block_layout(compiled[0][1], groups)[1] / loaded.block_size
-        plans = [plan for plan, _ in compiled]
         loaded.work = model_work(matrices, spec, groups, cache_bytes, plans)
         _warm_up(loaded, plans, min(most_tokens, _tokens_for_experts(spec)), report, files.given)
     return loaded
@@ -188,32 +184,23 @@ def _load_exported(config: OpenVINOConfig, graph: Path, report: Report) -> Loade
         raise UnsupportedError(
             "activations=mixed is not for models that OpenVINO's tools exported", param="activations"
         )
-    config = settle_dtype(core, config, all_integers=False)
-    precision = compute_precision(core, config)
     report(Loading("weights"))
     exported = read_exported(core, graph)
-    kv_type = kv_cache_type(config, precision, exported.head_size)
-    activations = activation_type(config, precision, exported.integers is not None)
+    facts = ModelFacts(integers=exported.integers is not None, head_size=exported.head_size, is_exported=True)
+    numerics = settle(Wish.of(config), facts)
     mixture = bool(settings.get("num_experts") or settings.get("num_local_experts"))
-    if precision == "f16":
-        check_attention(core, config, precision, kv_type, experts=mixture)
     eos = eos_token_ids(config.model_dir, settings, exported.vocab_size)
     most_tokens = min(model_len, config.max_num_batched_tokens)
     plans = plan_threads(weights_of(graph).stat().st_size, usable_cores(), config.threads, most_tokens)
     report(Loading("compile"))
-    # In int8 by the plugin's own groups: those of the weights may be smaller than ours.
-    chosen = None if activations == "int8" else activations
-    compiled = [
-        (plan, compile_decoder(core, exported.model, config, precision, kv_type, plan, chosen, mixture))
-        for plan in plans
-    ]
-    kept = "as exported" + (f" ({exported.integers}), activations {activations}" if exported.integers else "")
-    types = f"{precision}, weights {kept}, kv {kv_type.name}"
+    compiled = [(plan, compile_decoder(core, exported.model, numerics, plan, mixture)) for plan in plans]
+    types = _types(numerics, "as exported" + (f" ({exported.integers})" if exported.integers else ""))
     loaded = _loaded(
         config,
         compiled,
         [LayerGroup(0, tuple(range(exported.num_layers)))],
-        OpenVINOAdapters({}, 0, config.max_lora_rank, precision),
+        OpenVINOAdapters({}, 0, config.max_lora_rank, numerics.dtype),
+        numerics,
         vocab_size=exported.vocab_size,
         eos=eos,
         model_len=model_len,
@@ -230,6 +217,7 @@ def _loaded(
     compiled: list[tuple[ThreadPlan, Any]],
     groups: list[LayerGroup],
     adapters: OpenVINOAdapters,
+    numerics: Numerics,
     *,
     vocab_size: int,
     eos: tuple[int, ...],
@@ -238,14 +226,13 @@ def _loaded(
     content_key: Callable[[], str],
     types: str,
     tap: FeatureTap | None = None,
-    precision: str = "f32",
     given: int = 0,
 ) -> LoadedDecoder:
-    """Before its first tokens. `precision`: of the computation, and of features that are kept."""
+    """Before its first tokens."""
     block_size, block_bytes = block_layout(compiled[0][1], groups)
     by_tokens = [(plan.min_tokens, one) for plan, one in compiled]
     threads = " or ".join(str(plan.threads) for plan, _ in compiled)
-    stored = np.dtype(_STORED[precision])
+    stored = np.dtype(_STORED[numerics.dtype])
     return LoadedDecoder(
         vocab_size=vocab_size,
         num_layers=sum(len(group.layers) for group in groups),
@@ -268,6 +255,7 @@ def _loaded(
         ),
         adapters=adapters,
         content_key=content_key,
+        numerics=numerics,
         words=f"openvino {types}, {threads} threads",
         work=None,
     )
@@ -295,42 +283,35 @@ def with_weights_of(config: OpenVINOConfig, checkpoint: Checkpoint) -> OpenVINOC
     return replace(config, weights=kind)
 
 
+def _numerics(config: OpenVINOConfig, files: DecoderFiles, integers: str | None) -> Numerics:
+    """`integers`: see `integer_type`."""
+    facts = ModelFacts(
+        integers=integers is not None,
+        all_integers=config.weights in QUANTIZED and not files.checkpoint.has_mxfp4,
+        head_size=files.spec.head_dim,
+        is_capped=bool(files.spec.score_cap),
+    )
+    return settle(Wish.of(config), facts)
+
+
+def _types(numerics: Numerics, kept: str) -> str:
+    """In words; `kept`: how weights are."""
+    dtype, *others = numerics.words.split(", ")
+    return ", ".join([dtype, f"weights {kept}", *others])
+
+
 def _compile(
-    config: OpenVINOConfig,
-    files: DecoderFiles,
-    plans: list[ThreadPlan],
-    report: Report,
-    integers: str | None,
-) -> tuple[list[tuple[ThreadPlan, Any]], str, MatrixWork, dict[str, Projection]]:
-    """The model compiled for each plan, its types in words, what its matrices cost, and the projections that adapters
-    may change. `integers`: see `integer_type`."""
+    files: DecoderFiles, plans: list[ThreadPlan], report: Report, numerics: Numerics, integers: str | None
+) -> tuple[list[tuple[ThreadPlan, Any]], MatrixWork, dict[str, Projection]]:
+    """The model compiled for each plan, what its matrices cost, and the projections that adapters may change.
+    `integers`: see `integer_type`."""
     core = ov.Core()
-    all_integers = config.weights in QUANTIZED and not files.checkpoint.has_mxfp4
-    mixed = config.activations == "mixed"
-    settle = settle_mixed if mixed else settle_dtype
-    config = settle(core, config, all_integers=all_integers)
-    if files.spec.score_cap:
-        config = settle_capped(config)
-    precision = compute_precision(core, config)
-    kv_type = kv_cache_type(config, precision, files.spec.head_dim)
-    activations = activation_type(config, precision, integers is not None)  # refused before the weights are read
-    if mixed:
-        plans = with_large_steps(plans, min(files.model_len, config.max_num_batched_tokens))
-    if precision == "f16":
-        check_attention(core, config, precision, kv_type, experts=bool(files.spec.experts))
-    model, projections = files.build(files.spec, files.weights, precision)
+    model, projections = files.build(files.spec, files.weights, numerics.dtype)
     files.weights.finish()
-    matrices = count_matrices(model, precision, integers or precision, activations)
+    matrices = count_matrices(model, numerics.dtype, integers or numerics.dtype, numerics.activations)
     report(Loading("compile"))
-    chosen = None if integers is None else activations
-    compiled = [
-        (plan, compile_decoder(core, model, config, precision, kv_type, plan, chosen, bool(files.spec.experts)))
-        for plan in plans
-    ]
-    kept = "as stored" if config.weights == "auto" else str(config.weights)
-    if integers is not None:
-        kept += f", activations {'mixed' if mixed else activations}"
-    return compiled, f"{precision}, weights {kept}, kv {kv_type.name}", matrices, projections
+    experts = bool(files.spec.experts)
+    return [(plan, compile_decoder(core, model, numerics, plan, experts)) for plan in plans], matrices, projections
 
 
 def _tokens_for_experts(spec: DecoderSpec) -> int:

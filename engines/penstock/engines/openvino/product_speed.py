@@ -15,8 +15,9 @@ import openvino.opset15 as ops
 
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.openvino.checkpoint import Checkpoint
-from penstock.engines.openvino.config import Activations, OpenVINOConfig, Precision, WeightsType
+from penstock.engines.openvino.config import QUANTIZED, WeightsType
 from penstock.engines.openvino.device import compile_encoder
+from penstock.engines.openvino.numerics import Dtype, Numerics
 from penstock.engines.openvino.weights import Weights
 
 _NAME = "matrix"
@@ -28,29 +29,29 @@ def product_speeds(
     work: ModelWork, threads: int, repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
     """FLOPs per second of large products with weights and activations of the types of `work`."""
-    config = OpenVINOConfig(
-        Path(),
-        dtype=cast(Precision, work.precision),
-        weights=cast(WeightsType, work.weights),
-        activations=cast(Activations, work.activations),
+    numerics = Numerics(
+        dtype=cast(Dtype, work.precision),
+        activations=work.activations,
+        kv=None,
+        integers=work.weights in QUANTIZED,
     )
-    request = _compile(config, threads).create_infer_request()
+    request = _compile(numerics, cast(WeightsType, work.weights), threads).create_infer_request()
     request.set_input_tensor(ov.Tensor(np.random.default_rng(1).standard_normal((_ROWS, _SIZE), np.float32)))
     flops = 2 * _ROWS * _SIZE * _SIZE * _PRODUCTS
     request.infer()
     return [flops / _seconds(request, clock) for _ in range(repeats)]
 
 
-def _compile(config: OpenVINOConfig, threads: int) -> Any:
+def _compile(numerics: Numerics, kept: WeightsType, threads: int) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         _write_matrix(Path(folder) / "model.safetensors")
-        weights = Weights(Checkpoint(Path(folder)), config.weights)
+        weights = Weights(Checkpoint(Path(folder)), kept)
         given = ops.parameter([_ROWS, _SIZE], np.float32)
         x: Any = given
         for _ in range(_PRODUCTS):
             x = weights.project(x, _NAME, (_SIZE, _SIZE))
         model = ov.Model([ops.result(x)], [given], "products")
-        return compile_encoder(ov.Core(), model, config, str(config.dtype), threads)
+        return compile_encoder(ov.Core(), model, numerics, threads)
 
 
 def _write_matrix(path: Path) -> None:

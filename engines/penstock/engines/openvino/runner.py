@@ -55,6 +55,7 @@ class OpenVINORunner(StepRunner):
             num_blocks=count,
             eos_token_ids=loaded.eos_token_ids,
             runner=words,
+            numerics=loaded.numerics.words,
             supports_pooling=True,
             supports_drafts=True,
             has_draft_model=draft is not None,

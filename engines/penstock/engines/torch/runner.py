@@ -74,6 +74,7 @@ class TorchRunner(StepRunner):
             num_blocks=count,
             eos_token_ids=eos_token_ids(config.model_dir, settings, vocab_size),
             runner=f"torch {NAMES[dtype]}, {device}, {where}",
+            numerics=f"{NAMES[dtype]} on {device.type}",
             supports_pooling=model.base_model is not model,
             supports_drafts=True,
             supports_grammars=True,

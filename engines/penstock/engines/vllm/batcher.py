@@ -26,7 +26,7 @@ from penstock.engines.errors import (
 from penstock.engines.vllm.adapters import VLLMAdapters
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.contract import check_core
-from penstock.engines.vllm.model_info import capacity, description, eos_token_ids
+from penstock.engines.vllm.model_info import capacity, description, eos_token_ids, number_types
 from penstock.engines.vllm.output import NOT_FINITE, token_logprobs
 from penstock.engines.vllm.sampling import to_vllm
 from penstock.engines.vllm.start import start_scheduling
@@ -70,6 +70,7 @@ class VLLMBatcher:
             num_blocks=self._capacity.num_blocks,
             eos_token_ids=self._eos,
             runner=description(version, settings, ", vLLM's scheduler"),
+            numerics=number_types(settings),
             supports_grammars=self._tokenizer is not None,
         )
 

@@ -23,10 +23,14 @@ def eos_token_ids(model_config: Any) -> tuple[int, ...]:
 
 
 def description(version: str, settings: Any, scheduler: str = "") -> str:
-    dtype = str(settings.model_config.dtype).removeprefix("torch.")
     devices = settings.parallel_config.world_size
-    cache = f"kv {settings.cache_config.cache_dtype}"
-    return f"vllm {version}, {current_platform.device_type} x{devices}, {dtype}, {cache}{scheduler}"
+    return f"vllm {version}, {current_platform.device_type} x{devices}, {number_types(settings)}{scheduler}"
+
+
+def number_types(settings: Any) -> str:
+    """`ModelInfo.numerics`"""
+    dtype = str(settings.model_config.dtype).removeprefix("torch.")
+    return f"{dtype}, kv {settings.cache_config.cache_dtype}"
 
 
 def kv_groups(cache: Any) -> tuple[KVGroup, ...]:

@@ -20,7 +20,7 @@ from penstock.engines.kit.grammars import Grammars
 from penstock.engines.vllm.adapters import VLLMAdapters
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.masks import StepMasks
-from penstock.engines.vllm.model_info import description, eos_token_ids, kv_groups
+from penstock.engines.vllm.model_info import description, eos_token_ids, kv_groups, number_types
 from penstock.engines.vllm.output import read_output
 from penstock.engines.vllm.requests import LiveRequest, VLLMRequestTable, usable_blocks
 from penstock.engines.vllm.sampling import to_vllm
@@ -80,6 +80,7 @@ class VLLMRunner:
             num_blocks=usable_blocks(cache.num_blocks),
             eos_token_ids=self._eos,
             runner=description(version, settings),
+            numerics=number_types(settings),
             supports_grammars=True,
         )
         self._grammars = Grammars(config.model_dir, self._info)

@@ -7,12 +7,12 @@ import platform
 import time
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from penstock.engines.host.cores import usable_cores
+from penstock.engines.host.cpu import this_cpu
 
 _PACKAGES = ("penstock", "openvino", "torch", "vllm", "numpy")
 
@@ -76,11 +76,6 @@ def _versions() -> Iterable[tuple[str, str]]:
 
 def _cpu() -> str:
     """Its name, and what of its instructions decides how fast matrices are multiplied."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    except OSError:
-        return platform.machine()
-    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
-    flags = told.get("flags", "").split()
-    found = ", ".join(name for name in _INSTRUCTIONS if name in flags)
-    return told.get("model name", platform.machine()) + (f" ({found})" if found else "")
+    cpu = this_cpu()
+    listed = ", ".join(name for name in _INSTRUCTIONS if name in cpu.flags)
+    return cpu.name + (f" ({listed})" if listed else "")

@@ -6,17 +6,19 @@ Linux (docs/operations.md has the ratios); what GPUs need beside weights and cac
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from penstock.engines.errors import PenstockError
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.memory import parse_memory
 from penstock.engines.offload import READING_BYTES, WRITING_BYTES
+from penstock.engines.openvino.config import QUANTIZED, WeightsType
 from penstock.engines.openvino.kv_types import QUANTIZED_KV, quantized_bytes
+from penstock.engines.openvino.numerics import ModelFacts, Numerics, Wish
+from penstock.engines.openvino.trials import predict
 from penstock.engines.registry import EngineSpec
 from penstock.engines.vllm.versions import is_cpu_build
 from penstock.gateway.memory.demand import CacheWish, Demand, MemoryNeeds
@@ -65,11 +67,12 @@ def estimate(spec: EngineSpec) -> Demand:
     gpus = _gpus(spec)
     workers = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
     parts = workers if gpus else 1
-    weights = _weights(spec.runner, sizes, options, on_gpu=bool(gpus))
+    weights = _weights(spec.runner, sizes, options, shape, on_gpu=bool(gpus))
     if options.get("draft_model_dir"):
-        weights += _weights(spec.runner, stored_sizes(Path(options["draft_model_dir"])), options, on_gpu=False)
+        draft = Path(options["draft_model_dir"])
+        weights += _weights(spec.runner, stored_sizes(draft), options, read_shape(draft), on_gpu=False)
     if options.get("mtp") and shape is not None:  # the head for logits is compiled twice
-        weights += int(shape.vocab_size * shape.hidden_size * _item(spec.runner, sizes, options))
+        weights += int(shape.vocab_size * shape.hidden_size * _item(spec.runner, sizes, options, shape))
     model = MemoryNeeds(
         weights=weights // parts,
         cache=_cache(spec, shape, sizes, on_gpu=bool(gpus), workers=workers),
@@ -134,29 +137,51 @@ def _is_cpu_torch() -> bool:
 # Weights
 
 
-def _weights(runner: str, sizes: Sequence[StoredSize], options: dict[str, Any], *, on_gpu: bool) -> int:
+def _weights(
+    runner: str, sizes: Sequence[StoredSize], options: dict[str, Any], shape: ModelShape | None, *, on_gpu: bool
+) -> int:
     """Bytes of the weights as they will be kept, on all devices together."""
     if runner == "openvino":
-        return _openvino_weights(sizes, options)
-    item = _item(runner, sizes, options)
+        return _openvino_weights(sizes, options, _openvino_types(sizes, options, shape))
+    item = _item(runner, sizes, options, shape)
     total = sum(size.count * item if size.dtype in FLOAT_BYTES else size.num_bytes for size in sizes)
     return int(total * (_PACKED if runner == "vllm" and not on_gpu else 1))
 
 
-def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any]) -> int:
+def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any], types: Numerics) -> int:
     """As stored they stay in the mapped file, of which no more than the embeddings is used later, as do a quantized
     checkpoint's that become floats, in the cache of weights; other floats that are converted are kept. Either way the
     kernels work on a packed copy, in the precision of the computation where that is smaller."""
-    kind, item = options["weights"], _item("openvino", sizes, options)
+    kind, item = _kept_as(sizes, options), _BYTES[types.dtype]
     small = sum(size.num_bytes for size in sizes) <= _TWO_LANES and options["threads"] is None
-    lanes, total = (2 if small else 1) + (options["activations"] == "mixed"), 0.0
-    if kind == "auto" and any(size.dtype not in _SAFETENSORS_TYPES for size in sizes):  # blocks of GGUF
-        kind = "int8"
+    lanes, total = (2 if small else 1) + (types.large_steps is not None), 0.0
     copies = lanes if options["weights_cache"] else lanes + 1
     for size in sizes:
         one = options["weights"] if size.dtype == "MXFP4" else kind
         total += _openvino_matrix(size, one, item, lanes, copies) if size.is_matrix else size.count * 4
     return int(total)
+
+
+def _kept_as(sizes: Sequence[StoredSize], options: dict[str, Any]) -> WeightsType:
+    kind: WeightsType = options["weights"]
+    from_blocks = kind == "auto" and any(size.dtype not in _SAFETENSORS_TYPES for size in sizes)  # of GGUF
+    return "int8" if from_blocks else kind
+
+
+def _openvino_types(sizes: Sequence[StoredSize], options: dict[str, Any], shape: ModelShape | None) -> Numerics:
+    """What the engine will compute in; f32 for settings that it will refuse."""
+    kind = _kept_as(sizes, options)
+    facts = ModelFacts(
+        integers=kind in QUANTIZED or any(size.dtype in _HELD_BYTES for size in sizes),
+        all_integers=kind in QUANTIZED and all(size.dtype != "MXFP4" for size in sizes),
+        head_size=0 if shape is None else shape.head_dim,
+        is_capped=shape is not None and shape.is_capped,
+    )
+    wish = Wish(options["dtype"], kind, options["activations"], options["kv_cache_dtype"])
+    try:
+        return predict(wish, facts)
+    except PenstockError:
+        return Numerics("f32", "f32", None, facts.integers)
 
 
 def _openvino_matrix(size: StoredSize, kind: str, item: float, lanes: int, copies: int) -> float:
@@ -175,23 +200,15 @@ def _openvino_matrix(size: StoredSize, kind: str, item: float, lanes: int, copie
     return size.count * (min(kept, item) * lanes + (0 if in_file else kept))
 
 
-def _item(runner: str, sizes: Sequence[StoredSize], options: dict[str, Any]) -> float:
+def _item(runner: str, sizes: Sequence[StoredSize], options: dict[str, Any], shape: ModelShape | None) -> float:
     """Bytes of a number in the precision of the computation."""
+    if runner == "openvino":
+        return _BYTES[_openvino_types(sizes, options, shape).dtype]
     dtype = options["dtype"]
     if dtype != "auto":
         return _BYTES[dtype]
-    if runner == "openvino":
-        return 2.0 if _computes_bf16() else 4.0
     stored = max((FLOAT_BYTES.get(size.dtype, 2) for size in sizes), default=2)
     return float(stored) if runner == "torch" else 2.0  # the large engines make f16 or bf16 of f32
-
-
-@cache
-def _computes_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    try:
-        return re.search(r"\b(avx512_bf16|amx_bf16)\b", cpuinfo.read_text()) is not None
-    except OSError:
-        return False
 
 
 # Cache and steps
@@ -209,9 +226,9 @@ def _cache(
         draft_shape = read_shape(draft)
         token += 0 if draft_shape is None else _token_bytes(spec, draft_shape, stored_sizes(draft))
         if draft_shape is not None and draft_shape.is_head:
-            token += draft_shape.hidden_size * _item(spec.runner, sizes, options)  # features
+            token += draft_shape.hidden_size * _item(spec.runner, sizes, options, shape)  # features
     if options.get("mtp") and shape is not None:
-        features = shape.hidden_size * _item(spec.runner, sizes, options)
+        features = shape.hidden_size * _item(spec.runner, sizes, options, shape)
         token += _token_bytes(spec, shape, sizes) / shape.layers + features
     if options["num_blocks"] is not None:
         return CacheWish(fixed=int(options["num_blocks"] * block * token) * times)
@@ -233,11 +250,12 @@ def _cache(
 def _token_bytes(spec: EngineSpec, shape: ModelShape, sizes: Sequence[StoredSize]) -> float:
     """Keys and values of one token in all layers."""
     kind = spec.options["kv_cache_dtype"]
-    if kind == "auto" and spec.options.get("activations") == "mixed":
-        kind = "u8"
+    if spec.runner == "openvino":
+        kv = _openvino_types(sizes, spec.options, shape).kv
+        kind = "f32" if kv is None else kv.name
     if kind in QUANTIZED_KV:
         return shape.token_values * quantized_bytes(kind, shape.head_dim)
-    return shape.token_values * (_item(spec.runner, sizes, spec.options) if kind == "auto" else _BYTES[kind])
+    return shape.token_values * (_item(spec.runner, sizes, spec.options, shape) if kind == "auto" else _BYTES[kind])
 
 
 def _step_bytes(shape: ModelShape | None, options: dict[str, Any]) -> int:

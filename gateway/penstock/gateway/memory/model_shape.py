@@ -40,6 +40,8 @@ class ModelShape:
     max_len: int
     is_head: bool = False
     """It is a draft head: of each token it is given one more vector of its hidden size, which is kept."""
+    is_capped: bool = False
+    """Its attention caps scores."""
 
     @property
     def token_values(self) -> int:
@@ -76,10 +78,11 @@ def read_shape(folder: Path) -> ModelShape | None:
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             max_len=config["max_position_embeddings"],
             is_head=is_eagle3(config),
+            is_capped=bool(config.get("attn_logit_softcapping")),
         )
     except (PenstockError, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return None
-    sizes = (getattr(shape, name) for name in shape.__slots__ if name != "is_head")
+    sizes = (getattr(shape, name) for name in shape.__slots__ if not name.startswith("is_"))
     return shape if all(isinstance(size, int) and 0 < size < 2**40 for size in sizes) else None
 
 

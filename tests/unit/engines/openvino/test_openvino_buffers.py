@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino as ov
 import pytest
 import torch
 
+from helpers_cpu import needs_bf16
 from helpers_engine import Driver as Core
 from helpers_models import load_reference, make_model, reference_tokens
 from helpers_runner import Driver, prompt
@@ -18,8 +18,6 @@ from penstock.engines.contract.messages import AddRequest, PoolingParams
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.kit.layer_groups import group_layers
-
-CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 @pytest.mark.parametrize("speculative", ["off", "ngram"])
@@ -94,7 +92,7 @@ def test_infer_requests_share_one_stream(llama_dir: Path, make_runner: Any) -> N
         ("f32", "u8"),
         ("f32", "u8-u4"),
         ("f32", "u4"),
-        pytest.param("bf16", "bf16", marks=pytest.mark.skipif("BF16" not in CAPABILITIES, reason="no bf16")),
+        pytest.param("bf16", "bf16", marks=needs_bf16),
     ],
 )
 @pytest.mark.parametrize("family", ["llama", "qwen2-sliding"])

@@ -10,8 +10,8 @@ import openvino as ov
 import openvino.opset15 as ops
 import pytest
 
+from helpers_cpu import needs_int8
 from helpers_exported import exported_tokens, write_exported
-from helpers_int8 import needs_int8
 from helpers_models import make_model
 from helpers_runner import Driver, prompt
 from penstock.engines.errors import EngineError, UnsupportedError

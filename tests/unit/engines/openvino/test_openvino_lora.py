@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import openvino as ov
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from helpers_adapters import load_adapter
+from helpers_cpu import needs_bf16
 from helpers_engine import Driver
 from helpers_models import (
     LINEAR_LAYERS,
@@ -31,9 +31,6 @@ from penstock.engines.errors import InvalidRequestError, OverloadedError, Unsupp
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.quantization import quantize_rows
 from penstock.engines.openvino.runner import OpenVINORunner
-
-CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-needs_bf16 = pytest.mark.skipif("BF16" not in CAPABILITIES, reason="this CPU does not compute in bf16")
 
 
 def keep_tensors(adapter: Path, wanted: Callable[[str], bool]) -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from helpers_int8 import HAS_INT8
+from helpers_cpu import HAS_INT8
 from helpers_models import load_reference, make_model, reference_tokens
 from helpers_quantized import Tensors, reference_of, write_mxfp4
 from helpers_runner import Driver, prompt

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino as ov
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from helpers_cpu import FACTS, needs_bf16
 from helpers_models import load_reference, make_model, reference_logprobs
 from helpers_runner import Driver, prompt
 from penstock.engines.contract.messages import SamplingParams
@@ -18,9 +18,7 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.weights import quantize_rows
 
-CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 LOW = {"weights": "int8", "kv_cache_dtype": "u8"}
-needs_bf16 = pytest.mark.skipif("BF16" not in CAPABILITIES, reason="this CPU does not compute in bf16")
 
 
 def prompt_logprobs(runner: Any, tokens: list[int]) -> Any:
@@ -66,7 +64,7 @@ def test_f16_computation_is_right_or_refused(tmp_path: Path, make_runner: Any) -
     except UnsupportedError as error:
         refusal = error.message
     if refusal:
-        reason = "computes the attention of prompts wrong" if "FP16" in CAPABILITIES else "is not offered by CPU"
+        reason = "computes the attention of prompts wrong" if "f16" in FACTS.dtypes else "no instructions for it"
         assert reason in refusal
         return
     logprobs, _ = prompt_logprobs(runner, tokens)
@@ -75,7 +73,7 @@ def test_f16_computation_is_right_or_refused(tmp_path: Path, make_runner: Any) -
 
 
 def test_auto_takes_what_the_cpu_has(llama_dir: Path, make_runner: Any) -> None:
-    wanted = "bf16" if "BF16" in CAPABILITIES else "f32"
+    wanted = FACTS.dtypes[0]
     assert f"openvino {wanted}, weights as stored, kv {wanted}" in make_runner(llama_dir, dtype="auto").info.runner
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers_int8 import needs_int8
+from helpers_cpu import needs_int8
 from helpers_models import load_reference, make_model, reference_logprobs
 from helpers_quantized import (
     GROUP,

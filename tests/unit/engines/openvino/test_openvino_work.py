@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers_int8 import ROUNDED
+from helpers_cpu import ROUNDED
 from helpers_models import make_model
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.openvino.product_speed import product_speeds

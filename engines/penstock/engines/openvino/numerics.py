@@ -1,0 +1,242 @@
+"""Number types of a model on OpenVINO: one pure function decides them, from the CPU, the settings and the model.
+
+Runner, drafts, encoders, the memory estimate and the identity of an engine all read its result. `trials.settle` lets it
+prove itself on this machine before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.host.cpu import Cpu
+from penstock.engines.openvino.config import Activations, KVCacheType, Precision, WeightsType
+from penstock.engines.openvino.kv_types import QUANTIZED_KV, KVType, kv_cache_type
+
+Dtype = Literal["bf16", "f16", "f32"]
+
+_X86 = ("x86_64", "amd64", "i686")
+_BF16 = {"avx512_bf16", "amx_bf16"}
+_F16 = {"avx512_fp16", "amx_fp16"}
+_AMX = "amx_tile"
+
+
+@dataclass(frozen=True)
+class CpuFacts:
+    """What a CPU computes in."""
+
+    dtypes: tuple[Dtype, ...]
+    """The first is what `dtype=auto` means. f32 is always there."""
+    rounds: frozenset[Dtype]
+    """Where weights in 8 and 4 bits are multiplied with activations that are rounded to int8."""
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Why a trial took something away, by dtype."""
+
+    def without(self, dtype: Dtype, why: str) -> CpuFacts:
+        """Raises UnsupportedError for f32: there is nothing else."""
+        if dtype == "f32":
+            raise UnsupportedError(f"OpenVINO does not compute on this machine: {why}", param="dtype")
+        left: tuple[Dtype, ...] = tuple(each for each in self.dtypes if each != dtype)
+        return CpuFacts(left, self.rounds - {dtype}, {**self.failures, dtype: why})
+
+    def without_rounding(self, dtype: Dtype) -> CpuFacts:
+        return replace(self, rounds=self.rounds - {dtype})
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The settings of `OpenVINOConfig` that are about number types."""
+
+    dtype: Precision = "auto"
+    weights: WeightsType = "auto"
+    activations: Activations = "auto"
+    kv_cache_dtype: KVCacheType = "auto"
+
+    @classmethod
+    def of(cls, settings: Any) -> Wish:
+        """`settings` has the same fields."""
+        return cls(settings.dtype, settings.weights, settings.activations, settings.kv_cache_dtype)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What decides number types of a model."""
+
+    integers: bool
+    """It has matrices in 8 or 4 bits."""
+    all_integers: bool = False
+    """All matrices of the decoder are, and none in MXFP4."""
+    head_size: int = 0
+    """Of its paged attention; 0: it has none, and no KV cache."""
+    is_capped: bool = False
+    """Its attention caps scores, see `capped_attention`: in bf16 they would be off by up to an eighth."""
+    is_exported: bool = False
+    """Its matrices may have groups of any size, so the plugin chooses which activations share a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """Number types that a model is computed in."""
+
+    dtype: Dtype
+    """Of the computation."""
+    activations: str
+    """What matrices are multiplied with: int8, or `dtype`."""
+    kv: KVType | None
+    """None: it has no KV cache."""
+    integers: bool
+    is_exported: bool = False
+    """As `ModelFacts` has them."""
+    large_steps: Dtype | None = None
+    """Steps of many tokens are computed in this type, with activations in it.
+
+    On a CPU with AMX, OpenVINO's kernels for int8 take f32 alone and leave AMX unused. A step of 4 tokens takes half as
+    long with them as in bf16, one of 32 nine tenths; a prompt takes 1.4 times as long. So the model is compiled for
+    both, over one KV cache. That takes twice the memory for weights: the kernels of each pack them in their own way.
+    """
+    reason: str = ""
+    """Why `dtype` is what it is."""
+
+    def for_large_steps(self) -> Numerics:
+        assert self.large_steps is not None
+        return replace(self, dtype=self.large_steps, activations=self.large_steps, large_steps=None)
+
+    @property
+    def rounds(self) -> bool:
+        return self.activations == "int8"
+
+    @property
+    def words(self) -> str:
+        """All that decides which tokens come out, beside the weights."""
+        parts: list[str] = [self.dtype]
+        if self.integers:
+            parts.append(f"activations {'mixed' if self.large_steps else self.activations}")
+        if self.kv is not None:
+            parts.append(f"kv {self.kv.name}")
+        return ", ".join(parts)
+
+
+def cpu_facts(cpu: Cpu) -> CpuFacts:
+    """What a CPU should be able to do, by its instructions.
+
+    OpenVINO lists bf16 for every CPU with AVX-512 and for some with AVX2. Without instructions for it, products take 9
+    to 38 times as long as in f32, and attention (2026.4) raises an error. Kernels for int8 that take bf16 need VNNI,
+    and give way to those of AMX, which unpack the weights instead.
+    """
+    if cpu.machine.lower() not in _X86:
+        dtypes: tuple[Dtype, ...] = ("f32", "f16") if "asimdhp" in cpu.flags else ("f32",)
+        return CpuFacts(dtypes, frozenset({"f32"}))
+    dtypes = ("bf16", "f32") if cpu.flags & _BF16 else ("f32",)
+    if cpu.flags & _F16:
+        dtypes = (*dtypes, "f16")
+    rounds: frozenset[Dtype] = frozenset({"f32"} if _AMX in cpu.flags else dtypes)
+    return CpuFacts(dtypes, rounds)
+
+
+def resolve(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
+    """Raises InvalidRequestError for settings that do not go with each other, UnsupportedError for those that do not go
+    with the CPU or the model."""
+    if wish.activations == "mixed":
+        return _mixed(cpu, wish, model)
+    dtype, reason = _dtype(cpu, wish, model)
+    is_lowered = wish.dtype == "auto" and dtype == "f32" and (model.is_capped or cpu.dtypes[0] != "f32")
+    kv_cache_dtype = "f16" if is_lowered and wish.kv_cache_dtype == "auto" else wish.kv_cache_dtype
+    return Numerics(
+        dtype=dtype,
+        activations=_activations(cpu, wish, dtype, model.integers),
+        kv=kv_cache_type(kv_cache_dtype, dtype, model.head_size) if model.head_size else None,
+        integers=model.integers,
+        is_exported=model.is_exported,
+        reason=reason,
+    )
+
+
+def _dtype(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> tuple[Dtype, str]:
+    """And why."""
+    if model.is_capped:
+        _check_capped(wish)
+    if wish.dtype != "auto":
+        if wish.dtype not in cpu.dtypes:
+            why = cpu.failures.get(wish.dtype, "it has no instructions for it")
+            raise UnsupportedError(
+                f"dtype={wish.dtype} is not offered by this CPU: {why}; it has {', '.join(sorted(cpu.dtypes))}",
+                param="dtype",
+            )
+        return wish.dtype, "as set"
+    if model.is_capped:
+        return "f32", "attention with capped scores needs it"
+    best = cpu.dtypes[0]
+    prefers_int8 = wish.activations == "auto" and model.all_integers and "f32" in cpu.rounds
+    if best != "f32" and best not in cpu.rounds and (prefers_int8 or wish.activations == "int8"):
+        # With AMX a step of 4 requests takes half as long as in bf16, one of 16 two thirds, one of 64 as long; prompts
+        # take 1.4 times as long. Keys and values are f16 then: as many bytes as bf16.
+        return "f32", f"activations in int8 need it on this CPU, which computes in {best}, too"
+    if best == "f32":
+        return best, cpu.failures.get("bf16", "this CPU has no instructions for bf16")
+    return best, "this CPU computes in it"
+
+
+def _check_capped(wish: Wish) -> None:
+    for name, value, refused in (
+        ("dtype", wish.dtype, ("bf16", "f16")),
+        ("kv_cache_dtype", wish.kv_cache_dtype, QUANTIZED_KV),
+    ):
+        if value in refused:
+            raise UnsupportedError(
+                f"{name}={value} does not go with capped scores of attention, which this model has; use auto",
+                param=name,
+            )
+
+
+def _mixed(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
+    """Keys and values are in 8 bits, unless 4 are set: attention in f32 and in bf16 have no other type in common."""
+    if not model.all_integers:
+        raise InvalidRequestError(
+            "activations=mixed needs weights=int8 or weights=int4, and no experts in MXFP4", param="activations"
+        )
+    if wish.dtype != "auto":
+        raise InvalidRequestError("activations=mixed does not go with a dtype", param="activations")
+    if model.is_capped:
+        raise UnsupportedError(
+            "activations=mixed does not go with capped scores of attention, which this model has; use auto",
+            param="activations",
+        )
+    kv_type = "u8" if wish.kv_cache_dtype == "auto" else wish.kv_cache_dtype
+    if kv_type not in QUANTIZED_KV:
+        raise InvalidRequestError(
+            f"kv_cache_dtype={kv_type} does not go with activations=mixed; {', '.join(QUANTIZED_KV)} do",
+            param="kv_cache_dtype",
+        )
+    if "bf16" not in cpu.dtypes or "bf16" in cpu.rounds or "f32" not in cpu.rounds:
+        raise UnsupportedError(
+            "activations=mixed is not offered by this CPU: it is for those with AMX; use auto", param="activations"
+        )
+    kv = kv_cache_type(kv_type, "f32", model.head_size)
+    reason = "activations=mixed: small steps in f32 with int8, large ones in bf16"
+    return Numerics("f32", "int8", kv, model.integers, large_steps="bf16", reason=reason)
+
+
+def _activations(cpu: CpuFacts, wish: Wish, dtype: Dtype, integers: bool) -> str:
+    """What is multiplied by the weights: int8, or the type of the computation.
+
+    With weights in 8 or 4 bits, activations in int8 halve the time of a step: unpacking the weights to floats instead
+    takes longer than reading twice as many bytes of bf16.
+    """
+    allowed = ("int8", dtype) if integers else (dtype,)
+    if wish.activations == "auto":
+        return "int8" if integers and dtype in cpu.rounds else dtype
+    if wish.activations not in allowed:
+        raise InvalidRequestError(
+            f"activations={wish.activations} does not go with weights={wish.weights} and dtype={dtype}; "
+            f"{' and '.join(allowed)} {'do' if integers else 'does'}",
+            param="activations",
+        )
+    if wish.activations == "int8" and dtype not in cpu.rounds:
+        other = "int8 with dtype=f32, or " if "f32" in cpu.rounds else ""
+        raise UnsupportedError(
+            f"activations=int8 is not offered by this CPU with dtype={dtype}; {other}{dtype} is",
+            param="activations",
+        )
+    return wish.activations

@@ -1,0 +1,193 @@
+"""Trials of number types: what `numerics.resolve` chooses is believed once a tiny graph has shown it.
+
+A graph that fails can leave the plugin in a state in which the next one crashes. So trials run in a child process,
+which takes some 50 ms. Results are kept on disk for each CPU and version: a trial runs once.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import json
+import logging
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.engines.host.cpu import Cpu, this_cpu
+from penstock.engines.host.user_cache import user_cache
+from penstock.engines.openvino.kv_types import KVType
+from penstock.engines.openvino.numerics import CpuFacts, Dtype, ModelFacts, Numerics, Wish, cpu_facts, resolve
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = "1"
+"""Of the trials: a change runs all of them again."""
+_TIMEOUT = 30.0
+"""Seconds for a child: one that hangs shows nothing, on a busy machine."""
+_FATAL = (signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
+"""Other signals come from outside, such as that of a system without memory."""
+
+Results = dict[str, str]
+"""What went wrong, by the name of a trial; empty: nothing did."""
+
+
+class Trial(NamedTuple):
+    operation: str
+    """attention, product or rounding."""
+    dtype: Dtype
+    kv: KVType | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.operation} {self.dtype}" + (f" {self.kv.name}" if self.kv else "")
+
+
+def settle(wish: Wish, model: ModelFacts) -> Numerics:
+    """The first choice that holds on this machine; one line of the log names it. Raises as `resolve` does, and
+    UnsupportedError where nothing holds."""
+    memory = _Memory(this_cpu())
+    facts, numerics = cpu_facts(this_cpu()), None
+    while numerics is None:
+        choice = resolve(facts, wish, model)
+        trials = _trials(choice)
+        memory.learn(trials)
+        facts, numerics = _judged(facts, choice, trials, memory.results)
+    logger.info("computing in %s (%s: %s)", numerics.words, numerics.dtype, numerics.reason)
+    return numerics
+
+
+def predict(wish: Wish, model: ModelFacts) -> Numerics:
+    """As `settle`, but only by what is known already: it does not load OpenVINO."""
+    results = _Memory(this_cpu()).results
+    facts, numerics = cpu_facts(this_cpu()), None
+    while numerics is None:
+        choice = resolve(facts, wish, model)
+        facts, numerics = _judged(facts, choice, _trials(choice), results)
+    return numerics
+
+
+def _trials(numerics: Numerics) -> list[Trial]:
+    dtypes = [numerics.dtype] + ([numerics.large_steps] if numerics.large_steps else [])
+    if numerics.kv is not None:
+        trials = [Trial("attention", dtype, numerics.kv) for dtype in dtypes]
+    else:
+        trials = [Trial("product", dtype) for dtype in dtypes if dtype != "f32"]
+    return trials + ([Trial("rounding", numerics.dtype)] if numerics.activations == "int8" else [])
+
+
+def _judged(
+    facts: CpuFacts, choice: Numerics, trials: Sequence[Trial], results: Results
+) -> tuple[CpuFacts, Numerics | None]:
+    """The choice, or else what the CPU has after a trial that failed."""
+    for trial in trials:
+        fault = results.get(trial.name)
+        if fault and trial.operation == "rounding":
+            return facts.without_rounding(trial.dtype), None
+        if fault:
+            return facts.without(trial.dtype, fault), None
+    return facts, choice
+
+
+class _Memory:
+    """Results of trials on a CPU, in a file of the user's cache."""
+
+    def __init__(self, cpu: Cpu) -> None:
+        versions = (_FORMAT, metadata.version("openvino"))
+        identity = repr((versions, cpu.name, cpu.machine, sorted(cpu.flags)))
+        self._path = user_cache("trials") / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.json"
+        self.results: Results = {}
+        with suppress(OSError, msgspec.MsgspecError):
+            self.results = msgspec.json.decode(self._path.read_bytes(), type=Results)
+
+    def learn(self, trials: Sequence[Trial]) -> None:
+        """Runs those whose results are not known."""
+        unknown = [trial for trial in trials if trial.name not in self.results]
+        if not unknown:
+            return
+        learned = run_trials(unknown)
+        for name, fault in learned.items():
+            logger.debug("trial of %s: %s", name, fault or "it works")
+        self.results |= learned
+        self._keep()
+
+    def _keep(self) -> None:
+        """Where the file cannot be written, the next start runs the trials again."""
+        partial = self._path.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(msgspec.json.encode(self.results))
+            partial.replace(self._path)
+
+
+def run_trials(trials: Sequence[Trial], timeout: float = _TIMEOUT) -> Results:
+    """One that crashes its process has failed. Those that are not reached, because the time is over or the system has
+    ended the process, have no result."""
+    if sys.platform != "linux":
+        return {trial.name: _fault(trial) for trial in trials}
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the child touches nothing that they hold
+        child = os.fork()
+    if child == 0:
+        _run_as_child(trials, writing)
+    os.close(writing)
+    try:
+        lines = _lines(reading, time.monotonic() + timeout)
+    finally:
+        os.close(reading)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)  # it has said all, or hangs
+        _, status = os.waitpid(child, 0)
+    results: Results = dict(json.loads(line) for line in lines)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _FATAL:
+        name = trials[len(results)].name
+        results[name] = f"OpenVINO crashed with {signal.Signals(os.WTERMSIG(status)).name}"
+    elif len(results) < len(trials):
+        logger.warning("a trial of %s had no result and is taken to work", trials[len(results)].name)
+    return results
+
+
+def _lines(reading: int, end: float) -> list[bytes]:
+    """Whole lines, until the other side has closed the pipe or the time is over."""
+    received = b""
+    while select.select([reading], [], [], max(0.0, end - time.monotonic()))[0]:
+        piece = os.read(reading, 1 << 16)
+        if not piece:
+            break
+        received += piece
+    return received.split(b"\n")[:-1]
+
+
+def _run_as_child(trials: Sequence[Trial], writing: int) -> None:
+    """Ends the process at once: it must neither return into the parent's code nor run its exit handlers."""
+    try:
+        faulthandler.disable()  # its report would be the parent's
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for trial in trials:
+            os.write(writing, json.dumps([trial.name, _fault(trial)]).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _fault(trial: Trial) -> str:
+    from penstock.engines.openvino import trial_graphs  # loads OpenVINO
+
+    try:
+        if trial.kv is not None:
+            return trial_graphs.attention_fault(trial.dtype, trial.kv)
+        fault = trial_graphs.product_fault if trial.operation == "product" else trial_graphs.rounding_fault
+        return fault(trial.dtype)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"OpenVINO refuses it: {lines[-1][:300] if lines else type(error).__name__}"

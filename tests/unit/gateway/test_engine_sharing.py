@@ -8,10 +8,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from helpers_door import INFO
 from helpers_language_repository import context
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.fingerprint import engine_fingerprint, model_digests
 from penstock.engines.door.keys import client_pair, engine_pair, new_key, read_key
 from penstock.engines.door.spec import ModelDigests
@@ -186,10 +188,12 @@ def test_digests_tell_copies_from_other_models(tmp_path: Path) -> None:
 
 
 def test_fingerprints_are_of_what_decides_tokens() -> None:
-    def fingerprint(weights: str = "w", **options: Any) -> str:
-        return engine_fingerprint(EngineSpec(runner="openvino", options=options), INFO, ModelDigests("v", weights))
+    def fingerprint(weights: str = "w", info: ModelInfo = INFO, **options: Any) -> str:
+        return engine_fingerprint(EngineSpec(runner="openvino", options=options), info, ModelDigests("v", weights))
 
     plain = fingerprint(dtype="f32", model_dir="/a", threads=2)
     assert plain == fingerprint(dtype="f32", model_dir="/b", threads=8)
     assert plain != fingerprint(dtype="bf16", model_dir="/a", threads=2)
     assert plain != fingerprint("x", dtype="f32", model_dir="/a", threads=2)
+    in_bf16, in_f32 = (msgspec.structs.replace(INFO, numerics=types) for types in ("bf16, kv bf16", "f32, kv f32"))
+    assert fingerprint(info=in_bf16, dtype="auto") != fingerprint(info=in_f32, dtype="auto"), "two machines' auto"

@@ -25,14 +25,14 @@ class OpenVINOConfig:
 
     model_dir: Path
     dtype: Precision = "auto"
-    """Precision of the computation. auto: bf16 where the device computes in it, else f32."""
+    """Precision of the computation. auto: see `numerics.resolve`."""
     weights: WeightsType = "auto"
     """How weights are held. auto: as in the checkpoint; of a quantized one, 8-bit floats become bf16, and 4-bit floats
     int4. int8: symmetric, one scale for each output row. int4: see `quantization`."""
     activations: Activations = "auto"
     """What is multiplied by weights in 8 and 4 bits. int8: rounded as they come, with a scale for each group of a
     token's values; where the device does that in f32 alone, dtype=auto means f32. auto: int8 where that changes no
-    dtype, else as `dtype`. A float type has to be that of the computation. mixed: see `mixed_steps`."""
+    dtype, else as `dtype`. A float type has to be that of the computation. mixed: see `Numerics`."""
     weights_cache: int = 20 << 30
     """Bytes of quantized weights that are kept on disk for later starts; 0: none."""
     kv_cache_dtype: KVCacheType = "auto"

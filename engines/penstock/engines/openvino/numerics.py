@@ -138,7 +138,7 @@ def cpu_facts(cpu: Cpu) -> CpuFacts:
 def resolve(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
     """Raises InvalidRequestError for settings that do not go with each other, UnsupportedError for those that do not go
     with the CPU or the model."""
-    if wish.activations == "mixed":
+    if wish.activations == "mixed" and model.head_size:
         return _mixed(cpu, wish, model)
     dtype, reason = _dtype(cpu, wish, model)
     is_lowered = wish.dtype == "auto" and dtype == "f32" and (model.is_capped or cpu.dtypes[0] != "f32")

@@ -31,7 +31,7 @@ from penstock.engines.openvino.numerics import CpuFacts, Dtype, ModelFacts, Nume
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = "1"
+_FORMAT = "2"
 """Of the trials: a change runs all of them again."""
 _TIMEOUT = 30.0
 """Seconds for a child: one that hangs shows nothing, on a busy machine."""

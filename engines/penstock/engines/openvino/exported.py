@@ -15,6 +15,7 @@ import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.formats.context_length import context_length
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder_inputs import step_inputs
 from penstock.engines.openvino.graph_nodes import i64
@@ -52,6 +53,7 @@ def context_of(settings: Mapping[str, Any], config: OpenVINOConfig) -> int:
     longest = next((settings[key] for key in _CONTEXT if settings.get(key) is not None), None)
     if type(longest) is not int or longest < 1:
         raise UnsupportedError(f"config.json has none of {', '.join(_CONTEXT)}")
+    longest = context_length({**settings, "max_position_embeddings": longest}, config.max_model_len) or longest
     _check_window(settings, min(longest, config.max_model_len or longest))
     return longest
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -12,6 +15,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.formats.context_length import rope_settings
+from penstock.engines.formats.model_files import INDEX, SINGLE, weight_files
+from penstock.engines.formats.safetensors_file import read_header
 from penstock.engines.torch.attention import ATTENTION, register
 
 _ATTENDING = {"full_attention", "sliding_attention"}
@@ -47,16 +53,17 @@ def load_model(
     model: PreTrainedModel
     info: dict[str, Any]
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            model_dir,
-            config=model_config,
-            dtype=dtype,
-            attn_implementation=ATTENTION,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with _usual_names(model_dir) as folder:
+            model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+                folder,
+                config=model_config,
+                dtype=dtype,
+                attn_implementation=ATTENTION,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (ValueError, KeyError, TypeError, NotImplementedError, ImportError) as e:
         if e.args == (ATTENTION,):  # models from before attention functions look their classes up by that name
             raise UnsupportedError(f"{model_config.model_type} does not let its attention be replaced") from e
@@ -68,6 +75,23 @@ def load_model(
         raise UnsupportedError(f"{type(model).__name__} keeps state outside the KV cache, which is not supported")
     nn.Module.to(model, device)
     return model
+
+
+@contextmanager
+def _usual_names(model_dir: Path) -> Iterator[Path]:
+    """The folder, or one of links to its weights with the names by which transformers finds them."""
+    files = weight_files(model_dir)
+    if (model_dir / SINGLE).is_file() or (model_dir / INDEX).is_file():
+        yield model_dir
+        return
+    with TemporaryDirectory() as made:
+        folder = Path(made)
+        for path in files:
+            (folder / (path.name if len(files) > 1 else SINGLE)).symlink_to(path.resolve())
+        if len(files) > 1:
+            shards = {name: path.name for path in files for name in read_header(path)}
+            (folder / INDEX).write_text(json.dumps({"weight_map": shards, "metadata": {}}))
+        yield folder
 
 
 def _check_tensors(info: Mapping[str, Any]) -> None:
@@ -84,7 +108,7 @@ def _check_tensors(info: Mapping[str, Any]) -> None:
 
 def check_rope(model_config: PretrainedConfig, model_len: int) -> None:
     """Rotations that depend on the longest request of a step would make a request depend on its neighbours."""
-    for rope in _ropes(getattr(model_config, "rope_parameters", None)):
+    for rope in rope_settings(model_config.to_dict()):
         kind = rope.get("rope_type", "default")
         if kind == "dynamic":
             raise UnsupportedError(
@@ -99,10 +123,3 @@ def check_rope(model_config: PretrainedConfig, model_len: int) -> None:
                 f"max_model_len must be set to at most that",
                 param="max_model_len",
             )
-
-
-def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
-    """One set of parameters, or one for each type of layer."""
-    if isinstance(parameters, Mapping):
-        nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-        yield from nested or [parameters]

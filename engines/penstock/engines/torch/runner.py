@@ -9,6 +9,7 @@ import torch
 
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.formats.context_length import context_length
 from penstock.engines.formats.model_files import eos_token_ids
 from penstock.engines.kit.adapter_slots import load_configured
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, num_blocks
@@ -42,7 +43,7 @@ class TorchRunner(StepRunner):
         settings = read_config(config.model_dir)
         check_model_sizes(settings)
         model_config = load_config(config.model_dir)
-        model_len = max_model_len(config.max_model_len, getattr(model_config, "max_position_embeddings", None))
+        model_len = max_model_len(config.max_model_len, context_length(model_config.to_dict(), config.max_model_len))
         check_rope(model_config, model_len)
         dtype = choose_dtype(config, model_config.dtype, device)
         with weights_reported(report):
@@ -72,7 +73,7 @@ class TorchRunner(StepRunner):
             max_model_len=model_len,
             kv_groups=groups,
             num_blocks=count,
-            eos_token_ids=eos_token_ids(config.model_dir, settings, vocab_size),
+            eos_token_ids=eos_token_ids(config.model_dir, vocab_size),
             runner=f"torch {NAMES[dtype]}, {device}, {where}",
             supports_pooling=model.base_model is not model,
             supports_drafts=True,

@@ -9,7 +9,6 @@ import torch
 
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.formats.context_length import context_length
 from penstock.engines.formats.model_files import eos_token_ids
 from penstock.engines.kit.adapter_slots import load_configured
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, num_blocks
@@ -18,7 +17,7 @@ from penstock.engines.torch.checkpoint import read_config
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.device import NAMES, choose_device, choose_dtype, default_threads, free_memory
 from penstock.engines.torch.kv_cache import TorchKVCache, bytes_of_block, groups_of
-from penstock.engines.torch.loading import check_rope, load_config, load_model
+from penstock.engines.torch.loading import check_rope, load_config, load_model, longest_context
 from penstock.engines.torch.lora import Layers, TorchAdapters
 from penstock.engines.torch.lora_targets import watch
 from penstock.engines.torch.model import PagedModel, ThreadedModel
@@ -43,7 +42,7 @@ class TorchRunner(StepRunner):
         settings = read_config(config.model_dir)
         check_model_sizes(settings)
         model_config = load_config(config.model_dir)
-        model_len = max_model_len(config.max_model_len, context_length(model_config.to_dict(), config.max_model_len))
+        model_len = max_model_len(config.max_model_len, longest_context(model_config, config.max_model_len))
         check_rope(model_config, model_len)
         dtype = choose_dtype(config, model_config.dtype, device)
         with weights_reported(report):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +271,9 @@ VALUES = st.recursive(
 @given(changes=st.dictionaries(st.sampled_from([*KEYS, "layers_to_transform", "init_lora_weights"]), VALUES))
 def test_strange_settings(changes: dict[str, Any], tmp_path: Path) -> None:
     check_reading(write(tmp_path, **changes))
+
+
+def test_settings_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = write(tmp_path) / CONFIG_FILE
+    path.write_bytes(BOM_UTF8 + path.read_bytes())
+    assert set(read_adapter(tmp_path, 8)) == set(PATHS)

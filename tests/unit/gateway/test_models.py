@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ def test_a_file_is_not_a_model(tmp_path):
 def test_sampling_defaults_come_from_the_generation_config(tmp_path, config, expected):
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     assert models.default_params(tmp_path) == expected
+
+
+def test_a_generation_config_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "generation_config.json").write_bytes(BOM_UTF8 + b'{"top_k": 20}')
+    assert models.default_params(tmp_path) == {"top_k": 20}
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"model: .*generation_config\.json is not JSON"):
+        models.default_params(tmp_path)
 
 
 def test_a_model_without_generation_config_has_no_defaults(tmp_path):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from penstock.tokenizers import TokenizerError
-from penstock.tokenizers.gguf import tokenizer_config_of, tokenizer_of
+from penstock.tokenizers.gguf import end_token_ids_of, tokenizer_config_of, tokenizer_of
+from penstock.tokenizers.gguf.byte_level import _SPLITS
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, doesn't it? 12345 times in 2024.",
@@ -83,6 +84,119 @@ def test_byte_level(text: str, name: str) -> None:
     ids = original(name).encode(text, add_special_tokens=False).ids
     assert made(name).encode(text, add_special_tokens=False).ids == ids
     assert made(name).decode(ids) == original(name).decode(ids)
+
+
+def pieces(text: str, **metadata: Any) -> list[str]:
+    """What the words of a text are before they are tokens."""
+    tokenizer = tokenizer_of(metadata_of(original("qwen2"), "gpt2") | metadata)
+    spaces = {"Ġ": " ", "Ċ": "\n", "č": "\r"}
+    found = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    return ["".join(spaces.get(letter, letter) for letter in piece) for piece, _ in found]
+
+
+MIXED = "x = 1234567 + 'abc'\r\n  don't Go!! **bold**"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("default", ["x", " ", "=", " ", "123", "456", "7", " ", "+", " ", "'", "abc", "'", "\r\n "]),
+        ("deepseek-coder", ["x", " = ", *"1234567", " +", " '", "abc", "'", "\r", "\n", " "]),
+        ("deepseek-llm", ["x", " =", " ", "1234567", " +", " '", "abc", "'", "\r", "\n", " "]),
+        ("glm4", ["x", " =", " ", "123", "456", "7", " +", " '", "abc", "'\r\n", " "]),
+        ("seed-coder", ["x", " =", " ", *"1234567", " +", " '", "abc", "'", "\r\n", " "]),
+        ("mellum", ["x", " =", " 1234567", " +", " '", "abc", "'", "\r\n "]),
+    ],
+)
+def test_how_a_text_is_split(name: str, wanted: list[str]) -> None:
+    assert pieces(MIXED, **{"tokenizer.ggml.pre": name})[: len(wanted)] == wanted
+
+
+MIXED_SCRIPTS = "we 你好，世界 über. 안녕  "
+
+
+@pytest.mark.parametrize(
+    ("name", "umlaut"),
+    [("deepseek-coder", [" über"]), ("deepseek-llm", [" ü", "ber"])],  # a later expression has ASCII's letters again
+)
+def test_scripts_are_split(name: str, umlaut: list[str]) -> None:
+    tokenizer = tokenizer_of(metadata_of(original("qwen2"), "gpt2", pre=name))
+    found = tokenizer.pre_tokenizer.pre_tokenize_str(MIXED_SCRIPTS)
+    words = [MIXED_SCRIPTS[slice(*place)] for _, place in found]
+    assert words[: 5 + len(umlaut)] == ["we", " ", "你好", "，", "世界", *umlaut]
+    assert "".join(words) == MIXED_SCRIPTS
+    assert "안녕" in words
+
+
+@pytest.mark.parametrize("named", [{}, {"tokenizer.ggml.pre": "default"}, {"tokenizer.ggml.pre": ""}])
+def test_files_without_a_name_are_split_as_their_architecture_is(named: dict[str, Any], caplog: Any) -> None:
+    digits = pieces("1234567", **named, **{"general.architecture": "qwen2"})
+    assert digits == list("1234567")
+    assert not caplog.records
+    assert pieces("1234567", **named, **{"general.architecture": "llama"}) == ["123", "456", "7"]
+    assert "does not name how" in caplog.text, "nothing says which of many tokenizers it is"
+
+
+@pytest.mark.parametrize("name", sorted(_SPLITS))
+def test_every_name_gives_the_text_back(name: str) -> None:
+    tokenizer = tokenizer_of(metadata_of(original("qwen2"), "gpt2", pre=name))
+    for text in (*CORPUS, MIXED, MIXED_SCRIPTS):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
+
+
+def test_names_that_are_not_known_are_refused() -> None:
+    with pytest.raises(TokenizerError, match=r"'superbpe' .* which is not supported; supported are a\.x-4\.0, bail"):
+        tokenizer_of(metadata_of(original("qwen2"), "gpt2", pre="superbpe"))
+
+
+def ends_of(tokens: list[str], kinds: list[int] | None = None, **more: int) -> set[str]:
+    """Texts of the tokens that end an answer."""
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in more.items()}
+    metadata |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens}
+    metadata["tokenizer.ggml.token_type"] = kinds or [3] * len(tokens)
+    return {tokens[i] for i in end_token_ids_of(metadata)}
+
+
+HARMONY = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|channel|>", "<|start|>", "<|end|>", "<|call|>"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [
+        (HARMONY, {"<|endoftext|>", "<|return|>", "<|call|>"}),
+        (["<|user|>", "<|end|>", "<|endoftext|>"], {"<|end|>", "<|endoftext|>"}),
+        (["<|end|>", "<|return|>"], {"<|end|>", "<|return|>"}),
+        (["<|flush|>", "<|calls|>", "<|end|>"], {"<|flush|>", "<|calls|>"}),
+        (["<s>", "<EOT>", "_<EOT>", "</s>", "<end_of_utterance>"], {"<EOT>", "_<EOT>", "</s>", "<end_of_utterance>"}),
+        (["<start_of_turn>", "<end_of_turn>", "<eos>"], {"<end_of_turn>", "<eos>"}),
+        (["<turn|>", "<|tool_response>", "</s>"], {"<turn|>", "<|tool_response>"}),
+        (["[BOS]", "[EOS]", "[EOT]"], {"[EOS]", "[EOT]"}),
+        (["<|fim_prefix|>", "<|fim_pad|>", "<|file_sep|>"], {"<|fim_pad|>", "<|file_sep|>"}),
+    ],
+)
+def test_ends_by_their_texts(tokens: list[str], wanted: set[str]) -> None:
+    assert ends_of(tokens) == wanted
+
+
+def test_ends_that_the_metadata_names() -> None:
+    names = ["eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"]
+    tokens = [f"<{name}-here>" for name in (*names, "bos")]
+    assert ends_of(tokens, **{f"{name}_token_id": i for i, name in enumerate((*names, "bos"))}) == set(tokens[:-1])
+    assert ends_of(["a", "b"], eos_token_id=7, eot_token_id=-1) == set(), "no such tokens"
+    pieces_ = sentencepiece_metadata(sentencepiece(True))
+    assert end_token_ids_of({k: v for k, v in pieces_.items() if not k.endswith("eos_token_id")}) == [2], "by default"
+
+
+def test_ends_that_are_written_as_words_are_special_tokens() -> None:
+    """Else a template's text never becomes one, and answers show it. </s> may be a tag of HTML."""
+    metadata = metadata_of(original("qwen2"), "gpt2", pre="qwen2")
+    tokens = metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "<|im_end|>", "<EOT>"]
+    metadata["tokenizer.ggml.token_type"] += [1, 4]
+    tokenizer = tokenizer_of(metadata)
+    assert tokenizer.encode("a<|im_end|><EOT>").ids[1:] == [len(tokens) - 2, len(tokens) - 1]
+    assert tokenizer.decode([len(tokens) - 2, len(tokens) - 1], skip_special_tokens=True) == ""
+    assert ends_of(["<strong>", "</s>"], [4, 4]) == set()
+    assert ends_of(["<strong>", "</s>"], [4, 3]) == {"</s>"}
 
 
 def test_digits_stand_alone() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,18 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\0")
     with pytest.raises(TokenizerError, match=r"tokenizer\.model.*convert it once.*save_pretrained"):
         Tokenizer(tmp_path)
+
+
+def test_files_with_byte_order_marks(tmp_path: Path) -> None:
+    config = {"eos_token": "</s>", "chat_template": "of the config"}
+    folder = save_folder(tmp_path, byte_level(), config)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ documents }}")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "special_tokens_map.json").write_text('{"bos_token": "<s>"}')
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        path.write_bytes(BOM_UTF8 + path.read_bytes())
+    tokenizer = Tokenizer(folder)
+    assert (tokenizer.eos_token, tokenizer.bos_token) == ("</s>", "<s>")
+    assert tokenizer.chat_templates == {"default": "{{ messages }}", "rag": "{{ documents }}"}
+    assert tokenizer.decode(tokenizer.encode("a b")) == "a b"

@@ -68,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte-order mark
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -191,7 +192,7 @@ def load_backend(folder: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
     if not path.is_file():
         raise TokenizerError(_what_is_missing(folder))
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
+        backend = tokenizers.Tokenizer.from_buffer(path.read_bytes().removeprefix(BOM_UTF8))
     except Exception as error:  # the library raises plain Exception for files it cannot read
         raise TokenizerError(f"{path} is not a tokenizer of the `tokenizers` library: {error}") from None
     # Files saved by a training script may cut or pad every text they encode.

@@ -13,7 +13,8 @@ from penstock.engines.encoder.layout import Rows
 from penstock.engines.encoder.outline import EncoderOutline
 from penstock.engines.encoder.pooling import text_vectors
 from penstock.engines.encoder.sentence_files import SentenceRecipe
-from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.openvino.exported import unreadable
 from penstock.engines.openvino.weights import Node
 
 _TOKEN_OUTPUTS = ("last_hidden_state", "token_embeddings")
@@ -31,7 +32,7 @@ def build_exported(core: ov.Core, outline: EncoderOutline, recipe: SentenceRecip
     try:
         given = core.read_model(path)
     except RuntimeError as error:
-        raise EngineError(f"{path.name} cannot be read: {str(error).strip().splitlines()[-1]}") from error
+        raise unreadable(path, error) from error
     rows = Rows()
     _connect(given, rows, path.name)
     result = _result(given, rows, outline, recipe, path.name)

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.engines.encoder.outline import is_encoder_folder
 from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
-from penstock.engines.formats.model_files import read_json
+from penstock.engines.formats.model_files import read_json, read_json_if_any, read_json_value
 
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -70,8 +70,8 @@ def read_recipe(folder: Path) -> SentenceRecipe:
 
 
 def _recipe(folder: Path) -> SentenceRecipe:
-    limits = _read(folder / "sentence_bert_config.json")
-    said = _read(folder / "config_sentence_transformers.json")
+    limits = read_json_if_any(folder / "sentence_bert_config.json")
+    said = read_json_if_any(folder / "config_sentence_transformers.json")
     prompts = {str(name): str(text) for name, text in (said.get("prompts") or {}).items()}
     for name in ("query", "document"):  # of models with a vector for each token
         if said.get(f"{name}_prefix"):
@@ -105,13 +105,9 @@ def _recipe(folder: Path) -> SentenceRecipe:
     return SentenceRecipe(dense=tuple(dense), **found)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
 def _modules(folder: Path) -> list[dict[str, Any]]:
     path = folder / "modules.json"
-    return msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]]) if path.is_file() else []
+    return msgspec.convert(read_json_value(path), list[dict[str, Any]]) if path.is_file() else []
 
 
 def _pooling(settings: Mapping[str, Any], has_prompts: bool) -> tuple[str, ...]:

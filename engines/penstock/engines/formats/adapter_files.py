@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ def read_settings(folder: Path) -> tuple[Settings, dict[str, Any]]:
     if len(text) > _MOST_CONFIG_BYTES:
         raise InvalidRequestError(f"{CONFIG_FILE} has more than {_MOST_CONFIG_BYTES} bytes")
     try:
-        given = msgspec.json.decode(text, type=dict[str, Any])
+        given = msgspec.json.decode(text.removeprefix(BOM_UTF8), type=dict[str, Any])
         kind = given.get("peft_type")
         if kind is not None and kind != "LORA":
             raise UnsupportedError(f"{CONFIG_FILE}: adapters of type {_show(kind)} are not supported, only LORA")

@@ -18,10 +18,11 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)
 
-_PREFIXES = ("model.language_model.", "language_model.model.")
+_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
+"""The last where the whole model was saved without a head."""
 _TIED = "tie_word_embeddings"
 """What the whole model says of it holds."""
-_HEAD = "language_model.lm_head."
+_HEAD = "language_model.lm_head"
 _OTHERS = (
     "vision_tower.",
     "vision_model.",
@@ -62,10 +63,10 @@ def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def text_name(name: str) -> str | None:
-    """Of a tensor; None: it is no part of the language model."""
+    """Of a tensor or a layer; None: it is no part of the language model."""
     if name.startswith(_OTHERS):
         return None
-    for prefix in _PREFIXES:
-        if name.startswith(prefix):
-            return "model." + name.removeprefix(prefix)
-    return name.removeprefix("language_model.") if name.startswith(_HEAD) else name
+    if name.startswith(_HEAD):
+        return name.removeprefix("language_model.")
+    prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
+    return name if prefix is None else "model." + name.removeprefix(prefix)

@@ -6,6 +6,7 @@ OpenVINO's own transformation makes the change, the same that OpenVINO GenAI use
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ import openvino as ov
 import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
+from penstock.engines.formats.context_length import context_length
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder_inputs import step_inputs
 from penstock.engines.openvino.graph_nodes import i64
@@ -24,6 +26,13 @@ _CONTEXT = ("max_position_embeddings", "n_positions", "seq_length")
 _CACHES = ("key_cache.", "value_cache.")
 _BEHIND_HEAD = ("Add", "Convert", "Divide", "Multiply", "Subtract")
 """What logits may go through behind the last matrix: a bias, a factor."""
+_NO_OPERATION = (
+    re.compile(r"Cannot create (?P<name>\S+) layer .* from unsupported opset: (?P<opset>\w+)"),
+    re.compile(r"Opset (?P<opset>\w+) doesn't contain the operation with type: (?P<name>\S+)"),
+)
+_WRITER = re.compile(rb'(?:OpenVINO Runtime|Runtime_version)" value="([\d.]+)')
+_RUNTIME_INFO_BYTES = 1 << 20
+"""At the end of a graph's file is what wrote it."""
 _FOUR_BITS, _EIGHT_BITS = (ov.Type.u4, ov.Type.i4), (ov.Type.u8, ov.Type.i8)
 
 
@@ -52,6 +61,7 @@ def context_of(settings: Mapping[str, Any], config: OpenVINOConfig) -> int:
     longest = next((settings[key] for key in _CONTEXT if settings.get(key) is not None), None)
     if type(longest) is not int or longest < 1:
         raise UnsupportedError(f"config.json has none of {', '.join(_CONTEXT)}")
+    longest = context_length({**settings, "max_position_embeddings": longest}, config.max_model_len) or longest
     _check_window(settings, min(longest, config.max_model_len or longest))
     return longest
 
@@ -72,7 +82,7 @@ def read_exported(core: ov.Core, graph: Path) -> ExportedDecoder:
     try:
         model = core.read_model(graph)
     except RuntimeError as error:
-        raise EngineError(f"{graph.name} cannot be read: {_first_line(error)}") from error
+        raise unreadable(graph, error) from error
     gives_logits = any("logits" in port.get_names() for port in model.outputs[:1])
     if not model.get_sinks() or "input_ids" not in _names(model) or not gives_logits:
         raise UnsupportedError(
@@ -90,6 +100,22 @@ def read_exported(core: ov.Core, graph: Path) -> ExportedDecoder:
         named = f": {strange[0]}" if strange else ""
         raise UnsupportedError(f"{graph.name} has other inputs or states than those of a decoder{named}")
     return _with_chosen_tokens(model, graph.name, len(caches) // 2)
+
+
+def unreadable(graph: Path, error: Exception) -> PenstockError:
+    """What is said of a graph that OpenVINO does not read; where an operation is one of other releases, its name and
+    that of the release that wrote the file."""
+    operation = next((found for pattern in _NO_OPERATION if (found := pattern.search(str(error)))), None)
+    if operation is None:
+        return EngineError(f"{graph.name} cannot be read: {_first_line(error)}")
+    with graph.open("rb") as file:
+        file.seek(max(0, graph.stat().st_size - _RUNTIME_INFO_BYTES))
+        writer = _WRITER.search(file.read())
+    written = f", and was written by OpenVINO {writer[1].decode()}" if writer else ""
+    return UnsupportedError(
+        f"{graph.name} has the operation {operation['name']} of {operation['opset']}{written}; OpenVINO "
+        f"{ov.__version__.partition('-')[0]}, which is installed, does not have it"
+    )
 
 
 def _names(model: ov.Model) -> set[str]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.formats.context_length import context_length
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.formats.text_part import TEXT_PARTS, text_settings
 from penstock.engines.kit.cache_size import check_model_sizes
@@ -20,7 +21,6 @@ from penstock.engines.openvino.families_layer_norm import LAYER_NORM_FAMILIES
 from penstock.engines.openvino.families_rms_norm import RMS_NORM_FAMILIES
 from penstock.engines.openvino.family import Family
 from penstock.engines.openvino.layer_kinds import CAPS, LOGITS_CAP, SCORE_CAP, cap_of, positive
-from penstock.engines.openvino.rope import context_length
 
 FAMILIES: dict[str, Family] = {**RMS_NORM_FAMILIES, **EXPERT_FAMILIES, **LAYER_NORM_FAMILIES}
 _IN_GGUF = {
@@ -97,6 +97,10 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
     windows = family.sliding_windows(c)
     rotates = family.rotates(c, windows)
     whole, windowed = family.ropes(c, head_dim)
+    ropes = tuple(
+        (windowed if window else whole) if turns else None for window, turns in zip(windows, rotates, strict=True)
+    )
+    context = context_length(c, c["max_model_len"]) if any(ropes) else c["max_position_embeddings"]
     return DecoderSpec(
         vocab_size=c["vocab_size"],
         hidden_size=c["hidden_size"],
@@ -106,10 +110,8 @@ def _spec(family: Family, c: Mapping[str, Any]) -> DecoderSpec:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         norm_eps=positive({family.eps_key: 1e-6, **c}, family.eps_key),
-        max_position_embeddings=context_length(c),
-        ropes=tuple(
-            (windowed if window else whole) if turns else None for window, turns in zip(windows, rotates, strict=True)
-        ),
+        max_position_embeddings=context or c["max_position_embeddings"],
+        ropes=ropes,
         tie_word_embeddings=bool(c.get("tie_word_embeddings", False)),
         sliding_windows=tuple(windows),
         query_scale=family.query_scale(c, head_dim),

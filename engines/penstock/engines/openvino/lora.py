@@ -19,7 +19,7 @@ import openvino as ov
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.adapter_files import LowRank, read_adapter
 from penstock.engines.kit.adapter_slots import AdapterSlots
-from penstock.engines.kit.adapter_targets import targets_of
+from penstock.engines.kit.adapter_targets import fitting_layers
 from penstock.engines.kit.batch import Ints
 from penstock.engines.openvino.lora_graph import OUTPUT_LAYER, PRECISIONS, Projection
 from penstock.engines.openvino.weights import to_bf16
@@ -76,8 +76,7 @@ class OpenVINOAdapters:
     def prepare(self, key: str, folder: Path) -> Pairs:
         """`AdapterHost.prepare_adapter`. UnsupportedError when the model was loaded without room for adapters."""
         self._slots.check_free(key)
-        layers = read_adapter(folder, self._max_rank)
-        targets_of(layers, self._projections)
+        layers = fitting_layers(read_adapter(folder, self._max_rank), self._projections)
         return {path: self._converted(path, layer) for path, layer in layers.items()}
 
     def install(self, key: str, pairs: Pairs) -> None:

@@ -110,7 +110,7 @@ def _llama3(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) ->
 
 def _yarn(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> Rope:
     """Pairs that turn often over the original context keep their frequency, slow ones are interpolated."""
-    old_length = float(settings["original_max_position_embeddings"])
+    old_length = float(settings.get("original_max_position_embeddings") or settings["max_position_embeddings"])
     factor = settings["factor"]
     factor = float(factor) if factor is not None else settings["max_position_embeddings"] / old_length
     head_dim = 2 * len(inv_freq)
@@ -143,18 +143,6 @@ def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
     return scale(1.0)
 
 
-def context_length(config: Mapping[str, Any]) -> int:
-    """The longest context by config.json. With longrope, that of the short frequencies unless more was chosen."""
-    longest: int = config["max_position_embeddings"]
-    settings = settings_in(config, "rope_parameters") or settings_in(config, "rope_scaling")
-    if (settings.get("rope_type") or settings.get("type")) not in _LONGROPE:
-        return longest
-    original = settings.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    if type(original) is not int or original < 1:
-        raise UnsupportedError("RoPE type 'longrope' needs 'original_max_position_embeddings' in config.json")
-    return longest if (config.get("max_model_len") or 0) > original else min(longest, original)
-
-
 def _longrope(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> Rope:
     """One list of divisors for contexts up to the original length, one for longer ones."""
     original = int(settings["original_max_position_embeddings"])
@@ -183,5 +171,3 @@ _KINDS: dict[str, Callable[[Mapping[str, Any], Frequencies, float], Rope]] = {
     "longrope": _longrope,
     "su": _longrope,
 }
-_LONGROPE = ("longrope", "su")
-"""The second is the name of older checkpoints."""

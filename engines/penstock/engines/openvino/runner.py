@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import openvino as ov
 
 from penstock.engines.contract.loading import Report, silent
 from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.errors import UnsupportedError
 from penstock.engines.host.memory import available_memory
 from penstock.engines.kit.adapter_slots import load_configured
 from penstock.engines.kit.cache_size import num_blocks
@@ -29,10 +31,15 @@ _SHARE_OF_FREE_MEMORY = 0.5
 """Of what is free once the weights are loaded: the rest is for activations, logits and other processes."""
 
 
+_OLDEST = (2026, 4)
+"""Of OpenVINO; what attention is given is what this release takes."""
+
+
 class OpenVINORunner(StepRunner):
     """A `ModelRunner`. Loading raises UnsupportedError for a model that it cannot run, EngineError for a broken one."""
 
     def __init__(self, config: OpenVINOConfig, report: Report = silent) -> None:
+        _check_release()
         started = time.monotonic()
         head = open_drafts(config, report)
         loaded = load_decoder(config, report, head.tap if head else None)
@@ -96,3 +103,10 @@ class OpenVINORunner(StepRunner):
             delattr(self, name)
         for decoder in self._decoders:
             decoder.free()
+
+
+def _check_release() -> None:
+    """Raises UnsupportedError where another package's pins have brought an older OpenVINO."""
+    release = ov.__version__.partition("-")[0]
+    if tuple(int(number) for number in release.split(".")[:2]) < _OLDEST:
+        raise UnsupportedError(f"OpenVINO {release} is too old: at least {'.'.join(map(str, _OLDEST))} is needed")

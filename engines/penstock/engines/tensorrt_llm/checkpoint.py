@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
+from penstock.engines.formats.context_length import context_length
 from penstock.engines.formats.model_files import eos_token_ids, read_json
 from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
 
@@ -31,7 +32,7 @@ def read_checkpoint(config: TensorRTLLMConfig) -> CheckpointFacts:
     if not any(folder.glob("*.safetensors")):
         raise EngineError(f"there are no safetensors in {folder}")
     text = settings.get("text_config") or settings
-    longest = config.max_model_len or text.get("max_position_embeddings")
+    longest = config.max_model_len or context_length(text)
     if longest is None:
         raise InvalidRequestError(
             f"max_model_len must be given: {folder}/config.json does not say how long the context is"
@@ -41,7 +42,7 @@ def read_checkpoint(config: TensorRTLLMConfig) -> CheckpointFacts:
     return CheckpointFacts(
         vocab_size=vocab_size,
         max_model_len=int(longest),
-        eos_token_ids=eos_token_ids(folder, text, vocab_size),
+        eos_token_ids=eos_token_ids(folder, vocab_size),
         precision=_PRECISIONS.get(dtype, dtype),
         quantization=_quantization(folder, settings),
     )

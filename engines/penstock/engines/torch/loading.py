@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -12,9 +16,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.formats.context_length import context_length, rope_settings
+from penstock.engines.formats.model_files import INDEX, SINGLE, weight_files
+from penstock.engines.formats.safetensors_file import read_header
 from penstock.engines.torch.attention import ATTENTION, register
 
 _ATTENDING = {"full_attention", "sliding_attention"}
+_SETTINGS = ("config.json", "generation_config.json")
 _OLDEST = (5, 3)
 """Of transformers: before it a checkpoint could have code fetched and run (CVE-2026-4372)."""
 
@@ -24,7 +32,10 @@ def load_config(model_dir: Path) -> PretrainedConfig:
     if tuple(int(n) for n in transformers.__version__.split(".")[:2]) < _OLDEST:
         raise UnsupportedError(f"transformers {transformers.__version__} is too old: at least 5.3 is needed")
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
+        with _as_transformers_reads_it(model_dir) as folder:
+            config: PretrainedConfig = AutoConfig.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
     except (ValueError, KeyError, TypeError, OSError) as e:
         raise UnsupportedError(f"transformers {transformers.__version__} does not take this config.json: {e}") from e
     if config.is_encoder_decoder:
@@ -47,16 +58,17 @@ def load_model(
     model: PreTrainedModel
     info: dict[str, Any]
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            model_dir,
-            config=model_config,
-            dtype=dtype,
-            attn_implementation=ATTENTION,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with _as_transformers_reads_it(model_dir) as folder:
+            model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+                folder,
+                config=model_config,
+                dtype=dtype,
+                attn_implementation=ATTENTION,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (ValueError, KeyError, TypeError, NotImplementedError, ImportError) as e:
         if e.args == (ATTENTION,):  # models from before attention functions look their classes up by that name
             raise UnsupportedError(f"{model_config.model_type} does not let its attention be replaced") from e
@@ -68,6 +80,28 @@ def load_model(
         raise UnsupportedError(f"{type(model).__name__} keeps state outside the KV cache, which is not supported")
     nn.Module.to(model, device)
     return model
+
+
+@contextmanager
+def _as_transformers_reads_it(model_dir: Path) -> Iterator[Path]:
+    """The folder; or, where the names of its weights or the byte-order marks of its settings are in the way, one with
+    links to these weights by other names, and these settings without the marks."""
+    settings = {name: (model_dir / name).read_bytes() for name in _SETTINGS if (model_dir / name).is_file()}
+    has_usual_names = (model_dir / SINGLE).is_file() or (model_dir / INDEX).is_file()
+    if has_usual_names and not any(content.startswith(BOM_UTF8) for content in settings.values()):
+        yield model_dir
+        return
+    files = weight_files(model_dir)
+    with TemporaryDirectory() as made:
+        folder = Path(made)
+        for name, content in settings.items():
+            (folder / name).write_bytes(content.removeprefix(BOM_UTF8))
+        for path in files:
+            (folder / (path.name if len(files) > 1 else SINGLE)).symlink_to(path.resolve())
+        if len(files) > 1:
+            places = {name: path.name for path in files for name in read_header(path)}
+            (folder / INDEX).write_text(json.dumps({"weight_map": places, "metadata": {}}))
+        yield folder
 
 
 def _check_tensors(info: Mapping[str, Any]) -> None:
@@ -82,9 +116,15 @@ def _check_tensors(info: Mapping[str, Any]) -> None:
         )
 
 
+def longest_context(model_config: PretrainedConfig, chosen: int | None) -> int | None:
+    """`context_length`, whatever the family calls its sizes."""
+    longest = getattr(model_config, "max_position_embeddings", None)
+    return context_length({**model_config.to_dict(), "max_position_embeddings": longest}, chosen)
+
+
 def check_rope(model_config: PretrainedConfig, model_len: int) -> None:
     """Rotations that depend on the longest request of a step would make a request depend on its neighbours."""
-    for rope in _ropes(getattr(model_config, "rope_parameters", None)):
+    for rope in rope_settings(model_config.to_dict()):
         kind = rope.get("rope_type", "default")
         if kind == "dynamic":
             raise UnsupportedError(
@@ -99,10 +139,3 @@ def check_rope(model_config: PretrainedConfig, model_len: int) -> None:
                 f"max_model_len must be set to at most that",
                 param="max_model_len",
             )
-
-
-def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
-    """One set of parameters, or one for each type of layer."""
-    if isinstance(parameters, Mapping):
-        nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-        yield from nested or [parameters]

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.adapter_files import LowRank, read_adapter
 from penstock.engines.kit.adapter_slots import AdapterSlots
-from penstock.engines.kit.adapter_targets import targets_of
+from penstock.engines.kit.adapter_targets import fitting_layers
 from penstock.engines.kit.batch import Ints
 from penstock.engines.torch.lora_targets import Target
 
@@ -74,9 +74,8 @@ class TorchAdapters:
     def prepare(self, key: str, folder: Path) -> Layers:
         """`AdapterHost.prepare_adapter`. UnsupportedError when the model was loaded without room for adapters."""
         self._slots.check_free(key)
-        layers = read_adapter(folder, self._max_rank)
-        targets = targets_of(layers, self._targets)
-        return {target: _tensors(path, layers[path], target) for path, target in targets.items()}
+        layers = fitting_layers(read_adapter(folder, self._max_rank), self._targets)
+        return {self._targets[path]: _tensors(path, layer, self._targets[path]) for path, layer in layers.items()}
 
     def install(self, key: str, layers: Layers) -> None:
         """`AdapterHost.install_adapter`."""

@@ -17,7 +17,7 @@ from penstock.engines.torch.checkpoint import read_config
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.device import NAMES, choose_device, choose_dtype, default_threads, free_memory
 from penstock.engines.torch.kv_cache import TorchKVCache, bytes_of_block, groups_of
-from penstock.engines.torch.loading import check_rope, load_config, load_model
+from penstock.engines.torch.loading import check_rope, load_config, load_model, longest_context
 from penstock.engines.torch.lora import Layers, TorchAdapters
 from penstock.engines.torch.lora_targets import watch
 from penstock.engines.torch.model import PagedModel, ThreadedModel
@@ -42,7 +42,7 @@ class TorchRunner(StepRunner):
         settings = read_config(config.model_dir)
         check_model_sizes(settings)
         model_config = load_config(config.model_dir)
-        model_len = max_model_len(config.max_model_len, getattr(model_config, "max_position_embeddings", None))
+        model_len = max_model_len(config.max_model_len, longest_context(model_config, config.max_model_len))
         check_rope(model_config, model_len)
         dtype = choose_dtype(config, model_config.dtype, device)
         with weights_reported(report):
@@ -72,7 +72,7 @@ class TorchRunner(StepRunner):
             max_model_len=model_len,
             kv_groups=groups,
             num_blocks=count,
-            eos_token_ids=eos_token_ids(config.model_dir, settings, vocab_size),
+            eos_token_ids=eos_token_ids(config.model_dir, vocab_size),
             runner=f"torch {NAMES[dtype]}, {device}, {where}",
             numerics=f"{NAMES[dtype]} on {device.type}",
             supports_pooling=model.base_model is not model,

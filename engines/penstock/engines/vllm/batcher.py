@@ -26,7 +26,7 @@ from penstock.engines.errors import (
 from penstock.engines.vllm.adapters import VLLMAdapters
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.contract import check_core
-from penstock.engines.vllm.model_info import capacity, description, eos_token_ids, number_types
+from penstock.engines.vllm.model_info import capacity, description, end_token_ids, number_types
 from penstock.engines.vllm.output import NOT_FINITE, token_logprobs
 from penstock.engines.vllm.sampling import to_vllm
 from penstock.engines.vllm.start import start_scheduling
@@ -57,7 +57,7 @@ class VLLMBatcher:
         self._adapters = VLLMAdapters(self._core.model_executor, config)
         settings = self._core.vllm_config
         self._settings = settings
-        self._eos = eos_token_ids(settings.model_config)
+        self._eos = end_token_ids(settings.model_config, config.model_dir)
         self._pool = self._core.scheduler.kv_cache_manager.block_pool
         self._capacity = capacity(settings, self._core.scheduler.kv_cache_config)
         self._tokenizer = cached_tokenizer_from_config(settings.model_config)

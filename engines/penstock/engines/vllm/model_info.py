@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
-from penstock.engines.formats.model_files import ids_of_vocabulary
+from penstock.engines.formats.model_files import eos_token_ids, ids_of_vocabulary
 from penstock.engines.vllm.requests import usable_blocks
 from penstock.kvcache import KVGroup
 
 
-def eos_token_ids(model_config: Any) -> tuple[int, ...]:
-    """Of generation_config.json, else of config.json."""
-    eos = model_config.try_get_generation_config().get("eos_token_id")
-    if eos is None:
-        eos = getattr(model_config.hf_text_config, "eos_token_id", None)
-    return ids_of_vocabulary(eos, model_config.get_vocab_size())
+def end_token_ids(model_config: Any, model_dir: Path) -> tuple[int, ...]:
+    """Those that the model's files name, and those of vLLM's own settings (`generation_config`, `hf_overrides`)."""
+    vocab_size = model_config.get_vocab_size()
+    generation = model_config.try_get_generation_config().get("eos_token_id")
+    settings = getattr(model_config.hf_text_config, "eos_token_id", None)
+    return ids_of_vocabulary(vocab_size, generation, settings, list(eos_token_ids(model_dir, vocab_size)))
 
 
 def description(version: str, settings: Any, scheduler: str = "") -> str:

@@ -20,7 +20,7 @@ from penstock.engines.kit.grammars import Grammars
 from penstock.engines.vllm.adapters import VLLMAdapters
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.masks import StepMasks
-from penstock.engines.vllm.model_info import description, eos_token_ids, kv_groups, number_types
+from penstock.engines.vllm.model_info import description, end_token_ids, kv_groups, number_types
 from penstock.engines.vllm.output import read_output
 from penstock.engines.vllm.requests import LiveRequest, VLLMRequestTable, usable_blocks
 from penstock.engines.vllm.sampling import to_vllm
@@ -58,7 +58,7 @@ class VLLMRunner:
             raise
         self._executor = self._core.model_executor
         settings = self._core.vllm_config
-        self._eos = eos_token_ids(settings.model_config)
+        self._eos = end_token_ids(settings.model_config, config.model_dir)
         self._draws_by_position = bool(settings.use_v2_model_runner)
         self._adapters = self._call(VLLMAdapters, self._executor, config)
         cache = self._core.scheduler.kv_cache_config

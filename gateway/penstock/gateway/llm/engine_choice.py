@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.errors import PenstockError
+from penstock.engines.errors import EngineError, PenstockError
 from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.gguf.files import gguf_files
+from penstock.engines.formats.model_files import read_json
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.openvino.families import parse_config
 from penstock.gateway.configuration.config import ConfigError
@@ -52,12 +52,9 @@ def choose_engine(folder: Path) -> str:
 
 def _read_settings(folder: Path) -> dict[str, Any]:
     try:
-        settings = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"model: config.json cannot be read: {error}") from None
-    if not isinstance(settings, dict):
-        raise ConfigError("model: config.json does not hold an object")
-    return settings
+        return read_json(folder / "config.json")
+    except EngineError as error:
+        raise ConfigError(f"model: {error.message}") from None
 
 
 def _openvino_refusal(settings: dict[str, Any]) -> str | None:

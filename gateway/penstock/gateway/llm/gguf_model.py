@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import PenstockError
-from penstock.engines.formats.gguf.config import config_of, generation_config_of
+from penstock.engines.formats.gguf.config import config_of, sampling_of
 from penstock.engines.formats.gguf.files import all_parts, read_parts
 from penstock.engines.host.user_cache import user_cache
 from penstock.gateway.configuration.config import ConfigError
 from penstock.tokenizers import TokenizerError
-from penstock.tokenizers.gguf import tokenizer_config_of, tokenizer_of
+from penstock.tokenizers.gguf import end_token_ids_of, tokenizer_config_of, tokenizer_of
 
-_LAYOUT = "3"
+_LAYOUT = "4"
 """Of what is made here: a change makes new folders."""
 
 
@@ -57,7 +57,7 @@ def _fill(folder: Path, parts: list[Path]) -> None:
         tokenizer_of(metadata).save(str(made / "tokenizer.json"))
         _write(made / "tokenizer_config.json", tokenizer_config_of(metadata))
         _write(made / "config.json", config_of(metadata, tensors))
-        _write(made / "generation_config.json", generation_config_of(metadata))
+        _write(made / "generation_config.json", {"eos_token_id": end_token_ids_of(metadata), **sampling_of(metadata)})
         for part in parts:  # by their names here: what these lead to may be called by a checksum
             (made / part.name).symlink_to(part.resolve())
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -13,7 +12,9 @@ import msgspec
 
 from penstock.engines.client.engine import Drainable, Engine
 from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.errors import EngineError
 from penstock.engines.formats.gguf.files import SUFFIX, all_parts
+from penstock.engines.formats.model_files import read_json_if_any
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.llm.adapters import Adapter, AdapterSet
 from penstock.gateway.llm.call_counter import CallCounter
@@ -195,11 +196,9 @@ def is_hub_id(model: str | None) -> bool:
 def default_params(folder: Path) -> dict[str, Any]:
     """Sampling defaults from generation_config.json. do_sample false means greedy."""
     try:
-        raw = json.loads((folder / "generation_config.json").read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model: generation_config.json cannot be read: {error}") from None
+        raw = read_json_if_any(folder / "generation_config.json")
+    except EngineError as error:
+        raise ConfigError(f"model: {error.message}") from None
     params = {name: raw[name] for name in _DEFAULTS if isinstance(raw.get(name), int | float)}
     if raw.get("do_sample") is False:
         params["temperature"] = 0.0
@@ -211,7 +210,7 @@ def load_chat_template(
 ) -> ChatTemplate | None:
     """The operator's template, else the model's own. Raises ConfigError for one that does not compile."""
     try:
-        source = Path(override).read_text() if override is not None else tokenizer.chat_template
+        source = Path(override).read_text(encoding="utf-8-sig") if override is not None else tokenizer.chat_template
         return ChatTemplate(source, tokenizer.special_tokens, content_format) if source else None
     except (OSError, ValueError) as error:
         raise ConfigError(f"chat-template: {error}") from None

@@ -6,16 +6,17 @@ engine, which has to read all of it, is the one to complain.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.errors import EngineError, PenstockError
+from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
+from penstock.engines.formats.context_length import context_length
 from penstock.engines.formats.draft_heads import is_eagle3
 from penstock.engines.formats.exported_graph import exported_graph, weights_of
 from penstock.engines.formats.gguf.files import gguf_files, read_parts
+from penstock.engines.formats.model_files import read_json, weight_files
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.formats.safetensors_file import Described, read_header
 from penstock.engines.formats.text_part import text_settings
@@ -64,7 +65,7 @@ class StoredSize:
 def read_shape(folder: Path) -> ModelShape | None:
     """From config.json; None where it is not that of a decoder of this kind."""
     try:
-        found: Any = text_settings(json.loads((folder / "config.json").read_bytes()))
+        found: Any = text_settings(read_json(folder / "config.json"))
         config = found.get("text_config") or found
         if any(config.get(key) for key in _OTHER_CACHES) or "linear_attention" in (config.get("layer_types") or ()):
             return None
@@ -76,7 +77,7 @@ def read_shape(folder: Path) -> ModelShape | None:
             vocab_size=config["vocab_size"],
             kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            max_len=config["max_position_embeddings"],
+            max_len=context_length(config) or config["max_position_embeddings"],
             is_head=is_eagle3(config),
             is_capped=bool(config.get("attn_logit_softcapping")),
         )
@@ -104,14 +105,11 @@ def stored_sizes(folder: Path) -> list[StoredSize]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """As the engines choose them: copies in other layouts do not count."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if index.is_file():
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-        return [folder / Path(name).name for name in names]
-    return [path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")]
+    """Also of folders that only some engine reads."""
+    try:
+        return weight_files(folder)
+    except UnsupportedError:
+        return sorted(folder.glob("*.safetensors"))
 
 
 def _block_sizes(paths: list[Path]) -> list[StoredSize]:
@@ -125,7 +123,7 @@ def _block_sizes(paths: list[Path]) -> list[StoredSize]:
 def _bits_of_words(folder: Path) -> int | None:
     """Of a weight in a quantized checkpoint; None: it is none that is known."""
     try:
-        scheme = parse_scheme(json.loads((folder / "config.json").read_bytes()))
+        scheme = parse_scheme(read_json(folder / "config.json"))
     except (PenstockError, OSError, ValueError, AttributeError, RecursionError):
         return None
     return None if scheme is None else scheme.bits

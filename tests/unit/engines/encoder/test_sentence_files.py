@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ def test_all_of_them(tmp_path: Path) -> None:
     assert (recipe.prompts["query"], recipe.default_prompt) == ("query: ", "query: ")
 
 
+def test_files_with_byte_order_marks(tmp_path: Path) -> None:
+    write(tmp_path, modules=[POOLING, NORMALIZE], pooling=MEAN, sentence_bert_config={"max_seq_length": 12})
+    for path in tmp_path.rglob("*.json"):
+        path.write_bytes(BOM_UTF8 + path.read_bytes())
+    recipe = read_recipe(tmp_path)
+    assert (recipe.pooling, recipe.normalize, recipe.max_tokens) == (("mean",), True, 12)
+
+
 @pytest.mark.parametrize("given", ["cls", ["cls", "mean"]])
 def test_the_newer_name_of_the_pooling(given: Any, tmp_path: Path) -> None:
     recipe = read_recipe(write(tmp_path, modules=[POOLING], pooling={"pooling_mode": given}))
@@ -57,7 +66,7 @@ def test_the_newer_name_of_the_pooling(given: Any, tmp_path: Path) -> None:
         ({"modules": [POOLING], "pooling": {}}, UnsupportedError, "the pooling"),
         ({"modules": [POOLING], "pooling": {"pooling_mode": "attention"}}, UnsupportedError, "the pooling"),
         ({"modules": [POOLING], "pooling": "nonsense"}, EngineError, "not JSON"),
-        ({"modules": "nonsense"}, EngineError, "damaged"),
+        ({"modules": "nonsense"}, EngineError, "not JSON"),
         ({"modules": [{}]}, EngineError, "damaged"),
         ({"modules": {"a": 1}}, EngineError, "damaged"),
         ({"config_sentence_transformers": {"prompts": 3}}, EngineError, "damaged"),

@@ -7,7 +7,6 @@ import pytest
 
 from helpers_engine import Driver
 from penstock.engines.errors import ContextLengthError, InvalidRequestError, UnsupportedError
-from penstock.engines.formats.model_files import eos_token_ids
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import default_threads
@@ -78,25 +77,6 @@ def test_cache_sized_by_bytes(llama_dir: Path, make_runner: Any) -> None:
     block_bytes = 3 * 2 * 2 * 32 * 16 * 4  # layers, keys and values, heads, tokens, head size, f32
     info = make_runner(llama_dir, num_blocks=None, kv_cache_memory=10 * block_bytes + 5).info
     assert info.num_blocks == 10
-
-
-@pytest.mark.parametrize(
-    ("generation", "model", "wanted"),
-    [
-        ('{"eos_token_id": [7, 8]}', {"eos_token_id": 2}, (7, 8)),
-        ('{"eos_token_id": 7}', {"eos_token_id": 2}, (7,)),
-        ("{}", {"eos_token_id": 2}, (2,)),
-        (None, {"eos_token_id": [2, 3]}, (2, 3)),
-        (None, {"eos_token_id": 0}, (0,)),
-        (None, {"eos_token_id": None}, ()),
-        (None, {"eos_token_id": [2, 100]}, (2,)),
-        ('{"eos_token_id": -1}', {"eos_token_id": 2}, ()),
-    ],
-)
-def test_eos_token_ids(generation: str | None, model: dict[str, Any], wanted: tuple[int, ...], tmp_path: Path) -> None:
-    if generation is not None:
-        (tmp_path / "generation_config.json").write_text(generation)
-    assert eos_token_ids(tmp_path, model, 100) == wanted
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from helpers_models import make_model
 from helpers_runner import Driver, prompt
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.exported_graph import exported_graph
+from penstock.engines.openvino.runner import _OLDEST
 
+ROOT = Path(__file__).parents[4]
 COUNT = 10
 PROMPTS = [prompt(length, length) for length in (1, 70)]
 
@@ -111,3 +115,29 @@ def test_other_graphs_are_refused(tmp_path: Path, make_runner: Any) -> None:
     (folder / "openvino_model.xml").write_text("<net>")
     with pytest.raises(EngineError, match=r"openvino_model\.xml cannot be read"):
         make_runner(folder)
+
+
+@pytest.mark.parametrize(
+    ("operation", "opset"),
+    [('type="Novel" version="opset99"', "opset99"), ('type="Novel" version="opset13"', "opset13")],
+)
+def test_operations_of_other_releases_are_named(operation: str, opset: str, tmp_path: Path, make_runner: Any) -> None:
+    folder = write_exported(tmp_path)
+    graph = folder / "openvino_model.xml"
+    text = re.sub(r'type="MatMul" version="\w+"', operation, graph.read_text(), count=1)
+    graph.write_text(text.replace(ov.__version__, "2031.2.0-1-abc"))
+    message = rf"the operation Novel of {opset}, and was written by OpenVINO 2031\.2\.0; OpenVINO \d+\.\d.*, which is"
+    with pytest.raises(UnsupportedError, match=message):
+        make_runner(folder)
+
+
+def test_older_releases_are_refused(llama_dir: Path, make_runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ov, "__version__", "2026.1.0-21367-63e31528c62-releases/2026/1")
+    with pytest.raises(UnsupportedError, match=r"OpenVINO 2026\.1\.0 is too old: at least 2026\.4 is needed"):
+        make_runner(llama_dir)
+
+
+def test_the_oldest_release_is_the_one_that_is_installed_with_penstock() -> None:
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    [bound] = [line for line in dependencies if line.startswith("openvino")]
+    assert bound.startswith(f"openvino>={'.'.join(map(str, _OLDEST))},")

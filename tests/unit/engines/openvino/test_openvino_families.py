@@ -98,6 +98,19 @@ def test_tokens(family: str, settings: dict[str, Any], tmp_path: Path, make_runn
     assert found == reference_answers(reference, prompts, COUNT, found)
 
 
+@pytest.mark.parametrize("rope", [{"rope_type": "yarn", "factor": 8.0}, {"rope_type": "linear", "factor": 8.0}])
+def test_stretched_contexts(rope: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
+    """Beyond max_position_embeddings, and with nothing that says how long the original context was."""
+    make_model(tmp_path, rope_parameters={**rope, "rope_theta": 1e4}, max_position_embeddings=64)
+    edit_config(tmp_path, rope_scaling=rope, rope_theta=1e4, rope_parameters=None)
+    runner = make_runner(tmp_path)
+    assert runner.info.max_model_len == 512
+    prompts = [prompt(300, 1), prompt(60, 2)]
+    found = Driver(runner).generate(prompts, COUNT)
+    assert len({tuple(tokens) for tokens in found}) == 2
+    assert found == reference_answers(load_reference(tmp_path), prompts, COUNT, found)
+
+
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
 def test_quantized_weights(family: str, tmp_path: Path, make_runner: Any) -> None:
     """Wide enough for 4 bits; in 8 are the embeddings, the head and what hurts most."""

@@ -222,7 +222,7 @@ def test_as_stored_means_integers_for_blocks(tmp_path: Path, make_runner: Any) -
         ({"llama__attention__head_count_kv": [1, 2, 2]}, "differs between layers"),
         ({"llama__rope__freq_base": "x"}, "should be a number"),
         ({"tokenizer__ggml__model": "bert"}, "tokenizer of kind bert"),
-        ({"tokenizer__ggml__pre": "default"}, "splits texts by 'default'"),
+        ({"tokenizer__ggml__pre": "superbpe"}, "splits texts by 'superbpe'"),
         ({"tokenizer__ggml__merges": ["ab"]}, "'ab', which is no pair"),
         ({"tokenizer__ggml__token_type": [1, 2]}, "token_type has 2"),
         ({"tokenizer__ggml__tokens": None}, "no vocabulary"),

@@ -21,7 +21,16 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
 )
 
-from helpers_models import SHAPE, edit_config, make_tokenizer, reference_tokens, spread
+from helpers_engine import Driver as EngineDriver
+from helpers_models import (
+    SHAPE,
+    edit_config,
+    make_adapter,
+    make_tokenizer,
+    merge_adapter,
+    reference_tokens,
+    spread,
+)
 from helpers_runner import Driver, prompt
 from penstock.engines.errors import UnsupportedError
 
@@ -74,6 +83,32 @@ def test_tokens(family: str, tmp_path: Path, make_runner: Any) -> None:
     model = make(tmp_path, family)
     tokens = prompt(45, 1)
     assert Driver(make_runner(tmp_path)).generate([tokens], COUNT) == [reference_tokens(model, tokens, COUNT)]
+
+
+@pytest.mark.parametrize(
+    ("family", "renamed"),
+    [
+        ("gemma3", None),
+        ("mistral3", (".model.language_model.", ".language_model.model.")),  # as older releases of transformers save it
+    ],
+)
+def test_adapters_of_the_whole_model(
+    family: str, renamed: tuple[str, str] | None, tmp_path: Path, make_runner: Any
+) -> None:
+    """What they change of the part that sees images does not matter to a text."""
+    model = make(tmp_path, family)
+    adapter = make_adapter(tmp_path / "adapter", model)
+    merge_adapter(model, adapter)
+    path = adapter / "adapter_model.safetensors"
+    tensors = load_file(path)
+    assert any("vision_tower" in name for name in tensors)
+    assert any(".model.language_model." in name for name in tensors)
+    if renamed is not None:
+        save_file({name.replace(*renamed): tensor for name, tensor in tensors.items()}, path)
+    driver = EngineDriver(make_runner(tmp_path, max_loras=1, adapters={"a": adapter}), max_num_seqs=1)
+    [request] = driver.add(prompt(45, 3), COUNT, adapter="a")
+    driver.run()
+    assert driver.tokens[request] == reference_tokens(model, prompt(45, 3), COUNT)
 
 
 def test_older_names_and_settings(tmp_path: Path, make_runner: Any) -> None:

@@ -68,7 +68,6 @@ _LONG = {
         ({"model_type": "t5"}, "t5 is an encoder-decoder model"),
         ({"model_type": "vit"}, "."),
         ({"rope_parameters": _DYNAMIC}, "RoPE type 'dynamic'"),
-        ({"rope_parameters": _LONG}, "'longrope' changes .* beyond 128 tokens: max_model_len"),
     ],
 )
 def test_settings_that_are_not_supported(
@@ -78,6 +77,13 @@ def test_settings_that_are_not_supported(
     edit_config(tmp_path, **changes)
     with pytest.raises(UnsupportedError, match=message):
         make_runner(tmp_path)
+
+
+def test_the_long_context_of_longrope(tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, "llama", rope_parameters=_LONG)
+    assert make_runner(tmp_path).info.max_model_len == 128
+    with pytest.raises(UnsupportedError, match=r"'longrope' changes .* beyond 128 tokens"):
+        make_runner(tmp_path, max_model_len=129)
 
 
 def test_longrope_within_its_short_range(tmp_path: Path, make_runner: Any) -> None:

@@ -65,6 +65,13 @@ def tokenizer_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"chat_template": given} if given else {})
 
 
+def end_token_ids_of(metadata: Mapping[str, Any]) -> list[int]:
+    """Those that end an answer. Raises TokenizerError."""
+    vocabulary = read_vocabulary(metadata)
+    eos = _text_of(metadata, vocabulary, "eos")  # also one that the metadata does not name
+    return sorted(vocabulary.ends | ({vocabulary.ids[eos]} if eos is not None else set()))
+
+
 def _around(metadata: Mapping[str, Any], kind: str) -> tuple[bool, bool]:
     """Whether a text is begun and ended by special tokens."""
     begins = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _BEGIN_BY_DEFAULT

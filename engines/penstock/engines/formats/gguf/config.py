@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,21 +13,6 @@ from penstock.engines.formats.gguf.container import StoredBlocks
 from penstock.engines.formats.gguf.settings import FileSettings
 from penstock.engines.formats.gguf.tensors import ROPE_FACTORS, ROPE_FACTORS_BY_LENGTH
 
-_ENDS = ("eos", "eot", "eom")
-"""Tokens that end an answer, by the metadata's names."""
-_END_TEXTS = frozenset(
-    (
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<end_of_turn>",
-        "<|end_of_text|>",
-        "<|endoftext|>",
-        "<|eom_id|>",
-    )
-)
-"""Of tokens that llama.cpp takes for such ends, whether the metadata names them or not."""
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _NEUTRAL_ROPES = ("none", "", None)
 _YARN = {
@@ -74,7 +59,6 @@ def config_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) 
         "attention_bias": settings.has("attn_q.bias", "attn_qkv.bias"),
         "mlp_bias": settings.has("ffn_up.bias"),
         "tie_word_embeddings": "output.weight" not in tensors,
-        "eos_token_id": end_token_ids(metadata),
         "tensor_layout": "gguf",
     }
     # Also where it is 1: families mean something else where it is missing.
@@ -88,25 +72,13 @@ def config_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) 
     return {**config, **architecture.settings(settings, config)}
 
 
-def generation_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """generation_config.json."""
-    sampling = {
+def sampling_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What generation_config.json says of sampling."""
+    return {
         name: metadata[key]
         for short, name in _SAMPLING.items()
         if isinstance(metadata.get(key := f"general.sampling.{short}"), int | float)
     }
-    return {"eos_token_id": end_token_ids(metadata), **sampling}
-
-
-def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS]
-    by_text = [i for i, text in enumerate(_texts(metadata)) if text in _END_TEXTS]
-    return sorted({i for i in (*named, *by_text) if type(i) is int})
-
-
-def _texts(metadata: Mapping[str, Any]) -> Iterable[Any]:
-    found = metadata.get("tokenizer.ggml.tokens")
-    return found if isinstance(found, list) else ()
 
 
 def _rope_scaling(settings: FileSettings) -> dict[str, Any]:
@@ -125,7 +97,8 @@ def _rope_scaling(settings: FileSettings) -> dict[str, Any]:
         raise UnsupportedError(f"the GGUF file has rope.scaling.type={str(kind)[:50]}, which is not supported")
     scaling = {"rope_type": kind, "factor": settings.number("rope.scaling.factor")}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = settings.count("rope.scaling.original_context_length")
+        if settings.get("rope.scaling.original_context_length") is not None:
+            scaling["original_max_position_embeddings"] = settings.count("rope.scaling.original_context_length")
         scaling |= {name: settings.number(key) for name, key in _YARN.items() if settings.get(key) is not None}
     return scaling
 

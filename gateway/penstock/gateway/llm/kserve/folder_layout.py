@@ -48,7 +48,7 @@ class Layout(Protocol):
 def read_settings(path: Path, parse: Callable[[str], object], form: str) -> dict[str, Any] | None:
     """The file's settings without those that are null, None without the file. Raises ConfigError."""
     try:
-        found = parse(path.read_text())
+        found = parse(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, yaml.YAMLError):

@@ -17,14 +17,18 @@ CONFIG = {"backend": "guidance"}
 """`structured_outputs_config`. It refuses schemas that it cannot keep; vLLM's default takes some of them anyway."""
 
 
-def to_structured_outputs(grammar: Grammar) -> StructuredOutputsParams:
-    """Raises UnsupportedError where there are thoughts: vLLM would need a parser of its own for them. Raises ValueError
-    for a schema that would take too much (`check_schema_bounds`), or has numbers that cannot be kept."""
+def to_structured_outputs(grammar: Grammar, backend: str) -> StructuredOutputsParams:
+    """`backend`: that of `structured_outputs_config`. Raises UnsupportedError where there are thoughts: vLLM would need
+    a parser of its own for them. Raises ValueError for a schema that would take too much (`check_schema_bounds`), or
+    has numbers that cannot be kept."""
     if grammar.thought is not None or grammar.preface or grammar.budget is not None:
         message = "Structured output behind a thought, and bounds of thoughts, need Penstock's scheduler."
         raise UnsupportedError(message)
     check_schema_bounds(grammar.kind, grammar.text)
-    return StructuredOutputsParams(**_one_of(*with_exact_numbers(grammar.kind, grammar.text)))
+    kind, text = grammar.kind, grammar.text
+    if backend == CONFIG["backend"]:
+        kind, text = with_exact_numbers(kind, text)
+    return StructuredOutputsParams(**_one_of(kind, text))
 
 
 def _one_of(kind: str, text: str) -> dict[str, Any]:

@@ -49,9 +49,6 @@ def with_exact_numbers(kind: str, text: str) -> tuple[str, str]:
     for one with a number that cannot be kept."""
     if kind not in ("json_schema", "grammar") or not _LONG.search(text):
         return kind, text
-    prefix = "exact"
-    while prefix in text:
-        prefix += "_"
     effort, rules = Effort(), list[str]()
 
     def value(schema: str) -> str | None:
@@ -62,7 +59,7 @@ def with_exact_numbers(kind: str, text: str) -> tuple[str, str]:
         if kind == "json_schema":
             root = lark.guided_schema(root)
         try:
-            found = _Rules(root, f"{prefix}{len(rules)}_", effort).of_root()
+            found = _Rules(root, f"exact_number{len(rules)}_", effort).of_root()
             if sum(map(len, found)) > _MOST_CHARS:
                 raise ValueError
         except (ValueError, TypeError, AttributeError):  # it is no schema, for example
@@ -122,7 +119,7 @@ class _Rules:
     """Of one schema."""
 
     def __init__(self, root: Schema, prefix: str, effort: Effort) -> None:
-        """`prefix`: of all names. Raises ValueError where the schema cannot be written as rules."""
+        """`prefix`: of the names of rules and terminals. Raises ValueError where the schema cannot be written as rules."""
         guidance = root.get("x-guidance", {})
         if has_others_inside(root) or guidance.keys() - {"whitespace_pattern", "whitespace_flexible", "lenient"}:
             raise ValueError
@@ -131,6 +128,8 @@ class _Rules:
         self._effort = effort
         self._prefix = prefix
         self._definitions = {keyword: root[keyword] for keyword in _DEFINITIONS if keyword in root}
+        self._around = {keyword: root[keyword] for keyword in ("$schema",) if keyword in root}
+        self._around["x-guidance"] = self._guidance
         self._evaluated = Evaluated(root, effort)
         self._rules: list[str] = []
         self._terminals: dict[str, str] = {}
@@ -212,7 +211,7 @@ class _Rules:
         node = {} if schema is True else {key: value for key, value in schema.items() if key not in _DEFINITIONS}
         if next(_references(node), None) is not None:
             node |= self._definitions
-        written = json.dumps(node | {"x-guidance": self._guidance})
+        written = json.dumps(node | self._around)
         self._effort.spend(len(written))
         return f"%json {written}"
 
@@ -294,9 +293,8 @@ class _Rules:
         least, most = int(node.get("minItems", 0)), node.get("maxItems")
         if most is not None and int(most) < max(1, least):
             raise ValueError
-        more = f"({self._join('', _COMMA, items)})"
-        count = f"{{{max(0, least - 1)},{'' if most is None else int(most) - 1}}}"
-        some = self._join('"["', f"{items} {more}{count}", '"]"')
+        more = f"({self._join('', _COMMA, items)}){{{max(0, least - 1)},{'' if most is None else int(most) - 1}}}"
+        some = self._join('"["', items if most == 1 else f"{items} {more}", '"]"')
         return some if least else _any((self._join('"["', '"]"'), some))
 
     def _object(self, node: Schema) -> str:

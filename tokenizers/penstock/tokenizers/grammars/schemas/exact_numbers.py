@@ -119,7 +119,7 @@ class _Rules:
     """Of one schema."""
 
     def __init__(self, root: Schema, prefix: str, effort: Effort) -> None:
-        """`prefix`: of the names of rules and terminals. Raises ValueError where the schema cannot be written as rules."""
+        """`prefix`: of all names of rules. Raises ValueError where the schema cannot be written so."""
         guidance = root.get("x-guidance", {})
         if has_others_inside(root) or guidance.keys() - {"whitespace_pattern", "whitespace_flexible", "lenient"}:
             raise ValueError

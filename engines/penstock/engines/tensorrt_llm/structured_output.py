@@ -23,9 +23,8 @@ def guide(grammar: Grammar, backend: str) -> dict[str, Any]:
         message = "Structured output behind a thought, and bounds of thoughts, are not supported with TensorRT-LLM."
         raise UnsupportedError(message)
     check_schema_bounds(grammar.kind, grammar.text)
-    kind, text, is_lark = grammar.kind, grammar.text, backend == "llguidance"
-    if is_lark:
-        kind, text = with_exact_numbers(kind, text)
+    is_lark = backend == "llguidance"
+    kind, text = with_exact_numbers(grammar.kind, grammar.text) if is_lark else (grammar.kind, grammar.text)
     if kind == "json_schema":
         schema = json.loads(text)
         return {"json": json.dumps(lark.guided_schema(schema) if is_lark else schema)}

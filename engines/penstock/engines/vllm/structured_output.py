@@ -25,10 +25,9 @@ def to_structured_outputs(grammar: Grammar, backend: str) -> StructuredOutputsPa
         message = "Structured output behind a thought, and bounds of thoughts, need Penstock's scheduler."
         raise UnsupportedError(message)
     check_schema_bounds(grammar.kind, grammar.text)
-    kind, text = grammar.kind, grammar.text
     if backend == CONFIG["backend"]:
-        kind, text = with_exact_numbers(kind, text)
-    return StructuredOutputsParams(**_one_of(kind, text))
+        return StructuredOutputsParams(**_one_of(*with_exact_numbers(grammar.kind, grammar.text)))
+    return StructuredOutputsParams(**_one_of(grammar.kind, grammar.text))
 
 
 def _one_of(kind: str, text: str) -> dict[str, Any]:

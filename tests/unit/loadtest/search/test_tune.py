@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -99,8 +98,7 @@ def test_what_it_has_started_is_killed_too(stub: Stub) -> None:
 
 def test_interrupted_while_it_starts_it_is_stopped(stub: Stub) -> None:
     def interrupt() -> None:
-        while not (stub.folder / "pid").exists():
-            time.sleep(0.02)
+        wait_until((stub.folder / "pid").exists)
         # Not by a real signal: the plugin that other tests load into this process leaves a signal stack behind that it
         # has freed (OpenVINO 2026.4 for CPUs), and no handler survives that.
         while True:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from openai import OpenAI
 
 from helpers_fork import ForkedProcess
+from helpers_processes import child_pids
 from penstock.gateway import cli
 
 _LISTENING = re.compile(r"listening on https?://\S+:(\d+) \(gRPC (\d+), metrics (\d+)\)")
@@ -154,9 +154,7 @@ class Server:
 
     def engine_pid(self) -> int:
         """The engine process: the server's only child."""
-        task = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
-        with open(task) as children:
-            [pid] = map(int, children.read().split())
+        [pid] = child_pids(self.process.pid)
         return pid
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = 30) -> int:
@@ -178,14 +176,6 @@ def serving(*flags: str, environ: dict[str, str] | None = None, seconds: float =
         yield server.wait_ready(seconds)
     finally:
         server.close()
-
-
-def is_running(pid: int) -> bool:
-    """Not once it has ended, even if the process that adopted it has not noticed yet."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def free_port() -> int:

@@ -15,6 +15,7 @@ import pytest
 
 from helpers_adapters import save_adapter
 from helpers_door import idle
+from helpers_processes import listening_ports
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams, StepRecord
 from penstock.engines.door.attached import AttachedEngine
@@ -328,7 +329,8 @@ async def test_what_cannot_be_sent_is_refused_here(own: Own, attach: Attach) -> 
 async def test_over_tcp_both_sides_need_the_same_key(own: Own, attach: Attach) -> None:
     key = new_key()
     owner, _ = await own(address="tcp://127.0.0.1:*", key=key)
-    [port] = listening_ports(owner)
+    assert owner.pid is not None
+    [port] = listening_ports(owner.pid)
     reached = DoorAddress(f"tcp://127.0.0.1:{port}", key)
     engine = await attach(reached)
     assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
@@ -336,13 +338,6 @@ async def test_over_tcp_both_sides_need_the_same_key(own: Own, attach: Attach) -
         with pytest.raises(EngineError, match="another key"):
             await attach(DoorAddress(reached.address, wrong))
     assert ends(await collect(submit(engine))) == [(FinishReason.LENGTH, None)]
-
-
-def listening_ports(engine: ProcessEngine) -> list[int]:
-    inodes = {os.readlink(f).strip("socket:[]") for f in Path(f"/proc/{engine.pid}/fd").iterdir() if f.is_symlink()}
-    tables = [Path(f"/proc/{engine.pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
-    rows = [row.split() for table in tables for row in table]
-    return [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
 
 
 async def test_another_model_or_another_policy_is_refused(own: Own, attach: Attach) -> None:

@@ -14,7 +14,7 @@ from helpers_dataplane import MARKER, Setup, request
 from helpers_tokenizers import byte_level
 from penstock.engines.client.inline import InlineEngine
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput
+from penstock.engines.contract.messages import AddRequest, FinishReason, ProcessorCall, RequestOutput
 from penstock.engines.errors import (
     ContextLengthError,
     DeadlineExceededError,
@@ -68,6 +68,38 @@ async def test_choices_are_numbered_prompt_by_prompt(setup):
     deltas = await s.generate(prompts=["one", "two"], n=3)
     assert sorted({delta.index for delta in deltas}) == [0, 1, 2, 3, 4, 5]
     assert text_of(deltas, 0) == text_of(deltas, 2) != text_of(deltas, 3)
+
+
+async def test_choices_that_are_the_same_are_computed_once(setup):
+    s = await setup()
+    stop = text_of(await s.generate(max_tokens=60))[20:23]
+    [alone, other] = [await s.generate(max_tokens=60, stop=(stop,), prompts=[text]) for text in ("a question", "other")]
+    before = s.engine.stats.admitted
+    wanted = request(max_tokens=60, stop=(stop,), n=3, prompts=["a question", "other"], params={"seed": 4})
+    generation = await s.plane.generate(wanted)
+    batches = [batch async for batch in generation]
+    deltas = [delta for batch in batches for delta in batch]
+    assert all(len({delta.index for delta in batch}) == len(batch) for batch in batches)
+    for index, same in enumerate([alone] * 3 + [other] * 3):
+        own = [delta for delta in deltas if delta.index == index]
+        assert (text_of(own, index), tokens_of(own, index)) == (text_of(same), tokens_of(same))
+        assert [d.finish_reason for d in own if d.finish_reason] == [d.finish_reason for d in same if d.finish_reason]
+    counts = [len(tokens_of(alone))] * 3 + [len(tokens_of(other))] * 3
+    assert generation.usage_by_choice == counts
+    assert generation.usage.completion_tokens == sum(counts)
+    assert s.engine.stats.admitted == before + 2
+    deltas[0].token_ids.append(-1)
+    assert all(-1 not in delta.token_ids for delta in deltas[1:]), "readers may change theirs"
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 1.0}, {"temperature": 1.0, "seed": 1}, {"processors": (ProcessorCall("p", {}),)}]
+)
+async def test_choices_that_may_differ_are_computed_each(setup, params):
+    s = await setup()
+    s.engine.core.scheduler.intake.info = msgspec.structs.replace(s.engine.info, supports_processors=True)
+    await s.generate(n=3, params=params)
+    assert s.engine.stats.admitted == 3
 
 
 async def test_a_stop_string_is_never_shown_and_ends_the_engine_s_work(setup):
@@ -198,7 +230,10 @@ async def test_closing_early_aborts(setup):
     async with await s.plane.generate(request(max_tokens=200, n=2)):
         pass
     await s.generate(max_tokens=1)
-    assert s.engine.stats.finished == {"abort": 2, "length": 1}
+    async with await s.plane.generate(request(max_tokens=200, n=2, params={"temperature": 1.0})):
+        pass
+    await s.generate(max_tokens=1)
+    assert s.engine.stats.finished == {"abort": 1 + 2, "length": 2}
 
 
 async def test_tenants_and_salts_divide_the_prefix_cache(setup):

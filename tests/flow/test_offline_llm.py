@@ -18,7 +18,8 @@ import pytest
 
 from helpers_adapters import save_adapter
 from helpers_encoders import make_encoder, reference, reference_rows, sentence_files, tokenizer
-from helpers_server import is_running, wait_until
+from helpers_processes import is_running
+from helpers_server import wait_until
 from penstock import LLM
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import (

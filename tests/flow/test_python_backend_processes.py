@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers_processes import is_running
 from helpers_python_backend import (
     ADD_SUB,
     ADD_SUB_CONFIG,
@@ -69,14 +70,6 @@ async def until(condition: Callable[[], bool], limit: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it has not come true"
         await asyncio.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize("how", ["exit", "kill", "segv"])
@@ -130,7 +123,7 @@ class TritonPythonModel:
         child = int(outputs(await model.infer(request(X=word(""))))["Y"][0])
         [instance] = instances(model)
         os.kill(instance.pid, signal.SIGKILL)
-        await until(lambda: not alive(child))
+        await until(lambda: not is_running(child))
         await until(lambda: model.ready)
 
 
@@ -218,8 +211,8 @@ async def test_nothing_is_left(tmp_path: Path) -> None:
         await until(lambda: not model.ready)
         await until(lambda: model.ready)
         second = instances(model)[0].pid
-    assert not alive(pid)
-    assert not alive(second)
+    assert not is_running(pid)
+    assert not is_running(second)
     await until(lambda: files() <= before + 1)  # the loop's own socket for child processes may stay
     gc.collect()
     assert not any("mine" in name for name in mapped("self"))
@@ -249,7 +242,7 @@ class TritonPythonModel:
 """
     async with loaded(tmp_path, code, CONFIG, options={"stub-timeout-seconds": "3"}) as model:
         pid = instances(model)[0].pid
-    assert not alive(pid)
+    assert not is_running(pid)
 
 
 async def test_a_stop_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
@@ -263,7 +256,7 @@ async def test_a_stop_that_is_given_up_leaves_no_process(tmp_path: Path) -> None
         await until(lambda: instance.pid is None)
         unloading.cancel()
         await asyncio.gather(unloading, return_exceptions=True)
-        await until(lambda: not alive(pid))
+        await until(lambda: not is_running(pid))
         request_task.cancel()
         await asyncio.gather(request_task, return_exceptions=True)
 
@@ -338,12 +331,12 @@ def test_it_dies_with_the_server(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         pid = int(server.stdout.readline())
-        assert alive(pid)
+        assert is_running(pid)
         server.kill()
     end = time.monotonic() + 20
-    while alive(pid) and time.monotonic() < end:
+    while is_running(pid) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not alive(pid)
+    assert not is_running(pid)
 
 
 async def test_several_instances_share_the_load_of_a_dead_one(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ async def test_sampling_reads_every_tensor(served: Served) -> None:
                 "p.frequency_penalty": 0.5,
                 "p.presence_penalty": -0.5,
                 "p.max_tokens": 9,
-                "p.seed": 2**64 - 1,
+                "p.seed": 2**64 - 2,
                 "p.best_of": 1,
                 "p.return_perf_metrics": False,
             }
@@ -137,7 +137,17 @@ async def test_sampling_reads_every_tensor(served: Served) -> None:
     )
     params = read.generate.params
     assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.5, 7, 0.25, 9)
-    assert (params.frequency_penalty, params.presence_penalty, params.seed) == (0.5, -0.5, -1)
+    assert (params.frequency_penalty, params.presence_penalty, params.seed) == (0.5, -0.5, -2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters"), [({"p.seed": 2**64 - 1}, {}), ({}, {"seed": "-1"}), ({}, {"seed": -1})]
+)
+async def test_a_seed_of_minus_one_is_none(
+    served: Served, inputs: dict[str, Any], parameters: dict[str, int | str]
+) -> None:
+    read = TRTLLM_FORM.read(infer_request(inputs, parameters=parameters), served.setup.model.describe("m"), "fcfs")
+    assert read.generate.params.seed is None
 
 
 @pytest.mark.parametrize(

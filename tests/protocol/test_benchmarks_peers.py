@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers_server import is_running, wait_until
+from helpers_processes import is_running
+from helpers_server import wait_until
 from penstock.loadtest.processes import family
 
 SHORT = ("--tables", "streaming", "--streams", "4", "--output-tokens", "16", "--repeat", "1")

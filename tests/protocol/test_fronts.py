@@ -23,7 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from helpers_language_repository import write_trtllm, write_vllm
-from helpers_server import Server, is_running, serving, wait_until
+from helpers_processes import children, is_running
+from helpers_server import Server, serving, wait_until
 from penstock.gateway.front.auth import key_digest
 
 ADMIN, USER, ONE, FEW, LATER = "admin-key", "user-key", "one-key", "few-key", "later-key"
@@ -72,8 +73,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, key_file: Path) -> Iterator
 
 
 def fronts(server: Server) -> list[psutil.Process]:
-    children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "penstock.gateway.front_server" in child.cmdline()]
+    return children(server.process.pid, "penstock.gateway.front_server")
 
 
 def client(server: Server, key: str = USER) -> openai.OpenAI:

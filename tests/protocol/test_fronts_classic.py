@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from helpers_processes import children
 from helpers_sequences import write_sums
 from helpers_server import Server, serving, wait_until
 from helpers_tritonclient import infer_inputs
@@ -215,8 +215,7 @@ def test_errors_are_those_of_one_process(server: Server) -> None:
 
 
 def test_a_front_that_is_killed_takes_its_own_requests_with_it(server: Server) -> None:
-    children = psutil.Process(server.process.pid).children()
-    victim = next(child for child in children if "penstock.gateway.front_server" in child.cmdline())
+    victim = children(server.process.pid, "penstock.gateway.front_server")[0]
     before = statistics(server, "slow")["inference_stats"]
     connected = threading.Barrier(CONNECTIONS)
     with closing(httpx.Client()) as client, ThreadPoolExecutor(CONNECTIONS) as threads:

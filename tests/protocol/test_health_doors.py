@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from helpers_processes import children
 from helpers_python_backend import write_model
 from helpers_server import Server, serving, wait_until
 from penstock.gateway.front.server_health import is_live
@@ -66,10 +67,9 @@ def kill_for_good(server: Server) -> None:
     """Until the engine is not started again."""
 
     def gone() -> bool:
-        for child in psutil.Process(server.process.pid).children():
+        for engine in children(server.process.pid, "penstock.engines.process.worker"):
             with suppress(psutil.NoSuchProcess):
-                if "penstock.engines.process.worker" in child.cmdline():
-                    child.kill()
+                engine.kill()
         return any("it stays down" in line for line in server.log)
 
     wait_until(gone, 60)

@@ -16,6 +16,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from helpers_language_repository import write_trtllm, write_vllm
+from helpers_processes import child_pids
 from helpers_server import Server, refusal, serving
 
 FLAGS = (
@@ -76,8 +77,7 @@ def completed(server: Server, model: str, max_tokens: int) -> str:
 
 
 def test_each_model_has_a_process_of_its_own(server: Server) -> None:
-    with open(f"/proc/{server.process.pid}/task/{server.process.pid}/children") as children:
-        assert len(children.read().split()) == 3
+    assert len(child_pids(server.process.pid)) == 3
     assert {model.id for model in server.client().models.list().data} == {"vllm_model", "second", "tensorrt_llm"}
 
 

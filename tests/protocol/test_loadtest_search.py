@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from helpers_server import Server, is_running, serving, wait_until
+from helpers_processes import child_pids, is_running
+from helpers_server import Server, serving, wait_until
 
 PENSTOCK = (sys.executable, "-m", "penstock.gateway.cli")
 SIMULATED = ("--engine", "simulated", "--served-model-name", "m", "--max-num-seqs", "4")
@@ -161,7 +162,7 @@ def test_tuning_that_is_ended_leaves_no_server(name: str, tmp_path: Path) -> Non
     for line in process.stderr:
         if "server 1" in line:
             break
-    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    children = child_pids(process.pid)
     process.send_signal(getattr(signal, name))
     process.send_signal(getattr(signal, name))
     assert process.wait(60) == 130

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from helpers_adapters import save_adapter
+from helpers_processes import child_pids
 from helpers_server import Server, free_port, serving, wait_until
 from penstock.gateway.cli import main
 
@@ -64,8 +65,7 @@ def ready(server: Server) -> bool:
 def test_both_servers_say_the_same(owner: Server, server: Server) -> None:
     assert answer(server) == answer(owner)
     assert server.process.pid != owner.process.pid
-    with open(f"/proc/{server.process.pid}/task/{server.process.pid}/children") as children:
-        assert not children.read().strip(), "it has no engine process"
+    assert not child_pids(server.process.pid), "it has no engine process"
 
 
 def test_the_adapters_are_the_owner_s(owner: Server, server: Server) -> None:

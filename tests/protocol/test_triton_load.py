@@ -20,6 +20,7 @@ import tritonclient.grpc.aio as triton_aio
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from helpers_processes import child_pids
 from helpers_server import Server, serving, wait_until
 from protocol.raw_http import connect, post
 
@@ -210,13 +211,9 @@ def test_a_killed_model_process_is_replaced(tmp_path: Path) -> None:
         server.wait_for_log(r"ready: 1 models")
         ready = f"{server.url}/v2/models/add/ready"
         assert httpx.get(ready).status_code == 200
-        [pid] = _children(server.process.pid)
+        [pid] = child_pids(server.process.pid)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: httpx.get(ready).status_code == 400 or _children(server.process.pid) not in ([pid], []))
+        wait_until(lambda: httpx.get(ready).status_code == 400 or child_pids(server.process.pid) not in ([pid], []))
         wait_until(lambda: httpx.get(ready).status_code == 200)
         assert server.post("/v2/models/add/infer", body(2)).json()["outputs"][0]["data"] == [2]
         assert json.loads(httpx.get(f"{server.url}/v2/models/add/config").text)["name"] == "add"
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -160,7 +160,8 @@ class RayCluster:
         self.wait_for(all_seen)
 
     def kill(self, process: psutil.Process) -> None:
-        process.send_signal(signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
 
     def stop(self) -> None:
         if ray.is_initialized():

@@ -24,6 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.engines.door.attached import AttachedEngine
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import PenstockError
+from penstock.engines.host.kernel_files import kernel_text
 from penstock.gateway.composition.ports import (
     app_settings,
     build_kserve,
@@ -294,8 +295,9 @@ class _Front:
 
 
 def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+    """0 where the system does not tell."""
+    pages = kernel_text(Path("/proc/self/statm")).split()
+    return int(pages[1]) * resource.getpagesize() if len(pages) > 1 else 0
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 def listeners(port: int) -> set[int]:
     """Processes with a TCP socket that listens on the port. Of several that share a socket it is the one with the
     lowest id, as a rule the one that has started the others."""
-    with suppress(psutil.AccessDenied):  # some systems tell only root
+    with suppress(psutil.Error, OSError):  # some systems tell only root, sandboxes (gVisor) nobody
         return {
             each.pid
             for each in psutil.net_connections("tcp")
@@ -74,6 +74,6 @@ def usage(pids: Collection[int]) -> dict[int, Usage]:
 
 
 def _tree(pid: int) -> set[int]:
-    with suppress(psutil.NoSuchProcess):
+    with suppress(psutil.Error):
         return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     return set()

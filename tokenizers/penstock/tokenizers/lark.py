@@ -58,6 +58,16 @@ def with_schemas(grammar: str, other: Callable[[str], str | None]) -> str | None
 
     Raises ValueError if a schema is not JSON.
     """
+
+    def value(schema: str) -> str | None:
+        changed = other(schema)
+        return None if changed is None else f"%json {changed}"
+
+    return with_values(grammar, value)
+
+
+def with_values(grammar: str, other: Callable[[str], str | None]) -> str | None:
+    """As `with_schemas`, with something else for each `%json` and its schema together."""
     pieces: list[str] = []
     done = place = 0
     while token := _TOKENS.search(grammar, place):
@@ -67,7 +77,7 @@ def with_schemas(grammar: str, other: Callable[[str], str | None]) -> str | None
         _, end = json.JSONDecoder().raw_decode(grammar, place)
         changed = other(grammar[place:end])
         if changed is not None:
-            pieces += grammar[done:place], changed
+            pieces += grammar[done : token.start()], changed
             done = end
         place = end
     return "".join((*pieces, grammar[done:])) if pieces else None

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from penstock.engines.host.control_groups import group_folders
+from penstock.engines.host.kernel_files import kernel_text
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -14,15 +15,14 @@ def usable_cores(root: Path = Path("/")) -> int:
     `root` is where /proc and /sys are looked for.
     """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = {_siblings(root, cpu) for cpu in allowed}
+    cores = {siblings(root, cpu) for cpu in allowed}
     return max(1, min(len(cores), _quota(root)))
 
 
-def _siblings(root: Path, cpu: int) -> str:
-    try:
-        return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
-    except OSError:
-        return str(cpu)
+def siblings(root: Path, cpu: int) -> str:
+    """The logical CPUs of a core, as the kernel lists them; the CPU alone where it does not."""
+    told = kernel_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return told.strip() or str(cpu)
 
 
 def _quota(root: Path) -> int:
@@ -37,8 +37,8 @@ def _own_quota(folder: Path, version: int) -> int | None:
     """By version 2's cpu.max or version 1's cpu.cfs_quota_us; None: no limit."""
     names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     try:
-        words = [word for name in names for word in (folder / name).read_text().split()]
+        words = [word for name in names for word in kernel_text(folder / name).split()]
         share = int(words[0]) / int(words[1])
-    except (OSError, ValueError, IndexError, ZeroDivisionError):
+    except (ValueError, IndexError, ZeroDivisionError):
         return None  # not there, or "max"
     return max(1, int(share)) if share > 0 else None

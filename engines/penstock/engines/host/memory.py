@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.control_groups import group_folders
+from penstock.engines.host.kernel_files import kernel_number, kernel_sizes, kernel_text
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)")
+_STAT = re.compile(r"(?m)^(\w+) (\d+)$")
 _NO_LIMIT = 2**60
 """Control groups of version 1 write "no limit" as a number near 2**63."""
 _MEMORY_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
@@ -43,16 +47,21 @@ def parse_memory(text: str | int, free: int | None = None) -> int:
 def available_memory(root: Path = Path("/")) -> int:
     """Bytes that can be taken without swapping: MemAvailable, within the limits of the control groups above us.
 
-    `root` is where /proc and /sys are looked for.
+    `root` is where /proc and /sys are looked for. Raises OSError where the system does not tell in any way.
     """
     return max(0, min([_machine(root), *_control_groups(root)]))
 
 
 def _machine(root: Path) -> int:
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    sizes = kernel_sizes(root / "proc/meminfo")
+    if "MemAvailable" in sizes:
+        return sizes["MemAvailable"]
+    if "MemFree" in sizes:  # WSL 1, and Linux before 3.14
+        return sum(sizes.get(name, 0) for name in ("MemFree", "Buffers", "Cached"))
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except ValueError:  # macOS has no such name
+        raise OSError("the system does not tell how much memory is free") from None
 
 
 def _control_groups(root: Path) -> list[int]:
@@ -66,18 +75,16 @@ def _control_groups(root: Path) -> list[int]:
 
 def _room(folder: Path, limit: str, usage: str) -> int | None:
     """The limit less what is used, page cache that can be dropped not counted, as in MemAvailable; None: unlimited.
+    Where the group does not tell what is used, the limit holds all the same.
 
     Weights that an engine maps from their files are such cache as well: who budgets counts them as that engine's.
     """
-    try:
-        most, used = (folder / limit).read_text().strip(), int((folder / usage).read_text())
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
+    most = kernel_number(folder / limit)
+    if most is None or not 0 <= most < _NO_LIMIT:
         return None
-    if most == "max" or int(most) >= _NO_LIMIT:
-        return None
-    droppable = sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in ("inactive_file", "active_file"))
-    return int(most) - used + droppable
+    stat = {name: int(number) for name, number in _STAT.findall(kernel_text(folder / "memory.stat"))}
+    droppable = sum(stat.get(f"total_{kind}", stat.get(kind, 0)) for kind in ("inactive_file", "active_file"))
+    return most - max(0, (kernel_number(folder / usage) or 0) - droppable)
 
 
 def taken_memory(session: int, root: Path = Path("/")) -> int:
@@ -91,14 +98,18 @@ def taken_memory(session: int, root: Path = Path("/")) -> int:
 def _session(process: Path) -> int:
     try:
         # The name in parentheses may hold anything; after it come state, parent, process group, session (proc(5)).
-        return int((process / "stat").read_text().rpartition(")")[2].split()[3])
-    except (OSError, ValueError, IndexError):  # it has ended meanwhile
+        return int(kernel_text(process / "stat").rpartition(")")[2].split()[3])
+    except (ValueError, IndexError):  # it has ended meanwhile
         return 0
 
 
 def _unshared(process: Path) -> int:
-    sizes = _status_sizes(process)
-    return sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
+    return _anonymous(kernel_sizes(process / "status"))
+
+
+def _anonymous(sizes: Mapping[str, int]) -> int:
+    """gVisor, and Linux before 4.5, have only the sum of all kinds."""
+    return sizes.get("RssAnon", sizes.get("VmRSS", 0)) + sizes.get("RssShmem", 0)
 
 
 class ResidentMemory(NamedTuple):
@@ -114,16 +125,5 @@ class ResidentMemory(NamedTuple):
 
 def resident_memory(root: Path = Path("/")) -> ResidentMemory:
     """Of this process; zeros without /proc. `root` is where that is looked for."""
-    sizes = _status_sizes(root / "proc/self")
-    anonymous = sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
-    return ResidentMemory(anonymous, sizes.get("RssFile", 0), sizes.get("VmHWM", 0))
-
-
-def _status_sizes(process: Path) -> dict[str, int]:
-    """In bytes, of what its status tells of memory; empty if it has ended."""
-    try:
-        lines = (process / "status").read_text().splitlines()
-    except OSError:
-        return {}
-    told = (line.split() for line in lines if line.endswith(" kB"))
-    return {name.rstrip(":"): int(number) * 1024 for name, number, _ in told}
+    sizes = kernel_sizes(root / "proc/self/status")
+    return ResidentMemory(_anonymous(sizes), sizes.get("RssFile", 0), sizes.get("VmHWM", 0))

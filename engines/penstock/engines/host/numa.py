@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.engines.errors import InvalidRequestError
+from penstock.engines.host.kernel_files import kernel_sizes, kernel_text
 
 _NO_SOCKET = "-1"
 """What the kernel says where the firmware does not tell."""
@@ -60,19 +61,22 @@ def allowed_cpus() -> frozenset[int]:
 def read_nodes(root: Path = Path("/")) -> list[Node]:
     """By number; none where the kernel says nothing of them. `root` is where /sys is looked for."""
     folders = (root / "sys/devices/system/node").glob("node[0-9]*")
-    nodes = [_node(folder) for folder in folders if (folder / "cpulist").is_file()]
+    nodes = [_node(folder) for folder in folders if folder.name.removeprefix("node").isdecimal()]
     return sorted((node for node in nodes if node.cpus), key=lambda node: node.number)
 
 
 def _node(folder: Path) -> Node:
-    text = (folder / "cpulist").read_text().strip()
-    sizes: dict[str, int] = {}
-    if (folder / "meminfo").is_file():
-        for line in (folder / "meminfo").read_text().splitlines():
-            _, _, name, number, *_ = line.split()
-            sizes[name.rstrip(":")] = int(number) * 1024
+    sizes = kernel_sizes(folder / "meminfo")
     free = sum(sizes.get(name, 0) for name in ("MemFree", "Active(file)", "Inactive(file)"))
-    return Node(int(folder.name.removeprefix("node")), parse_list(text) if text else frozenset(), free)
+    return Node(int(folder.name.removeprefix("node")), _cpus(kernel_text(folder / "cpulist").strip()), free)
+
+
+def _cpus(text: str) -> frozenset[int]:
+    """None as well for what is no list."""
+    try:
+        return parse_list(text)
+    except InvalidRequestError:
+        return frozenset()
 
 
 def by_socket(nodes: Sequence[Node], root: Path = Path("/")) -> list[list[Node]]:
@@ -90,7 +94,7 @@ def by_socket(nodes: Sequence[Node], root: Path = Path("/")) -> list[list[Node]]
 def _sockets(root: Path, cpus: Collection[int]) -> set[str]:
     found: set[str] = set()
     for cpu in cpus:
-        path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id"
-        socket = path.read_text().strip() if path.is_file() else _NO_SOCKET
+        told = kernel_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id")
+        socket = told.strip() or _NO_SOCKET
         found.add(f"of CPU {cpu}" if socket == _NO_SOCKET else socket)
     return found

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from penstock.engines.host.cores import siblings
 from penstock.engines.host.numa import allowed_cpus, format_list, parse_list, read_nodes
 from penstock.engines.host.placement import Placement
 
@@ -37,16 +38,11 @@ def _cores(cpus: Collection[int], parts: int, root: Path) -> list[str | None]:
     """The CPUs of each part, as a list for the kernel: whole cores, in order."""
     by_core: dict[str, list[int]] = {}
     for cpu in sorted(cpus):
-        by_core.setdefault(_core(cpu, root), []).append(cpu)
+        by_core.setdefault(siblings(root, cpu), []).append(cpu)
     cores = list(by_core.values())
     if len(cores) < parts:
         return [format_list(cpus)] * parts
     return [format_list(cpu for core in share for cpu in core) for share in _split(cores, parts)]
-
-
-def _core(cpu: int, root: Path) -> str:
-    path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-    return path.read_text().strip() if path.is_file() else str(cpu)
 
 
 def _split(items: Sequence[_T], parts: int) -> list[Sequence[_T]]:

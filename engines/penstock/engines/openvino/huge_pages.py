@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock.engines.host.kernel_files import kernel_text
+
 _HUGE_PAGE = 2 << 20
 _MADV_HUGEPAGE = 14
 _MADV_COLLAPSE = 25
@@ -59,7 +61,7 @@ def _filled(smaps: Path) -> Iterator[tuple[int, int]]:
     The others (stacks, tables that are mostly empty) would only grow.
     """
     mapping: tuple[int, int] | None = None
-    for line in smaps.read_text().splitlines():
+    for line in kernel_text(smaps).splitlines():
         match = _MAPPING.fullmatch(line.rstrip())
         if match is not None:
             mapping = int(match[1], 16), int(match[2], 16)

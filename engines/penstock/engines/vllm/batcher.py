@@ -97,7 +97,8 @@ class VLLMBatcher:
             scores = params.prompt_logprobs is not None
             sampling = to_vllm(params, self._eos, request.seed, scores, bool(settings.use_v2_model_runner))
             if params.grammar is not None:
-                sampling.structured_outputs = to_structured_outputs(params.grammar)
+                backend = settings.structured_outputs_config.backend
+                sampling.structured_outputs = to_structured_outputs(params.grammar, backend)
             sampling.verify(
                 settings.model_config, settings.speculative_config, settings.structured_outputs_config, self._tokenizer
             )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.engines.contract.messages import FinishReason, RequestOutput
 from penstock.gateway.llm.generate_request import GenerateRequest
-from penstock.gateway.llm.token_logprobs import TokenLogprob, with_text
+from penstock.gateway.llm.token_logprobs import TextOffsets, TokenLogprob, with_text
 from penstock.tokenizers import (
     IncrementalDetokenizer,
     Part,
@@ -40,13 +41,21 @@ class ChoiceDelta:
     reasoning_tokens: int = 0
     """How many of the choice's new tokens are reasoning."""
 
+    def copy_for(self, index: int) -> ChoiceDelta:
+        """The same of another choice. Readers may append to its lists."""
+        logprobs = None if self.logprobs is None else list(self.logprobs)
+        return replace(self, index=index, token_ids=list(self.token_ids), logprobs=logprobs)
+
 
 class ChoiceOutput:
     """One choice's detokenizer and stop strings."""
 
     __slots__ = (
         "_detokenizer",
+        "_held_logprobs",
         "_include_stop",
+        "_offsets",
+        "_shown",
         "_stops",
         "_too_early",
         "guessed",
@@ -68,42 +77,76 @@ class ChoiceOutput:
         """`RequestOutput.guessed` of the newest output."""
         self.held_token_ids: list[int] = []
         """Token ids that have no text to show yet: half a character, or a possible stop string."""
+        self._held_logprobs: list[TokenLogprob] = []
+        """Those of `held_token_ids`, where they are wanted."""
+        self._shown = 0
+        """Characters that have gone out, those of all stages included."""
+        self._offsets: TextOffsets | None = None
+        if request.params.logprobs is not None:
+            skips, shown = request.skip_special_tokens, request.shown_tokens
+            self._offsets = TextOffsets(tokenizer, lambda i: tokenizer.is_silent(i, skips and i not in shown))
 
     def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
         delta = ChoiceDelta(self.index, "", output.token_ids)
-        if self._stops is None:
+        starts: list[int] = []
+        if self._stops is None and self._offsets is None:
             delta.text = self._detokenizer.push(self._visible(output))
         else:
-            self._advance_to_stop(self._stops, output, delta)
+            starts = self._advance_by_token(output, delta)
         if output.finish_reason is not None and delta.finish_reason is None:
             self._finish(output, delta)
         if output.logprobs is not None:
-            delta.logprobs = [with_text(entry, tokenizer) for entry in output.logprobs[: len(delta.token_ids)]]
+            starts += [self._offsets.end if self._offsets else 0] * (len(delta.token_ids) - len(starts))
+            delta.logprobs = [
+                with_text(entry, tokenizer, start) for entry, start in zip(output.logprobs, starts, strict=False)
+            ]
+        self._shown += len(delta.text)
         return delta
+
+    def rejoin(self, delta: ChoiceDelta) -> None:
+        """Adds what was held to a delta. With logprobs, tokens whose text begins behind all that has gone out are held:
+        while a stop string may still cut it off, it has no place."""
+        delta.token_ids, self.held_token_ids = self.held_token_ids + delta.token_ids, []
+        if self._offsets is None:
+            return
+        known, self._held_logprobs = self._held_logprobs + (delta.logprobs or []), []
+        place = bisect_right(known, self._shown, key=lambda entry: entry.offset)
+        if delta.finish_reason is not None:
+            known[place:] = [replace(entry, offset=self._shown) for entry in known[place:]]
+        elif place < len(known):
+            self.held_token_ids, delta.token_ids = delta.token_ids[place:], delta.token_ids[:place]
+            self._held_logprobs, known = known[place:], known[:place]
+        delta.logprobs = known
 
     def _visible(self, output: RequestOutput) -> list[int]:
         """The tokens without the one that ended the request: EOS and stop tokens are not part of the answer."""
         stopped = output.finish_reason is FinishReason.STOP and not self._include_stop
         return output.token_ids[:-1] if stopped else output.token_ids
 
-    def _advance_to_stop(self, stops: StopStrings, output: RequestOutput, delta: ChoiceDelta) -> None:
-        """Token by token: those behind a stop string are not counted, even if they arrived together with it."""
-        texts = []
+    def _advance_by_token(self, output: RequestOutput, delta: ChoiceDelta) -> list[int]:
+        """Token by token: those behind a stop string are not counted, even if they arrived together with it. Gives
+        where their texts begin, if that is wanted."""
+        texts, starts = [], []
         for taken, token_id in enumerate(self._visible(output), 1):
             text, matched = self._detokenizer.push((token_id,)), None
+            if self._offsets is not None:
+                starts.append(self._offsets.take(token_id, text))
             if self._too_early:
                 self._too_early -= 1
-            else:
-                text, matched = stops.push(text)
+            elif self._stops is not None:
+                text, matched = self._stops.push(text)
             texts.append(text)
             if matched is not None:
                 delta.token_ids = output.token_ids[:taken]
                 delta.finish_reason, delta.stop_reason = "stop", matched
                 break
         delta.text = "".join(texts)
+        return starts
 
     def _finish(self, output: RequestOutput, delta: ChoiceDelta) -> None:
         rest = self._detokenizer.flush()
+        if self._offsets is not None:
+            self._offsets.end += len(rest)
         if self._stops is not None:
             text, matched = self._stops.push(rest)
             rest = text if matched is not None else text + self._stops.flush()

@@ -246,7 +246,7 @@ class DataPlane:
         min_tokens = min(params.min_tokens, max_tokens)
         params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
         return AddRequest(
-            ids=model.engine.new_ids(request.n),
+            ids=model.engine.new_ids(1 if _are_alike(params) else request.n),
             prompt_token_ids=prompt,
             params=params,
             arrival_time=time.monotonic(),
@@ -282,6 +282,12 @@ def _salt(key: bytes, tenant: str, caller_salt: str) -> str:
         return ""
     parts = f"{len(tenant)}:{tenant}{caller_salt}".encode("utf-8", "surrogatepass")
     return hmac.new(key, parts, hashlib.sha256).hexdigest()
+
+
+def _are_alike(params: SamplingParams) -> bool:
+    """Whether all choices of a prompt are the same, so that one is computed. A logits processor is another package's,
+    and may draw numbers of its own."""
+    return not params.is_random and not params.processors
 
 
 def _check_supported(params: SamplingParams, info: ModelInfo) -> None:

@@ -66,8 +66,9 @@ class Generation:
         admitted: Callable[[], bool],
         call: AcceptedCall | None = None,
     ) -> None:
-        """`on_end` is called once, when the last choice ends. `admitted`: whether the engine has taken all of it in.
-        `call`: counts it for a name that several models serve."""
+        """`ids`: the engine's, for each prompt; one where all its choices are the same. `on_end` is called once, when
+        the last choice ends. `admitted`: whether the engine has taken all of it in. `call`: counts it for a name that
+        several models serve."""
         self.prompt_token_ids = prompts
         """The prompts as token ids."""
         self.prompt_logprobs: list[list[TokenLogprob | None]] | None = (
@@ -84,6 +85,8 @@ class Generation:
         self._stream = stream
         self._tokenizer = tokenizer
         self._n = request.n
+        self._copies = request.n // len(ids[0])
+        """How many choices each of the engine's samples is."""
         self._metrics = metrics
         self._abort = abort
         self._arrival = request.context.arrival
@@ -180,6 +183,7 @@ class Generation:
                 delta = self._advance(output, now)
                 if delta is not None:
                     deltas.append(delta)
+                    deltas += [delta.copy_for(delta.index + copy) for copy in range(1, self._copies)]
         except PenstockError as error:
             self._end_all(f"error:{error.code}", outcome_of(error))
             raise
@@ -208,32 +212,35 @@ class Generation:
             self._prompt_done(choice, output)
         if output.guessed is not None:
             right, wrong = output.guessed
-            self.usage.accepted_prediction_tokens += right - choice.guessed[0]
-            self.usage.rejected_prediction_tokens += wrong - choice.guessed[1]
+            self.usage.accepted_prediction_tokens += self._copies * (right - choice.guessed[0])
+            self.usage.rejected_prediction_tokens += self._copies * (wrong - choice.guessed[1])
             choice.guessed = output.guessed
         delta = choice.advance(output, self._tokenizer)
         count = len(delta.token_ids)
-        self.usage.completion_tokens += count
-        self.usage.reasoning_tokens += delta.reasoning_tokens
-        self.usage_by_choice[choice.index] += count
-        if choice.held_token_ids:
-            delta.token_ids, choice.held_token_ids = choice.held_token_ids + delta.token_ids, []
+        self.usage.completion_tokens += self._copies * count
+        self.usage.reasoning_tokens += self._copies * delta.reasoning_tokens
+        for index in range(choice.index, choice.index + self._copies):
+            self.usage_by_choice[index] += count
+        if choice.held_token_ids or delta.logprobs is not None:
+            choice.rejoin(delta)
         if count:
             if self._record.first_token_at is None:
                 self._record.first_token_at = now
                 self._record.enter(Stage.DECODING)
-            self._metrics.tokens(count, choice.last_token_at, now, self._arrival)
+            for _ in range(self._copies):
+                self._metrics.tokens(count, choice.last_token_at, now, self._arrival)
             choice.last_token_at = now
         if delta.finish_reason is not None:
             del self._choices[output.id]
-            self._record.finish_reasons += (delta.finish_reason,)
-            self._metrics.finished(delta.finish_reason, now - self._arrival)
+            self._record.finish_reasons += (delta.finish_reason,) * self._copies
+            for _ in range(self._copies):
+                self._metrics.finished(delta.finish_reason, now - self._arrival)
             if output.finish_reason is None:  # a stop string, of which the engine does not know
                 self._abort([output.id])
             if not self._choices:
                 self._on_end()
-        elif not delta.text and not delta.parts and delta.logprobs is None:
-            choice.held_token_ids = delta.token_ids
+        elif not delta.text and not delta.parts and not delta.logprobs:
+            choice.held_token_ids += delta.token_ids
             return None
         return delta
 
@@ -254,7 +261,7 @@ class Generation:
         if self._call is not None:
             self._call.end(outcome)
         elapsed = time.monotonic() - self._arrival
-        for _ in self._choices:
+        for _ in range(len(self._choices) * self._copies):
             self._metrics.finished(reason, elapsed)
         if self._choices:
             self._choices.clear()

@@ -16,6 +16,8 @@ from penstock.gateway.llm.token_limits import ProcessorSpec, allowed_tokens, log
 
 _INT32_MAX = 2**31 - 1
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_NO_SEED = -1
+"""What the clients of llama.cpp, Ollama and vLLM send where every answer may be another one."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 MAX_STOPS = 4
@@ -167,6 +169,8 @@ def _integer(
 
 
 def _seed(seed: int | None) -> int | None:
+    if seed == _NO_SEED:
+        return None
     if seed is not None and not _INT64_MIN <= seed <= _INT64_MAX:
         raise InvalidRequestError("seed must fit in 64 bits.", param="seed")
     return seed

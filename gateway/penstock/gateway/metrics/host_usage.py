@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from penstock.engines.host.kernel_files import kernel_sizes, kernel_text
+
 _PROC = Path("/proc")
 
 
@@ -25,20 +27,14 @@ class CpuMeter:
 
 def memory_bytes() -> tuple[int, int]:
     """(total, used); (0, 0) where the system does not tell."""
-    try:
-        lines = (_PROC / "meminfo").read_text().splitlines()
-    except OSError:
-        return 0, 0
-    values = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+    values = kernel_sizes(_PROC / "meminfo")
     total = values.get("MemTotal", 0)
     return total, total - values.get("MemAvailable", total)
 
 
 def _cpu_times() -> tuple[int, int]:
     """(busy, all) in clock ticks since the start of the system."""
-    try:
-        fields = [int(field) for field in (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:]]
-    except OSError:
-        return 0, 0
+    first = kernel_text(_PROC / "stat").split("\n", 1)[0]
+    fields = [int(field) for field in first.split()[1:] if field.isdecimal()]
     total = sum(fields[:8])  # guest time is in user time already
     return total - sum(fields[3:5]), total

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from penstock.gateway.generating.collect import Collected
-from penstock.gateway.llm.dataplane import ChoiceDelta, GenerateRequest, Generation, Usage
+from penstock.gateway.llm.dataplane import ChoiceDelta, GenerateRequest, Generation, TokenLogprob, Usage
 from penstock.gateway.openai.echo import Echo
-from penstock.gateway.openai.logprobs import CompletionLogprobsFormat, prompt_logprobs
-from penstock.gateway.openai.objects import CompletionChoice, PromptLogprob
+from penstock.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
+from penstock.gateway.openai.objects import CompletionChoice, CompletionLogprobs, PromptLogprob
 from penstock.gateway.openai.schemas import CompletionRequest
 
 
@@ -64,6 +64,9 @@ class CompletionResult:
             fields["prompt_token_ids"] = self.generation.prompt_token_ids[delta.index // self._n]
         return fields
 
+    def logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> CompletionLogprobs:
+        return completion_logprobs(entries, 0 if self._echo is None else len(self._echo.text(index)))
+
     def choice(self, index: int, collected: Collected) -> CompletionChoice:
         request = self._request
         ids = bool(request.return_token_ids)
@@ -71,7 +74,7 @@ class CompletionResult:
         return CompletionChoice(
             index=index,
             text=collected.text,
-            logprobs=CompletionLogprobsFormat()(index, collected.logprobs) if request.logprobs is not None else None,
+            logprobs=self.logprobs(index, collected.logprobs) if request.logprobs is not None else None,
             finish_reason=collected.finish_reason,
             stop_reason=collected.stop_reason,
             token_ids=collected.token_ids if ids else msgspec.UNSET,

@@ -14,7 +14,6 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.openai.completion_result import CompletionResult
 from penstock.gateway.openai.frames import Frames
-from penstock.gateway.openai.logprobs import CompletionLogprobsFormat
 from penstock.gateway.openai.objects import new_head, running_usage, spliced, usage_object
 from penstock.gateway.openai.schemas import CompletionRequest, StreamOptions
 from penstock.gateway.openai.unsupported import COMPLETION
@@ -47,7 +46,7 @@ class Completions(GeneratingEndpoint[CompletionRequest]):
             new_head("cmpl", "text_completion", request.model, self._settings.system_fingerprint),
             result.choices,
             opening=b'"text":',
-            logprobs=CompletionLogprobsFormat() if request.logprobs is not None else None,
+            logprobs=result.logprobs if request.logprobs is not None else None,
             extra=result.token_ids if request.return_token_ids else None,
             usage=partial(running_usage, result.generation) if options.continuous_usage_stats else None,
             announce_usage=bool(options.include_usage),

@@ -25,28 +25,20 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> ChatLogprobs:
     return ChatLogprobs([_content(entry) for entry in entries])
 
 
-class CompletionLogprobsFormat:
-    """The legacy shape: parallel lists. Keeps each choice's text offset, counted in characters over its chunks."""
-
-    def __init__(self) -> None:
-        self._offsets: dict[int, int] = {}
-
-    def __call__(self, index: int, entries: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        result = CompletionLogprobs([], [], [], [])
-        offset = self._offsets.get(index, 0)
-        for entry in entries:
-            result.text_offset.append(offset)
-            result.tokens.append(entry.token)
-            offset += len(entry.token)
-            if isinstance(entry, FirstToken):
-                result.token_logprobs.append(None)
-                result.top_logprobs.append(None)
-            else:
-                candidates: list[Candidate] = [*entry.top, entry]
-                result.token_logprobs.append(_finite(entry.logprob))
-                result.top_logprobs.append({each.token: _finite(each.logprob) for each in candidates})
-        self._offsets[index] = offset
-        return result
+def completion_logprobs(entries: Sequence[TokenLogprob], begin: int) -> CompletionLogprobs:
+    """The legacy shape: parallel lists. `begin`: where the answer begins in the choice's text, behind its prompt."""
+    result = CompletionLogprobs([], [], [], [])
+    for entry in entries:
+        result.text_offset.append(begin + entry.offset)
+        result.tokens.append(entry.token)
+        if isinstance(entry, FirstToken):
+            result.token_logprobs.append(None)
+            result.top_logprobs.append(None)
+        else:
+            candidates: list[Candidate] = [*entry.top, entry]
+            result.token_logprobs.append(_finite(entry.logprob))
+            result.top_logprobs.append({each.token: _finite(each.logprob) for each in candidates})
+    return result
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprob | None], count: int) -> list[dict[int, PromptLogprob] | None]:

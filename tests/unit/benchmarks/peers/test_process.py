@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.peers.process import Process, confined_to, free_ports
 from benchmarks.peers.usage import Meter, memory_bytes
+from helpers_processes import is_running
 from helpers_server import wait_until
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.processes import family
@@ -30,14 +31,6 @@ def python(code: str, *args: str) -> list[str]:
     return [sys.executable, "-c", code, *args]
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_all_of_a_server_ends_even_what_does_not_listen(tmp_path: Path) -> None:
     ports = free_ports()
     with Process(python(SERVER, str(ports.http)), tmp_path / "log") as process:
@@ -46,7 +39,7 @@ def test_all_of_a_server_ends_even_what_does_not_listen(tmp_path: Path) -> None:
         pids = family([process.pid])
         assert len(pids) == 2
         assert memory_bytes(process.pid) > 5 << 20
-    wait_until(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
@@ -63,7 +56,7 @@ def test_a_server_that_never_is_ready(tmp_path: Path) -> None:
         pytest.raises(LoadTestError, match=r"not ready within 0\.1 s"),
     ):
         process.wait_until_ready("http://127.0.0.1:9/health", 0.1)
-    assert not is_alive(process.pid)
+    assert not is_running(process.pid)
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import NoReturn
 import pytest
 import zmq
 
+from helpers_processes import is_running, listening_ports
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
@@ -118,13 +119,6 @@ def at_start(tmp_path, monkeypatch):
     return _at_start
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"  # until its new parent looks at it
-    except FileNotFoundError:
-        return True
-
-
 async def test_what_an_engine_process_has_started_ends_with_it(at_start, start, tmp_path):
     ids = tmp_path / "ids"
     at_start(f"print(subprocess.Popen(['sleep', '600']).pid, file=open({str(ids)!r}, 'a'))")
@@ -132,10 +126,10 @@ async def test_what_an_engine_process_has_started_ends_with_it(at_start, start, 
     os.kill(engine.pid, signal.SIGKILL)
     await until(lambda: engine.num_restarts == 1 and engine.ready)
     first, second = map(int, ids.read_text().split())
-    assert is_gone(first)
-    assert not is_gone(second)
+    assert not is_running(first)
+    assert is_running(second)
     await engine.stop()
-    await until(lambda: is_gone(second))
+    await until(lambda: not is_running(second))
 
 
 async def test_a_process_that_is_killed_while_it_loads_may_have_lacked_memory(at_start, start):
@@ -340,12 +334,7 @@ async def test_without_a_place_for_the_folder_there_is_an_engine_error(start, mo
 
 async def test_an_engine_process_listens_on_no_network_port(start):
     engine = await start()
-    inodes = {os.readlink(f).strip("socket:[]") for f in Path(f"/proc/{engine.pid}/fd").iterdir() if f.is_symlink()}
-    listening = set()
-    for table in ("tcp", "tcp6"):
-        rows = Path(f"/proc/{engine.pid}/net/{table}").read_text().splitlines()[1:]
-        listening |= {row.split()[9] for row in rows if row.split()[3] == "0A"}
-    assert not inodes & listening
+    assert listening_ports(engine.pid) == []
 
 
 async def test_the_process_ends_with_the_gateway(start):

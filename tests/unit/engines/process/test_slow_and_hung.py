@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
+from helpers_processes import children, is_running
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, RequestOutput, SamplingParams
 from penstock.engines.errors import EngineError, NotReadyError
@@ -144,7 +144,7 @@ async def test_a_load_that_hangs_is_ended_and_says_why(load_fault: Path, how: st
     engine = engine_of(WatchdogConfig(load_timeout=1.0))
     with pytest.raises(EngineError, match=r"not loaded within 1 s \(load-timeout\); .* sign of life .* \d"):
         await engine.start()
-    assert not any("penstock.engines.process.worker" in child.cmdline() for child in psutil.Process().children())
+    assert not children(os.getpid(), "penstock.engines.process.worker")
     await engine.stop()
 
 
@@ -184,6 +184,6 @@ async def test_the_process_takes_along_what_it_has_started(start: Start, load_fa
     engine = engine_of(WatchdogConfig(load_timeout=3.0))
     with pytest.raises(EngineError, match="not loaded"):
         await engine.start()
-    status = Path(f"/proc/{int(child.read_text())}/stat")
-    await until(lambda: not status.exists() or status.read_text().split()[2] == "Z")
+    pid = int(child.read_text())
+    await until(lambda: not is_running(pid))
     await engine.stop()

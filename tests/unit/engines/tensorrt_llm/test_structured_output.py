@@ -60,3 +60,9 @@ def test_without_a_backend_there_are_no_grammars(engine):
 def test_a_schema_that_would_take_all_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="multipleOf"):
         guide(Grammar("json_schema", '{"type": "integer", "multipleOf": 1000003}'), "llguidance")
+
+
+def test_long_numbers_are_not_left_to_llguidance() -> None:
+    grammar = Grammar("json_schema", '{"type": "integer", "maximum": 9223372036854775807}')
+    assert guide(grammar, "llguidance")["grammar"].startswith("start: ")
+    assert json.loads(guide(grammar, "xgrammar")["json"])["maximum"] == 9223372036854775807

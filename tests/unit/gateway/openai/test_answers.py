@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -258,7 +259,10 @@ class EchoingDataPlane(FakeDataPlane):
 
 async def echoed(prompt: Any = "xyz", **fields: Any) -> AsgiCall:
     dataplane = EchoingDataPlane(
-        lambda _: [[delta(0, "ab", logprobs=[entry("ab", -3.0)])], [delta(0, "c", "stop", logprobs=[entry("c", -4.0)])]]
+        lambda _: [
+            [delta(0, "ab", logprobs=[entry("ab", -3.0)])],
+            [delta(0, "c", "stop", logprobs=[replace(entry("c", -4.0), offset=2)])],
+        ]
     )
     result = await call(build_app(dataplane, AppSettings()), TEXT, text_body(prompt, echo=True, **fields))
     assert result.status == 200, result.json()

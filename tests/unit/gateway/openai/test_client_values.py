@@ -232,6 +232,13 @@ async def test_all_that_the_context_leaves(path: str) -> None:
     assert (await wanted(path, {"max_tokens": -1})).params.max_tokens == 0
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
+@pytest.mark.parametrize(("sent", "seed"), [(-1, None), (-1.0, None), (-2, -2), (0, 0), (None, None)])
+async def test_a_seed_of_minus_one_is_none(path: str, sent: float | None, seed: int | None) -> None:
+    """As in llama.cpp, Ollama and vLLM, whose clients send it."""
+    assert (await wanted(path, {"seed": sent})).params.seed == seed
+
+
 async def test_whole_numbers_written_as_floats() -> None:
     request = await wanted(CHAT, {"n": 2.0, "max_tokens": 7.0, "seed": -5.0, "top_k": 3.00, "temperature": 1.0})
     params = request.params

@@ -7,13 +7,13 @@ import os
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from msgspec.structs import replace
 
+from helpers_processes import is_running
 from helpers_server import free_port, wait_until
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Options, OutputOptions
@@ -66,48 +66,39 @@ def stub(tmp_path: Path) -> Stub:
     return Stub(tmp_path)
 
 
-def gone(pid: int) -> bool:
-    """Ended; or ended and waiting for its new parent to notice."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def start(stub: Stub, *flags: str, start_timeout: float = 20.0, stop_timeout: float = 20.0):  # type: ignore[no-untyped-def]
     return running([*stub.command, *flags], stub.url, start_timeout=start_timeout, stop_timeout=stop_timeout)
 
 
 def test_it_runs_inside_and_has_ended_afterwards(stub: Stub) -> None:
     with start(stub):
-        assert not gone(stub.pid())
-    assert gone(stub.pid())
+        assert is_running(stub.pid())
+    assert not is_running(stub.pid())
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_it_is_stopped_whatever_happens(stub: Stub, error: type[BaseException]) -> None:
     with pytest.raises(error), start(stub):
         raise error
-    assert gone(stub.pid())
+    assert not is_running(stub.pid())
 
 
 def test_what_does_not_heed_sigterm_is_killed(stub: Stub) -> None:
     with start(stub, "--stubborn=1", stop_timeout=1.5):
         pass
     assert (stub.folder / "asked").exists()
-    assert gone(stub.pid())
+    assert not is_running(stub.pid())
 
 
 def test_what_it_has_started_is_killed_too(stub: Stub) -> None:
     with start(stub, "--child=1"):
         pass
-    wait_until(lambda: gone(stub.pid("child")))
+    wait_until(lambda: not is_running(stub.pid("child")))
 
 
 def test_interrupted_while_it_starts_it_is_stopped(stub: Stub) -> None:
     def interrupt() -> None:
-        while not (stub.folder / "pid").exists():
-            time.sleep(0.02)
+        wait_until((stub.folder / "pid").exists)
         # Not by a real signal: the plugin that other tests load into this process leaves a signal stack behind that it
         # has freed (OpenVINO 2026.4 for CPUs), and no handler survives that.
         while True:
@@ -122,7 +113,7 @@ def test_interrupted_while_it_starts_it_is_stopped(stub: Stub) -> None:
         pytest.fail("it was never ready")
     stopped.set()
     ringing.join()
-    assert gone(stub.pid())
+    assert not is_running(stub.pid())
 
 
 def test_one_that_ends_says_why(stub: Stub) -> None:
@@ -162,7 +153,7 @@ class Bench:
         self._stop_at = stop_at
 
     def __call__(self, settings: Options, text: str) -> Run:
-        assert not gone(self._stub.pid())
+        assert is_running(self._stub.pid())
         if len(self.ran) == self._stop_at:
             raise KeyboardInterrupt
         self.ran.append(settings.output.label)
@@ -186,7 +177,7 @@ def test_the_best_of_all_combinations(stub: Stub, tmp_path: Path) -> None:
     assert study.best == 2
     assert study.like_best == [3]  # 10 and 20 ms, each with 5 on both sides
     assert study.best_command == "penstock serve 'my model' --seqs=4 --tokens=1"
-    assert gone(stub.pid())
+    assert not is_running(stub.pid())
     text = tmp_path / "text"
     write_study(
         study,
@@ -230,7 +221,7 @@ def test_interrupted_there_is_a_report_of_what_was_tried(stub: Stub) -> None:
     study = tuned(stub, Bench(stub, stop_at=2), "seqs=1,2,4")
     assert [tried.settings["seqs"] for tried in study.tried] == ["1", "2"]
     assert study.ended_early == "by the user"
-    assert gone(stub.pid())
+    assert not is_running(stub.pid())
     with pytest.raises(KeyboardInterrupt):
         tuned(stub, Bench(stub, stop_at=0), "seqs=1,2,4")
 

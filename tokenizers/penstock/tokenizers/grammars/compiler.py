@@ -19,7 +19,7 @@ from ..reasoning import ThoughtTags
 from ..schema_bounds import check_schema_bounds
 from .deep_stack import on_deep_stack
 from .matcher import TokenMatcher
-from .schemas import Effort, rewritten
+from .schemas import Effort, rewritten, with_exact_numbers
 from .thought_budget import BudgetedMatcher, ThoughtBudget, ThoughtWatch
 
 _LIMITS: dict[str, Any] = {
@@ -137,6 +137,7 @@ class GrammarCompiler:
         vocabulary = self._loaded_vocabulary()
         try:
             check_schema_bounds(kind, text)
+            kind, text = with_exact_numbers(kind, text)
             grammar = _SOURCES[kind](text)
             spells_tags = _may_spell(text, vocabulary.special_ids)
             if thought or preface or spells_tags:

@@ -1,6 +1,7 @@
 """JSON schemas in the words that llguidance knows."""
 
 from .effort import Effort
+from .exact_numbers import with_exact_numbers
 from .rewriting import rewritten
 
-__all__ = ["Effort", "rewritten"]
+__all__ = ["Effort", "rewritten", "with_exact_numbers"]

@@ -55,7 +55,7 @@ def rewritten(text: str, effort: Effort | None = None) -> str | None:
     root = json.loads(text)
     if isinstance(root, bool):
         return json.dumps({} if root else {"not": {}})
-    if not isinstance(root, dict) or root.get("$schema", _DRAFTS[0]) not in _DRAFTS or _has_others_inside(root):
+    if not isinstance(root, dict) or root.get("$schema", _DRAFTS[0]) not in _DRAFTS or has_others_inside(root):
         return None
     effort = effort or Effort()
     other = _Rewriting(Evaluated(root, effort)).of(root)
@@ -65,7 +65,7 @@ def rewritten(text: str, effort: Effort | None = None) -> str | None:
     return result if len(result) <= _MAX_CHARS and result != json.dumps(root) else None
 
 
-def _has_others_inside(root: Schema) -> bool:
+def has_others_inside(root: Schema) -> bool:
     """Schemas of other drafts, or with names: copies of these would have the same name."""
     inner = json.dumps({key: value for key, value in root.items() if key not in ("$schema", "$id")})
     return any(f'"{key}"' in inner for key in ("$schema", "$id", "$anchor", "$dynamicAnchor", "$dynamicRef"))

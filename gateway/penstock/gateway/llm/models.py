@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -23,6 +24,8 @@ from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
 from penstock.gateway.llm.model_sleep import ModelSleep
 from penstock.tokenizers import ChatTemplate, ContentFormat, SpecialTextGuard, Tokenizer
 from penstock.tokenizers.token_table import DecoderFamily
+
+logger = logging.getLogger("penstock")
 
 DEMO_NAME = "penstock-demo"
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -209,9 +212,25 @@ def default_params(folder: Path) -> dict[str, Any]:
 def load_chat_template(
     tokenizer: Tokenizer, override: str | None, content_format: ContentFormat | None = None
 ) -> ChatTemplate | None:
-    """The operator's template, else the model's own. Raises ConfigError for one that does not compile."""
+    """The operator's template for all chats, else the model's own ones. Raises ConfigError for one that does not
+    compile."""
     try:
-        source = Path(override).read_text() if override is not None else tokenizer.chat_template
-        return ChatTemplate(source, tokenizer.special_tokens, content_format) if source else None
+        if override is not None:
+            source, others = Path(override).read_text(), {}
+        else:
+            source, others = tokenizer.chat_template, _templates_by_use(tokenizer)
+        return ChatTemplate(source, tokenizer.special_tokens, content_format, **others) if source else None
     except (OSError, ValueError) as error:
         raise ConfigError(f"chat-template: {error}") from None
+
+
+def _templates_by_use(tokenizer: Tokenizer) -> dict[str, str]:
+    """Those for chats with tools and with documents, where they are not the one for all chats."""
+    templates = tokenizer.chat_templates
+    if len(templates) > 1 and tokenizer.chat_template is None:
+        logger.warning(
+            "The model has the chat templates %s and none for other chats: name a file with --chat-template to serve "
+            "chats.",
+            ", ".join(sorted(templates)),
+        )
+    return {name: templates[name] for name in ("tool_use", "rag") if len(templates) > 1 and templates.get(name)}

@@ -202,20 +202,26 @@ def _rearranged(messages: Messages, needs: TemplateNeeds) -> Messages:
 def _with_named_ids(messages: Messages) -> Messages:
     """As Kimi's models write them, whose templates show nothing else of a call's function."""
     ids: dict[str, str] = {}
+    result: Messages = []
     number = 0
-    result = []
     for message in messages:
-        calls = []
-        for call in message.get("tool_calls", ()):
-            given, prefix = str(call.get("id")), f"functions.{_function_name(call)}:"
-            ids[given] = given if given.startswith(prefix) else f"{prefix}{number}"
-            calls.append({**call, "id": ids[given]})
-            number += 1
-        named = {"tool_calls": calls} if calls else {}
-        if message.get("tool_call_id") in ids:
-            named["tool_call_id"] = ids[message["tool_call_id"]]
-        result.append({**message, **named})
+        message = dict(message)
+        if message.get("tool_calls"):
+            calls = [{**call, "id": _named_id(call, n)} for n, call in enumerate(message["tool_calls"], number)]
+            ids |= {str(old.get("id")): new["id"] for old, new in zip(message["tool_calls"], calls, strict=True)}
+            message["tool_calls"] = calls
+            number += len(calls)
+        if "tool_call_id" in message:
+            given = str(message["tool_call_id"])
+            message["tool_call_id"] = ids.get(given, given)
+        result.append(message)
     return result
+
+
+def _named_id(call: Mapping[str, Any], number: int) -> str:
+    prefix = f"functions.{_function_name(call)}:"
+    own = str(call.get("id"))
+    return own if own.startswith(prefix) else f"{prefix}{number}"
 
 
 def _with_tool_names(messages: Messages) -> Messages:

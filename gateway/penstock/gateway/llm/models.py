@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -214,23 +215,27 @@ def load_chat_template(
 ) -> ChatTemplate | None:
     """The operator's template for all chats, else the model's own ones. Raises ConfigError for one that does not
     compile."""
+    tokens = tokenizer.special_tokens
     try:
         if override is not None:
-            source, others = Path(override).read_text(), {}
-        else:
-            source, others = tokenizer.chat_template, _templates_by_use(tokenizer)
-        return ChatTemplate(source, tokenizer.special_tokens, content_format, **others) if source else None
+            source = Path(override).read_text()
+            return ChatTemplate(source, tokens, content_format) if source else None
+        templates = tokenizer.chat_templates
+        if not tokenizer.chat_template:
+            _report_templates(templates)
+            return None
+        tool_use, rag = (templates.get(name) or None for name in ("tool_use", "rag"))
+        if len(templates) == 1:
+            tool_use = rag = None  # it is the one for all chats
+        return ChatTemplate(tokenizer.chat_template, tokens, content_format, tool_use=tool_use, rag=rag)
     except (OSError, ValueError) as error:
         raise ConfigError(f"chat-template: {error}") from None
 
 
-def _templates_by_use(tokenizer: Tokenizer) -> dict[str, str]:
-    """Those for chats with tools and with documents, where they are not the one for all chats."""
-    templates = tokenizer.chat_templates
-    if len(templates) > 1 and tokenizer.chat_template is None:
+def _report_templates(templates: Mapping[str, str]) -> None:
+    if templates:
         logger.warning(
             "The model has the chat templates %s and none for other chats: name a file with --chat-template to serve "
             "chats.",
             ", ".join(sorted(templates)),
         )
-    return {name: templates[name] for name in ("tool_use", "rag") if len(templates) > 1 and templates.get(name)}

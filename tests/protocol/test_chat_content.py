@@ -148,3 +148,38 @@ def test_a_tool_message_answers_a_call(server: Rig) -> None:
     assert (
         server.refusal([HELLO, {"role": "tool", "content": "x"}])["message"] == "messages[1].tool_call_id is missing."
     )
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if m.role == 'system' or (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+"""As of Gemma 2."""
+
+
+def test_a_strict_template_gets_the_order_of_roles_that_it_insists_on(
+    server: Rig, template: Callable[..., None]
+) -> None:
+    template(ALTERNATING)
+    late = [HELLO, {"role": "assistant", "content": "c"}, {"role": "developer", "content": "d"}, HELLO]
+    assert server.text([{"role": "system", "content": "s"}, *late]) == "[user]s\n\na\nb[assistant]c[user]d\n\na\nb"
+    assert server.text([HELLO, HELLO]) == "[user]a\nb\n\na\nb"
+    continued = [HELLO, {"role": "assistant", "content": "c"}, {"role": "assistant", "content": f"d{CLOSE}"}]
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    ids = server.prompt(continued, **extra)
+    assert server.setup.tokenizer.decode(ids, skip_special_tokens=False) == f"[user]a\nb[assistant]c\n\nd{CLOSE}"
+    assert not server.setup.tokenizer.special_ids & set(ids)
+
+
+def test_arguments_reach_the_template_as_the_model_wrote_them(server: Rig, template: Callable[..., None]) -> None:
+    template(
+        "{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls %}{{ '' + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":[1, 2]}'}}
+    history = [
+        HELLO,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "x", "tool_call_id": "1"},
+    ]
+    assert server.text(history) == 'a\nb{"a":[1, 2]}x'

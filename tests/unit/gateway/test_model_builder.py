@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import shutil
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -17,10 +20,11 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER
 from penstock.gateway.llm.adapters import new_adapter
+from penstock.gateway.llm.chat_texts import ChatValues, chat_text
 from penstock.gateway.llm.engine_spec import engine_spec
 from penstock.gateway.llm.model_builder import build_model
 from penstock.gateway.llm.model_parsers import choose_parsers
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.llm.models import ModelSource, find_model
 from penstock.tokenizers import Tokenizer
 
 DEMO = find_model(None)
@@ -269,6 +273,62 @@ def test_how_chats_are_written(tmp_path: Path) -> None:
     assert other.guard is None
     assert other.chat_template is not None
     assert other.chat_template.content_format == "openai"
+
+
+def with_templates(folder: Path, templates: dict[str, str]) -> ModelSource:
+    """The demo model with chat templates of these names."""
+    shutil.copytree(DEMO.folder, folder)
+    path = folder / "tokenizer_config.json"
+    named = [{"name": name, "template": template} for name, template in templates.items()]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    return ModelSource(folder, "named")
+
+
+TURNS = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}{% endfor %}"
+CALLS = "{% for t in tools %}<tool_call>{{ t.function.name }}<|endoftext|>{% endfor %}<think>" + TURNS
+
+
+def test_a_model_may_have_a_template_for_chats_with_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock")
+    strict = TURNS.replace("{{ m.content", "{{ raise_exception('') if m.role == 'system' else m.content")
+    source = with_templates(tmp_path / "m", {"default": strict, "tool_use": CALLS, "unknown": "{% if %}"})
+    model = build_model(load_config({"engine": "simulated"}, environ={}), source)
+    assert model.chat_template is not None
+    assert (model.chat_template.source, model.chat_template.with_tools.source) == (strict, CALLS)
+    assert model.parsers.tools is not None, "only the template for tools shows calls"
+    assert "<tool_call>" in model.parsers.tools.markers
+    assert model.parsers.reasoning is not None
+    assert model.guard is not None
+    assert "<|endoftext|>" in model.guard.tokens
+    [line] = [record.getMessage() for record in caplog.records if "needs" in record.getMessage()]
+    assert line.startswith("named: its chat template (default) ")
+    assert line.endswith(str(model.chat_template.needs))
+    values = ChatValues([{"role": "user", "content": "q"}], None, None, None, True, False)
+    assert chat_text(model, model.chat_template, values).text == "<|im_start|>user q"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    offered = dataclasses.replace(values, tools=tools)
+    assert chat_text(model, model.chat_template, offered).text.startswith("<tool_call>f<|endoftext|>")
+
+
+def test_the_operator_s_template_is_the_one_for_all_chats(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(TURNS)
+    source = with_templates(tmp_path / "m", {"default": CALLS, "tool_use": CALLS})
+    model = build_model(load_config({"engine": "simulated", "chat_template": str(template)}, environ={}), source)
+    assert model.chat_template is not None
+    assert model.chat_template.with_tools.source == TURNS
+    assert model.parsers.tools is None
+
+
+def test_templates_without_a_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config({"engine": "simulated"}, environ={})
+    only = build_model(config, with_templates(tmp_path / "one", {"tool_use": CALLS})).chat_template
+    assert only is not None
+    assert only.source == only.with_tools.source == CALLS
+    assert "chat templates" not in caplog.text
+    source = with_templates(tmp_path / "two", {"tool_use": CALLS, "rag": TURNS})
+    assert build_model(config, source).chat_template is None
+    assert "has the chat templates rag, tool_use and none for other chats" in caplog.text
 
 
 def test_the_tags_of_gpt_oss_are_not_the_assistant_s_to_send_back() -> None:

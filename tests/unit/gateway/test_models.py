@@ -65,6 +65,9 @@ FIRST = {
     "config.json": b'{"model_type": "qwen2"}',
     "model.safetensors": b"y" * 1000,
     "1_Pooling/config.json": b"{}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    "adapter/config.json": b"{}",
+    "onnx/config.json": b"{}",
     "original/config.json": b"{}",
 }
 
@@ -102,7 +105,8 @@ async def test_a_revision_of_a_hub_model(hub):
         assert source.folder.name == commit("v1")
         assert (source.folder / "config.json").read_bytes() == FIRST["config.json"]
     assert (source.folder / "1_Pooling" / "config.json").is_file(), "sentence-transformers' modules are read"
-    assert not (source.folder / "original").exists()
+    folders = {path.name for path in source.folder.iterdir() if path.is_dir()}
+    assert folders == {"1_Pooling", "additional_chat_templates"}
     with pytest.raises(ConfigError, match="org/small has no such revision"):
         await fetch_model("org/small", lambda report: None, "v2")
 

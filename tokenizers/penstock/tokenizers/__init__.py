@@ -6,7 +6,7 @@ from .detection import detect_reasoning_parser, detect_tool_parser
 from .detokenizer import IncrementalDetokenizer
 from .errors import ChatTemplateError, ChatTemplateTimeout, PromptTooLong, TokenizerError
 from .hf import Tokenizer
-from .messages import normalize_messages
+from .messages import TemplateNeeds, normalize_messages
 from .output_parts import Part, ReasoningPart, TextPart, ToolCallPart
 from .output_stages import OutputStage, StageChain, StageFactory
 from .reasoning import AnswerFrame, ReasoningParser, ThoughtTags, find_reasoning_parser, reasoning_parser_names
@@ -32,6 +32,7 @@ __all__ = [
     "StageChain",
     "StageFactory",
     "StopStrings",
+    "TemplateNeeds",
     "TextPart",
     "ThoughtTags",
     "Tokenizer",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from jinja2 import Template, meta
@@ -15,8 +16,9 @@ from .content_format import ContentFormat, content_format
 from .environment import ChatEnvironment
 from .errors import ChatTemplateError
 from .files import SPECIAL_TOKEN_NAMES
-from .messages import normalize_messages
+from .messages import NO_NEEDS, TemplateNeeds, normalize_messages
 from .render_threads import RenderThreads
+from .template_probe import find_needs
 
 DENIED_KWARGS = frozenset(
     (
@@ -31,15 +33,18 @@ DENIED_KWARGS = frozenset(
 """Names a request's `chat_template_kwargs` must not set: they would change what renders, not how."""
 
 COMPILE_TIME_LIMIT = 30.0
+PROBE_TIME_LIMIT = 5.0
+"""A probe takes milliseconds. A template that needs longer for a few words cannot be served anyway."""
+_PROBE_OUTPUT_LIMIT = 1 << 20
 _THREADS = RenderThreads()
-_TESTS_FOR_NONE = re.compile(r"""content['"]?\]?\s+is\s+(not\s+)?none""", re.IGNORECASE)
 
 
 class ChatTemplate:
     """A compiled template. `special_tokens` are variables of the template, by role (`bos_token`, ...).
-    `content_format` is how it takes content; None: as its loops tell.
+    `content_format` is how it takes content; None: as its loops tell. `tool_use` and `rag` are sources of the model's
+    templates for chats with tools and with documents, where it has such. `only_with_tools`: this is the former one.
 
-    Raises ChatTemplateError when `source` is not valid Jinja.
+    Raises ChatTemplateError when a source is not valid Jinja.
     """
 
     def __init__(
@@ -47,27 +52,87 @@ class ChatTemplate:
         source: str,
         special_tokens: Mapping[str, str] | None = None,
         content_format: ContentFormat | None = None,
+        *,
+        tool_use: str | None = None,
+        rag: str | None = None,
+        only_with_tools: bool = False,
     ) -> None:
         self.source = source
         self._given_format = content_format
         self._special_tokens = dict(special_tokens or {})
-        self._keep_none_content = _TESTS_FOR_NONE.search(source) is not None
         self._template: Template
         self.content_format: ContentFormat
-        self.variables: frozenset[str]
-        """The names that it reads without setting them first."""
+        self._own_variables: frozenset[str]
         # Constant expressions are evaluated while compiling, so that is done within bounds too.
         _run(self._compile, COMPILE_TIME_LIMIT, DEFAULT_OUTPUT_LIMIT)
+        self._only_with_tools = only_with_tools
+        self._tool_use = self._rag = None
+        if tool_use is not None:
+            self._tool_use = ChatTemplate(tool_use, special_tokens, content_format, only_with_tools=True)
+        if rag is not None:
+            self._rag = ChatTemplate(rag, special_tokens, content_format)
 
     def _compile(self) -> None:
         environment = ChatEnvironment()
         self._template = environment.from_string(self.source)
         self.content_format = self._given_format or content_format(self.source)
-        self.variables = frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
+        self._own_variables = frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
+
+    @property
+    def with_tools(self) -> ChatTemplate:
+        """The template of chats with tools; most models have one for all chats."""
+        return self._tool_use or self
+
+    @property
+    def by_name(self) -> dict[str, ChatTemplate]:
+        """Itself as `default`, and `tool_use` and `rag` where the model has such."""
+        named = {"default": self, "tool_use": self._tool_use, "rag": self._rag}
+        return {name: each for name, each in named.items() if each is not None}
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names that any of them reads without setting them first."""
+        return frozenset().union(*(each._own_variables for each in self.by_name.values()))
+
+    def choose(
+        self, tools: Sequence[Mapping[str, Any]] | None, documents: Sequence[Mapping[str, Any]] | None
+    ) -> ChatTemplate:
+        """The one for a chat with these. Raises ChatTemplateError for documents that it would leave out."""
+        if not tools and not documents:
+            return self
+        chosen = self.with_tools if tools else self._rag or self
+        if documents and "documents" not in chosen._own_variables and "documents" in self.variables:
+            raise ChatTemplateError("documents: the model's chat template for tools does not use documents")
+        return chosen
+
+    @cached_property
+    def needs(self) -> TemplateNeeds:
+        """Found by rendering some short conversations when it is first read, which should be before any request.
+        Blocks for milliseconds, and for up to PROBE_TIME_LIMIT if the template is slow: then it has none."""
+        needs = [NO_NEEDS]
+
+        def work() -> None:
+            found = find_needs(
+                self._write,
+                self.content_format,
+                fixed_format=self._given_format is not None,
+                shows_calls="tool_calls" in self.source,
+                with_tools=self._only_with_tools,
+            )
+            needs.append(found)
+
+        with suppress(ChatTemplateError):  # it is too slow
+            _run(work, PROBE_TIME_LIMIT, _PROBE_OUTPUT_LIMIT)
+        return needs[-1]
+
+    def _write(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        """In the thread of `_run`."""
+        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+        return self._generate({**self._special_tokens, **given}, _PROBE_OUTPUT_LIMIT)
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """`normalize_messages` in the way this template wants them."""
-        return normalize_messages(messages, self.content_format, keep_none_content=self._keep_none_content)
+        """`normalize_messages` in the form that this template needs."""
+        return normalize_messages(messages, self.content_format, self.needs)
 
     def render(
         self,
@@ -103,12 +168,15 @@ class ChatTemplate:
         pieces: list[str] = []
 
         def work() -> None:
-            buffer = Buffer(Bounds(output_limit))
-            buffer.extend(self._template.generate(variables))
-            pieces.append("".join(buffer))
+            pieces.append(self._generate(variables, output_limit))
 
         _run(work, time_limit, output_limit)
         return pieces[0]
+
+    def _generate(self, variables: dict[str, Any], output_limit: int) -> str:
+        buffer = Buffer(Bounds(output_limit))
+        buffer.extend(self._template.generate(variables))
+        return "".join(buffer)
 
 
 def check_kwargs(kwargs: Mapping[str, Any]) -> None:
@@ -118,7 +186,7 @@ def check_kwargs(kwargs: Mapping[str, Any]) -> None:
             raise ChatTemplateError(f"chat_template_kwargs must not set {key!r}")
 
 
-def _run(work: Any, time_limit: float, output_limit: int) -> None:
+def _run(work: Callable[[], None], time_limit: float, output_limit: int) -> None:
     """Runs `work` within the bounds. Whatever it raises becomes a ChatTemplateError of one safe line."""
 
     def bounded() -> None:

@@ -67,8 +67,9 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template to use when none is asked for by name; None: this is no chat model."""
-        return self.chat_templates.get("default")
+        """The template called `default`, or the only one. None: this is no chat model, or each has another purpose."""
+        only = next(iter(self.chat_templates.values())) if len(self.chat_templates) == 1 else None
+        return self.chat_templates.get("default", only)
 
     def encode(self, text: str, add_special_tokens: bool = True, limit: int | None = None) -> list[int]:
         """Token ids of `text`. Special tokens written out in the text become their ids.

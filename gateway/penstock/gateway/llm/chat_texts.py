@@ -36,6 +36,7 @@ class ChatValues:
 
 def chat_text(model: LoadedModel, template: ChatTemplate, values: ChatValues) -> ChatText:
     """Raises ChatTemplateError. Blocks while the template renders."""
+    template = template.choose(values.tools, values.documents)
     messages = template.normalize(values.messages)
     others = (values.tools, values.documents, values.extra)
     guard = model.guard

@@ -16,9 +16,9 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, R
 from tqdm import tqdm
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
-_NOT_FILES = ("[!0-9]*/*", "consolidated*")
+_NOT_FILES = ("[!0-9a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*")
 """Copies in other layouts, such as Mistral's consolidated.safetensors: all of the weights a second time.
-Folders like 1_Pooling have modules of sentence-transformers."""
+Folders like 1_Pooling have modules of sentence-transformers, and additional_chat_templates has templates by name."""
 _INTERVAL = 0.2
 _NOWHERE = open(os.devnull, "w")  # noqa: SIM115
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,8 @@ from penstock.gateway.llm.models import LoadedModel, ModelSource
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
 from penstock.tokenizers import Tokenizer
+
+logger = logging.getLogger("penstock")
 
 
 def build_model(
@@ -67,6 +70,8 @@ def build_model(
         )
     )
     texts = read_texts(about_texts, tokenizer)
+    for template, needs in texts.template_needs.items():
+        logger.info("%s: its chat template (%s) gets messages in the form that it needs: %s", names[0], template, needs)
     model = LoadedModel(
         names=names,
         root=source.name,

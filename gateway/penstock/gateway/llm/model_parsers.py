@@ -42,9 +42,9 @@ NO_PARSERS = ModelParsers()
 
 def choose_parsers(tools: str, reasoning: str, template: ChatTemplate | None, tokenizer: Tokenizer) -> ModelParsers:
     """`tools`, `reasoning`: a parser's name, auto, or none. Raises ConfigError for names that there are not."""
-    source = "" if template is None else template.source
-    tool_parser = _chosen("tool-parser", tools, detect_tool_parser(source), find_tool_parser)
-    reasoning_parser = _chosen("reasoning-parser", reasoning, detect_reasoning_parser(source), find_reasoning_parser)
+    calls, thoughts = _detected(template)
+    tool_parser = _chosen("tool-parser", tools, calls, find_tool_parser)
+    reasoning_parser = _chosen("reasoning-parser", reasoning, thoughts, find_reasoning_parser)
     markers = [marker for parser in (tool_parser, reasoning_parser) if parser for marker in parser.markers]
     return ModelParsers(
         tool_parser,
@@ -54,6 +54,15 @@ def choose_parsers(tools: str, reasoning: str, template: ChatTemplate | None, to
         # Those of gpt-oss also begin and end turns, and no client ever sees them.
         own_tags=frozenset([*_THOUGHT_TAGS, *markers]) - set(harmony.MARKERS),
     )
+
+
+def _detected(template: ChatTemplate | None) -> tuple[str | None, str | None]:
+    """For calls and for reasoning. A template that is for chats with tools alone is the one that shows calls."""
+    if template is None:
+        return None, None
+    with_tools = template.with_tools.source
+    reasoning = detect_reasoning_parser(template.source) or detect_reasoning_parser(with_tools)
+    return detect_tool_parser(with_tools), reasoning
 
 
 def _chosen(flag: str, given: str, detected: str | None, find: Callable[[str], _P]) -> _P | None:

@@ -10,7 +10,7 @@ from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.configuration.sections.language_model import LanguageModelConfig
 from penstock.gateway.llm.model_parsers import ModelParsers, choose_parsers
 from penstock.gateway.llm.models import ModelSource, TextSettings, default_params, load_chat_template
-from penstock.tokenizers import ChatTemplate, SpecialTextGuard, Tokenizer, TokenizerError
+from penstock.tokenizers import ChatTemplate, SpecialTextGuard, TemplateNeeds, Tokenizer, TokenizerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class ModelTexts:
     guard: SpecialTextGuard | None
     """None: the text of a special token in a chat is that token."""
     default_params: dict[str, Any]
+    template_needs: dict[str, TemplateNeeds]
+    """Of each of the model's chat templates by its name, where it has needs."""
 
 
 def text_settings(config: LanguageModelConfig, source: ModelSource) -> TextSettings:
@@ -47,11 +49,10 @@ def read_texts(settings: TextSettings, tokenizer: Tokenizer) -> ModelTexts:
     given = settings.chat_template_content_format
     template = load_chat_template(tokenizer, settings.chat_template, None if given == "auto" else given)
     parsers = choose_parsers(settings.tool_parser, settings.reasoning_parser, template, tokenizer)
-    guarded = template is not None and not settings.special_tokens_in_content
-    return ModelTexts(
-        tokenizer,
-        template,
-        parsers,
-        tokenizer.special_text_guard(template.source, parsers.own_tags) if guarded and template else None,
-        default_params(Path(settings.folder)),
-    )
+    templates = {} if template is None else template.by_name
+    guard = None
+    if templates and not settings.special_tokens_in_content:
+        sources = "\n".join(each.source for each in templates.values())
+        guard = tokenizer.special_text_guard(sources, parsers.own_tags)
+    needs = {name: each.needs for name, each in templates.items() if each.needs != TemplateNeeds()}
+    return ModelTexts(tokenizer, template, parsers, guard, default_params(Path(settings.folder)), needs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +26,8 @@ from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
 from penstock.gateway.llm.model_sleep import ModelSleep
 from penstock.tokenizers import ChatTemplate, ContentFormat, SpecialTextGuard, Tokenizer
 from penstock.tokenizers.token_table import DecoderFamily
+
+logger = logging.getLogger("penstock")
 
 DEMO_NAME = "penstock-demo"
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -208,9 +212,29 @@ def default_params(folder: Path) -> dict[str, Any]:
 def load_chat_template(
     tokenizer: Tokenizer, override: str | None, content_format: ContentFormat | None = None
 ) -> ChatTemplate | None:
-    """The operator's template, else the model's own. Raises ConfigError for one that does not compile."""
+    """The operator's template for all chats, else the model's own ones. Raises ConfigError for one that does not
+    compile."""
+    tokens = tokenizer.special_tokens
     try:
-        source = Path(override).read_text(encoding="utf-8-sig") if override is not None else tokenizer.chat_template
-        return ChatTemplate(source, tokenizer.special_tokens, content_format) if source else None
+        if override is not None:
+            source = Path(override).read_text(encoding="utf-8-sig")
+            return ChatTemplate(source, tokens, content_format) if source else None
+        templates = tokenizer.chat_templates
+        if not tokenizer.chat_template:
+            _report_templates(templates)
+            return None
+        tool_use, rag = (templates.get(name) or None for name in ("tool_use", "rag"))
+        if len(templates) == 1:
+            tool_use = rag = None  # it is the one for all chats
+        return ChatTemplate(tokenizer.chat_template, tokens, content_format, tool_use=tool_use, rag=rag)
     except (OSError, ValueError) as error:
         raise ConfigError(f"chat-template: {error}") from None
+
+
+def _report_templates(templates: Mapping[str, str]) -> None:
+    if templates:
+        logger.warning(
+            "The model has the chat templates %s and none for other chats: name a file with --chat-template to serve "
+            "chats.",
+            ", ".join(sorted(templates)),
+        )

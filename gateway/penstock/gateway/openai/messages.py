@@ -147,17 +147,20 @@ def _part(part: ContentPart, where: str) -> dict[str, str]:
 
 
 def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
-    """Templates want the arguments as an object; on the wire they are its JSON text."""
+    """Arguments stay the text that the model wrote, because some templates take it as it is."""
     arguments = call.function.arguments
     if isinstance(arguments, str):
-        arguments = arguments_object(arguments, f"{where}.tool_calls")
+        arguments = checked_arguments(arguments, f"{where}.tool_calls")
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def arguments_object(text: str, where: str) -> dict[str, Any]:
-    """The arguments of a call, which are none in an empty text. Raises InvalidRequestError."""
+def checked_arguments(text: str, where: str) -> str:
+    """The arguments of a call, which are none in an empty text. Raises InvalidRequestError for what is not a JSON
+    object."""
+    text = text or "{}"
     try:
-        return decode_json((text or "{}").encode(), dict[str, Any])
+        decode_json(text.encode(), dict[str, Any])
     except InvalidRequestError:
         raise InvalidRequestError(f"{where}: the arguments are not a JSON object.", param=where) from None
+    return text

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.openai.messages import arguments_object
+from penstock.gateway.openai.messages import checked_arguments
 from penstock.gateway.responses.items import content_text
 from penstock.gateway.responses.schemas import InputItem
 
@@ -72,7 +72,7 @@ class _Conversation:
             self.messages.append({"role": "system", "content": [text]})
 
     def _add_call(self, item: InputItem, where: str) -> None:
-        function = {"name": item.name, "arguments": arguments_object(item.arguments or "", f"{where}.arguments")}
+        function = {"name": item.name, "arguments": checked_arguments(item.arguments or "", f"{where}.arguments")}
         call_id = item.call_id or ""
         self._turn().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
         self._called.add(call_id)

@@ -204,7 +204,7 @@ async def test_messages_reach_the_template() -> None:
         {
             "role": "assistant",
             "content": "",
-            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}],
         },
         {"role": "tool", "content": "2", "tool_call_id": "1"},
     ]

@@ -38,8 +38,8 @@ MESSAGES: list[dict[str, Any]] = [
         "content": "I look.",
         "reasoning_content": "Look.",
         "tool_calls": [
-            {"id": "a", "type": "function", "function": {"name": "rain", "arguments": {"city": "Bern"}}},
-            {"id": "b", "type": "function", "function": {"name": "snow", "arguments": {}}},
+            {"id": "a", "type": "function", "function": {"name": "rain", "arguments": '{"city": "Bern"}'}},
+            {"id": "b", "type": "function", "function": {"name": "snow", "arguments": "{}"}},
         ],
     },
     {"role": "tool", "tool_call_id": "b", "content": "no"},

@@ -15,6 +15,7 @@ from typing import IO, Any
 from penstock.classic.python.output import lines_of
 from penstock.classic.python.process import Launch, prepared
 from penstock.classic.python.worker.wire import FRAME, decode, frame
+from penstock.engines.host.failure_text import one_line
 
 
 def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any] | None:
@@ -50,7 +51,9 @@ def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any]
     if kind == "completed":
         found: dict[str, Any] | None = fields[0]
         return found
-    raise ValueError(str(fields[0]))
+    text, trace = fields
+    logging.getLogger(launch.logger_name).debug("%s", trace)
+    raise ValueError(one_line(text))
 
 
 def _converse(sock: socket.socket, options: dict[str, Any], deadline: float) -> tuple[str, list[Any]]:

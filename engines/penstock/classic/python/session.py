@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Tensor
 from penstock.classic.waits import Execution
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
+from penstock.engines.host.failure_text import one_line
+
+logger = logging.getLogger(__name__)
 
 _LAST_WORDS = 0.5
 """Seconds to read what a process that has ended had still sent."""
@@ -114,8 +118,12 @@ class Session:
                 f"Stub process '{self._name}' ended while it loaded the model (status {self.process.status})"
             )
         kind, fields = news.result()
+        if kind == "failed":
+            text, trace = fields
+            logger.debug("%s", trace)
+            raise EngineError(one_line(text))
         if kind != wanted:
-            raise EngineError(str(fields[0]) if kind == "failed" else f"Stub process '{self._name}' is out of order")
+            raise EngineError(f"Stub process '{self._name}' is out of order")
         return fields
 
     async def execute(self, batch: Batch) -> None:

@@ -30,6 +30,7 @@ from penstock.engines.contract.messages import (
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError, QueueFullError
+from penstock.engines.host.failure_text import as_load_error
 from penstock.engines.offload import CLOSING_SECONDS
 from penstock.engines.process.group import how_it_ended, kill_group
 from penstock.engines.process.link import Link
@@ -248,8 +249,8 @@ class ProcessEngine:
                 await asyncio.sleep(min(_BACKOFF * refusals, _LONGEST_BACKOFF))
             except EngineError as error:
                 logger.error("the engine could not be restarted: %s", error.message)
-            except Exception:  # whatever it is, the next try comes
-                logger.exception("the engine could not be restarted")
+            except Exception as error:  # whatever it is, the next try comes
+                logger.error("the engine could not be restarted: %s", as_load_error(error).message)
 
     async def _until_dead(self, process: WorkerProcess) -> str:
         ended = asyncio.ensure_future(process.wait())

@@ -14,6 +14,7 @@ from penstock.engines.encoder.text import Encoder
 from penstock.engines.encoder.text_queue import TextQueue
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.formats.model_files import read_json
+from penstock.engines.host.failure_text import as_load_error
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.configuration.sections.language_model import DoorConfig
 from penstock.gateway.front.loading_board import LoadingBoard
@@ -65,16 +66,18 @@ def _encoder(
         from penstock.engines.encoder.model import EncoderModel  # loads OpenVINO
         from penstock.engines.openvino.config import OpenVINOConfig
 
+        numbers = {"dtype": model.dtype, "weights": model.weights, "activations": model.activations}
         options = OpenVINOConfig(
             model_dir=source.folder,
-            dtype=model.dtype,
-            weights=model.weights,
-            activations=model.activations,
             weights_cache=model.weights_cache,
             threads=model.threads,
             max_model_len=model.max_model_len,
+            **numbers,
         )
-        return EncoderModel(options, recipe, report)
+        try:
+            return EncoderModel(options, recipe, report)
+        except Exception as error:
+            raise as_load_error(error, {"engine": "openvino", **numbers}) from error
 
     scheduling = config.scheduling
     queue = TextQueue(

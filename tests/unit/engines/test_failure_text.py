@@ -89,10 +89,7 @@ def test_the_plainest_settings_are_not_advised_again() -> None:
 
 def test_the_trace_is_for_level_debug(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    try:
-        raise RuntimeError("a\nb")
-    except RuntimeError as error:
-        assert isinstance(as_load_error(error), EngineError)
+    assert isinstance(as_load_error(RuntimeError("a\nb")), EngineError)
     [record] = caplog.records
     assert record.levelno == logging.DEBUG
     assert record.exc_info is not None
@@ -101,9 +98,9 @@ def test_the_trace_is_for_level_debug(caplog: pytest.LogCaptureFixture) -> None:
 def test_an_error_of_ours_stays_what_it_is() -> None:
     error = MemoryBudgetError("full", retry_after=3)
     assert as_load_error(error) is error
-    with pytest.raises(MemoryBudgetError, match="^m: full$"), failures_of("m"):
+    with pytest.raises(MemoryBudgetError, match=r"^m: full$"), failures_of("m"):
         raise error
-    with pytest.raises(EngineError, match="^model 'm' is broken$"), failures_of("m"):
+    with pytest.raises(EngineError, match=r"^model 'm' is broken$"), failures_of("m"):
         raise EngineError("model 'm' is broken")
 
 

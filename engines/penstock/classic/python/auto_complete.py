@@ -15,6 +15,7 @@ from typing import IO, Any
 from penstock.classic.python.output import lines_of
 from penstock.classic.python.process import Launch, prepared
 from penstock.classic.python.worker.wire import FRAME, decode, frame
+from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.failure_text import one_line
 
 
@@ -25,7 +26,7 @@ def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any]
     """
     limit = launch.options.stub_timeout_seconds
     with tempfile.TemporaryFile() as output:
-        with prepared(launch) as (command, variables, ours, files, passed):
+        with prepared(launch, BlackBox()) as (command, variables, ours, files, passed):
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

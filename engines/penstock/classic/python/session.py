@@ -24,6 +24,7 @@ from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Tensor
 from penstock.classic.waits import Execution
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
+from penstock.engines.host.crash_folder import Crash, keep_evidence
 from penstock.engines.host.failure_text import one_line
 
 logger = logging.getLogger(__name__)
@@ -78,11 +79,19 @@ class Session:
         session = cls(program, process)
         try:
             await session._load()
-        except BaseException:
+        except BaseException as error:
+            if process.status is not None and isinstance(error, EngineError):
+                session.keep_evidence(error.message)
             session.close()
             await process.end(0)
             raise
         return session
+
+    def keep_evidence(self, reason: str) -> None:
+        """Of the process, which has died."""
+        program, process = self._program, self.process
+        crash = Crash("model", self._name, process.pid, process.status, reason, dict(program.init))
+        keep_evidence(program.launch.options.crash_folder, crash, process.box)
 
     async def _load(self) -> None:
         options = self._program.launch.options

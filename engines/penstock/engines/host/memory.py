@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,3 +129,33 @@ def _status_sizes(process: Path) -> dict[str, int]:
         return {}
     told = (line.split() for line in lines if line.endswith(" kB"))
     return {name.rstrip(":"): int(number) * 1024 for name, number, _ in told}
+
+
+def memory_events(root: Path = Path("/")) -> dict[str, int]:
+    """How often memory was short so far, by the names of the system's counters: those of this process's control group
+    (`oom_kill`, `max`, `failcnt` ...), and as `machine_oom_kill` processes that were killed on the whole machine.
+
+    `root` is where /proc and /sys are looked for. What cannot be read is left out.
+    """
+    counters = {f"machine_{name}": number for name, number in _counters(root / "proc/vmstat") if name == "oom_kill"}
+    for folder, version in group_folders("memory", root):
+        if folder.is_dir():
+            return counters | _group_events(folder, version)
+    return counters
+
+
+def _group_events(folder: Path, version: int) -> dict[str, int]:
+    if version == 2:
+        return dict(_counters(folder / "memory.events"))
+    found = {name: number for name, number in _counters(folder / "memory.oom_control") if name == "oom_kill"}
+    with suppress(OSError, ValueError):
+        found["failcnt"] = int((folder / "memory.failcnt").read_text())
+    return found
+
+
+def _counters(path: Path) -> Iterator[tuple[str, int]]:
+    """Of a file with a name and a number in each line."""
+    with suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            name, number = line.split()
+            yield name, int(number)

@@ -1,7 +1,7 @@
-"""The engine process: `python -m penstock.engines.process.worker HEARTBEAT_PIPE ENGINE`.
+"""The engine process: `python -m penstock.engines.process.worker HEARTBEAT_PIPE BLACK_BOX ENGINE`.
 
-HEARTBEAT_PIPE is a file descriptor that it has inherited. What it has to do comes as one line on stdin, an Order; until
-then it imports what ENGINE needs, if that is a name.
+HEARTBEAT_PIPE and BLACK_BOX are file descriptors that it has inherited. What it has to do comes as one line on stdin,
+an Order; until then it imports what ENGINE needs, if that is a name.
 
 Stdin stays open for as long as the gateway lives: at its end this process ends too. Signals to the terminal's process
 group are the gateway's business, which drains before it closes stdin.
@@ -26,6 +26,7 @@ import zmq
 
 from penstock.engines.contract.messages import LoadFailed, Ready, StepOutputs
 from penstock.engines.core import Core
+from penstock.engines.host.black_box import record_into
 from penstock.engines.host.failure_text import as_load_error, is_failure
 from penstock.engines.host.parent_death import die_with_parent
 from penstock.engines.host.placement import bind
@@ -108,9 +109,10 @@ def _open_door(spec: EngineSpec, core: Core, heart: HeartbeatThread) -> Door:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ring = record_into(int(sys.argv[2]))
     die_with_parent()  # even a step that never returns must not outlive the gateway
     with suppress(Exception):  # loading imports it again, and reports what is wrong with it
-        import_engine(sys.argv[2])
+        import_engine(sys.argv[3])
     line = sys.stdin.buffer.readline()
     if not line:
         return 0  # it was not needed
@@ -127,6 +129,7 @@ def main() -> int:
         heart = HeartbeatThread(int(sys.argv[1]), spec.heartbeat_interval, time.monotonic)
         heart.start()
         heart.core = core = load_core(spec, time.monotonic, reports)
+        core.ring = ring
         door = None if spec.door is None else _open_door(spec, core, heart)
     except BaseException as error:
         if not is_failure(error):

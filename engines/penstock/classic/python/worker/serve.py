@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -23,9 +24,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the descriptors of the socket, of the arena to read and of the arena to write; the server's pid; the
-    arena's first size and its growth in bytes."""
-    sock, inbox, outbox, parent, initial, growth = map(int, arguments)
+    """Arguments: the descriptors of the socket, of the arena to read, of the arena to write and of the file for stacks;
+    the server's pid; the arena's first size and its growth in bytes."""
+    sock, inbox, outbox, stacks, parent, initial, growth = map(int, arguments)
+    os.set_inheritable(stacks, False)
+    faulthandler.enable(stacks)
     _die_with(parent)
     connection = Connection(
         socket.socket(fileno=sock), ReceiveArena(inbox), SendArena(outbox, initial=initial, growth=growth)

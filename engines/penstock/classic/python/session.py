@@ -24,7 +24,7 @@ from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Tensor
 from penstock.classic.waits import Execution
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
-from penstock.engines.host.crash_folder import Crash, keep_evidence
+from penstock.engines.host.crash_folder import Crash, keep_evidence, signal_name
 from penstock.engines.host.failure_text import one_line
 
 logger = logging.getLogger(__name__)
@@ -123,9 +123,8 @@ class Session:
         if not done:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.process.wait(), _LAST_WORDS)
-            raise EngineError(
-                f"Stub process '{self._name}' ended while it loaded the model (status {self.process.status})"
-            )
+            how = signal_name(self.process.status) or f"status {self.process.status}"
+            raise EngineError(f"Stub process '{self._name}' ended while it loaded the model ({how})")
         kind, fields = news.result()
         if kind == "failed":
             text, trace = fields

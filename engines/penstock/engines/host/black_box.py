@@ -20,7 +20,7 @@ from penstock.engines.host.memory import memory_events
 
 NUM_STEPS = 256
 """That are kept: the newest."""
-_ROW = struct.Struct("=Qdd5I4x")
+_ROW = struct.Struct("=Qdd5q")
 _SECONDS = struct.Struct("=d")
 _SECONDS_AT = 16
 """Where in a row its seconds are."""

@@ -205,7 +205,7 @@ class Server:
     def _new_operator_port(self) -> HttpServer:
         server, dataplane = self._config.server, self._models.dataplane
         others = None if self._folder is None else self._requests_in_fronts
-        routes = operator_routes(dataplane, self._records.journal, others)
+        routes = operator_routes(self._config, dataplane, self._records.journal, others)
         app = build_metrics_app(dataplane, metrics_settings(self._config, self._settings), routes)
         limits = connection_limits(self._config)
         settings = ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits, http2=False)

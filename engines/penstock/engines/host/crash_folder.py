@@ -29,6 +29,8 @@ from penstock.engines.host.redaction import Redaction
 
 logger = logging.getLogger(__name__)
 
+FILES = ("report.json", "steps.csv", "stacks.txt")
+"""Of each."""
 MOST_KEPT = 10
 """Crashes: the newest."""
 _FORM = re.compile(r"\d{8}-\d{6}-(?:engine|model|front)-.+")
@@ -161,7 +163,7 @@ def _drop_old(folder: Path) -> None:
 
 def _remove(place: Path) -> None:
     """Files first: nothing but what was written here is deleted."""
-    for name in ("report.json", "steps.csv", "stacks.txt"):
+    for name in FILES:
         with suppress(OSError):
             (place / name).unlink()
     with suppress(OSError):

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError
@@ -20,6 +23,7 @@ from penstock.gateway.front.quota import Quota
 from penstock.gateway.fronts.channel import Channel
 from penstock.gateway.fronts.messages import (
     Ask,
+    Begin,
     Counted,
     Drain,
     Ended,
@@ -75,6 +79,7 @@ class FrontProcess:
         self._add_usage = add_usage
         self._crash_folder = crash_folder
         self._box: BlackBox | None = None
+        self._settings: dict[str, Any] = {}
         self._holds = FrontHolds()
         self._process: asyncio.subprocess.Process | None = None
         self._channel: Channel[FromFront] | None = None
@@ -118,6 +123,8 @@ class FrontProcess:
                 raise EngineError(f"front {self.number} cannot be started: {error}") from error
         self._channel = await Channel.over(ours, FromFront)
         for message in first():
+            if isinstance(message, Begin):
+                self._settings = msgspec.to_builtins(message.config)
             self._channel.send(message)
         self.send_table(*new_table())
         self.ended = asyncio.create_task(self._until_end(self._channel, self._process))
@@ -248,7 +255,8 @@ class FrontProcess:
     def keep_evidence(self, reason: str) -> None:
         """Of its process, which has died."""
         if self._process is not None and self._box is not None:
-            crash = Crash("front", str(self.number), self._process.pid, self._process.returncode, reason, {})
+            pid, status = self._process.pid, self._process.returncode
+            crash = Crash("front", str(self.number), pid, status, reason, self._settings)
             keep_evidence(self._crash_folder, crash, self._box)
 
     def kill(self) -> None:

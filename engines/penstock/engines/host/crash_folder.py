@@ -15,6 +15,7 @@ import re
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ def _write(folder: Path, crash: Crash, steps: Sequence[StepRow], stacks: str, me
         "name": crash.name,
         "pid": crash.pid,
         "time": now.isoformat(timespec="seconds"),
+        "monotonic": time.monotonic(),  # what the steps' times are of
         "reason": crash.reason,
         "status": crash.status,
         "signal": signal_name(crash.status),

@@ -75,8 +75,8 @@ def _limits() -> dict[str, str]:
     """Of the nearest control group that is there."""
     found = {}
     for controller, names in _LIMITS.items():
-        folder = next((folder for folder, _ in group_folders(controller) if folder.is_dir()), None)
-        for name in names if folder is not None else ():
+        nearest = [folder for folder, _ in group_folders(controller) if folder.is_dir()][:1]
+        for path in (folder / name for folder in nearest for name in names):
             with suppress(OSError):
-                found[name] = (folder / name).read_text().strip()
+                found[path.name] = path.read_text().strip()
     return found

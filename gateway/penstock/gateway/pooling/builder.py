@@ -66,18 +66,20 @@ def _encoder(
         from penstock.engines.encoder.model import EncoderModel  # loads OpenVINO
         from penstock.engines.openvino.config import OpenVINOConfig
 
-        numbers = {"dtype": model.dtype, "weights": model.weights, "activations": model.activations}
         options = OpenVINOConfig(
             model_dir=source.folder,
+            dtype=model.dtype,
+            weights=model.weights,
+            activations=model.activations,
             weights_cache=model.weights_cache,
             threads=model.threads,
             max_model_len=model.max_model_len,
-            **numbers,
         )
         try:
             return EncoderModel(options, recipe, report)
         except Exception as error:
-            raise as_load_error(error, {"engine": "openvino", **numbers}) from error
+            settings = {"dtype": model.dtype, "weights": model.weights, "activations": model.activations}
+            raise as_load_error(error, {"engine": "openvino", **settings}) from error
 
     scheduling = config.scheduling
     queue = TextQueue(

@@ -65,7 +65,7 @@ class Server:
     """Starts with `flags`; the log is kept in `log`. `open_files` is the process's limit."""
 
     def __init__(self, *flags: str, environ: dict[str, str] | None = None, open_files: int | None = None) -> None:
-        arguments = ["serve", *ANY_PORTS, *flags]
+        arguments = ["serve", *ANY_PORTS, "--crash-dir=", *flags]  # nothing is left in a home folder
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         self.process: subprocess.Popen[str] | ForkedProcess
         if environ is None and open_files is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -37,6 +38,7 @@ from penstock.classic.python.options import PythonOptions
 from penstock.classic.python.session import Program, Session
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
+from penstock.engines.host.crash_folder import crashes
 
 CONFIG = f"""
 max_batch_size: 0
@@ -84,6 +86,35 @@ async def test_a_dying_process_fails_its_requests_and_comes_back(tmp_path: Path,
         response = await model.infer(request(X=word("")))  # waits for the new process
         assert int(outputs(response)["Y"][0]) == instance.pid != first
         assert model.ready
+
+
+async def test_a_dying_process_leaves_evidence(tmp_path: Path) -> None:
+    folder = tmp_path / "crashes"
+    async with loaded(tmp_path, DEADLY, CONFIG, options={"crash-dir": str(folder)}) as model:
+        for how in ("kill", "segv"):
+            with pytest.raises(EngineDeadError):
+                await model.infer(request(X=word(how)))
+            await model.infer(request(X=word("")))  # waits for the new process
+        await until(lambda: folder.is_dir() and len(crashes(folder)) == 2)
+    reports = {}
+    for place in crashes(folder):
+        report = json.loads((place / "report.json").read_text())
+        reports[report["signal"]] = (place / "stacks.txt").read_text()
+        assert (report["kind"], report["name"]) == ("model", "m_0_0")
+        assert report["settings"]["args"]["model_version"] == "1"
+    assert reports["SIGKILL"] == ""
+    assert "in execute" in reports["SIGSEGV"]
+
+
+async def test_a_process_that_dies_while_it_loads_leaves_evidence(tmp_path: Path) -> None:
+    folder = tmp_path / "crashes"
+    code = "import ctypes\nctypes.string_at(0)"
+    with pytest.raises(EngineError, match=r"ended while it loaded the model \(SIGSEGV\)"):
+        async with loaded(tmp_path, code, CONFIG, options={"crash-dir": str(folder)}):
+            pass
+    await until(lambda: folder.is_dir() and len(crashes(folder)) == 1)
+    [place] = crashes(folder)
+    assert "model.py" in (place / "stacks.txt").read_text()
 
 
 async def test_killed_under_load(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -66,7 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, key_file: Path) -> Iterator
         *("penstock-demo", "--engine=simulated", "--sim-step-ms=10", "--served-model-name=m", "--fronts=2"),
         *("--model-repository", str(repository), "--model-control-mode=explicit", "--load-model=echo,other"),
         *("--backend-config=vllm,engine=simulated", "--backend-config=tensorrtllm,engine=simulated"),
-        *("--api-key-file", str(key_file)),
+        *("--api-key-file", str(key_file), "--crash-dir", str(tmp_path_factory.mktemp("crashes"))),
     )
     with serving(*flags) as running:
         yield running
@@ -298,6 +299,9 @@ def test_a_front_that_is_killed_costs_its_own_connections_alone(server: Server) 
     assert {stream.tokens for stream in whole} == {300}
     server.wait_for_log(r"front \d is back")
     assert other.is_running()
+    evidence = Path(server.wait_for_log(r"known of the end of front \d is in (\S+)")[1])
+    report = json.loads((evidence / "report.json").read_text())
+    assert (report["kind"], report["pid"], report["signal"]) == ("front", victim.pid, "SIGKILL")
     wait_until(lambda: samples(server)["penstock_fronts", ""] == 2)
     wait_until(lambda: samples(server)["penstock_requests_running", "m"] == 0)
     after = samples(server)

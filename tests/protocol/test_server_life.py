@@ -379,3 +379,16 @@ def test_ipv6_addresses_are_addresses_too():
         assert httpx.get(f"http://[::1]:{port}/health").status_code == 200
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("where", ["__init__", "start"])
+def test_an_error_that_nobody_foresaw_ends_the_start_with_one_line(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("first\n\nlast\n")
+
+    monkeypatch.setattr(f"penstock.gateway.lifecycle.ServedModels.{where}", broken)
+    told = refusal(caplog, "--engine=simulated")
+    prefix = "the models could not be loaded: " if where == "start" else ""
+    assert told == prefix + "RuntimeError: first; last; --log-level debug shows the trace"

@@ -101,7 +101,7 @@ def test_the_contract_is_a_leaf() -> None:
 LAYERS = (
     {"database", "errors", "terminal_chat"},
     {"configuration"},
-    {"front", "http2"},
+    {"debug_bundle", "front", "http2"},
     {"http2_sockets"},
     {"http", "metrics", "spans"},
     {"grpc_transport", "memory", "usage"},

@@ -22,7 +22,8 @@ from penstock.classic.instances import Instance, TaskInstance, ThreadInstance
 from penstock.classic.model_limits import ModelLimits, has_rate_limits
 from penstock.classic.rate_limiter import RateLimiter
 from penstock.classic.sequences.batcher import SequenceBatcher
-from penstock.engines.errors import EngineError, PenstockError
+from penstock.engines.errors import PenstockError
+from penstock.engines.host.failure_text import as_load_error
 
 __all__ = ["ClassicModel", "load_model"]
 
@@ -150,5 +151,4 @@ def _guarded(load: Callable[[A], T], argument: A) -> T:
     except (PenstockError, ValueError):
         raise
     except Exception as error:
-        logger.exception("a backend failed to load")
-        raise EngineError(f"{type(error).__name__}: {error}") from error
+        raise as_load_error(error) from error

@@ -19,6 +19,7 @@ from penstock.engines.errors import (
     PenstockError,
     UnsupportedError,
 )
+from penstock.engines.host.failure_text import as_load_error, one_line
 from penstock.engines.scheduler.intake import Intake
 
 logger = logging.getLogger(__name__)
@@ -189,6 +190,5 @@ def _told(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     if isinstance(error, ValueError | OSError):
-        return InvalidRequestError(f"The adapter does not load: {error}")
-    logger.error("an adapter failed to load or unload", exc_info=error)
-    return EngineError(f"The adapter does not load: {type(error).__name__}: {error}")
+        return InvalidRequestError(f"The adapter does not load: {one_line(str(error))}")
+    return EngineError(f"The adapter does not load: {as_load_error(error).message}")

@@ -24,6 +24,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import StepFailedError, UnsupportedError
 from penstock.engines.grammar_compiling import GrammarCompilations
+from penstock.engines.host.black_box import StepRing, unrecorded
 from penstock.engines.offload.opening import OffloadTier, offload_tier
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_idle, check_integrity
@@ -45,6 +46,9 @@ work."""
 
 class Core(Protocol):
     """What an engine process runs: requests in, one message out for each step."""
+
+    ring: StepRing
+    """Where it writes down its steps, for the case that the process dies."""
 
     @property
     def broken(self) -> bool:
@@ -113,6 +117,7 @@ class EngineCore:
         self.failures_in_a_row = 0
         """Requests that failed alone since the last good step."""
         self.broken = False
+        self.ring = unrecorded()
         self._clock = clock
         self._last_collected = 0.0
 
@@ -205,6 +210,7 @@ class EngineCore:
                 self.blocks.begin()
             if not step.request_ids:
                 break
+            self._write_down(self.scheduler.under_way[-1])
             try:
                 if self.blocks is not None:
                     self.blocks.carry_out(step)
@@ -213,6 +219,17 @@ class EngineCore:
                 self._recover(self.scheduler.under_way[-1])
                 return False
         return True
+
+    def _write_down(self, step: StepUnderWay) -> None:
+        scheduler = self.scheduler
+        self.ring.begins(
+            step.scheduled_at,
+            len(step.runs),
+            step.step.total_num_scheduled_tokens,
+            len(scheduler.running.runs),
+            scheduler.num_waiting,
+            scheduler.kv.pool.num_free,
+        )
 
     def _collect(self, records: list[StepRecord]) -> None:
         """Waits for the oldest step's result; the next one computes while this is looked at."""
@@ -226,6 +243,7 @@ class EngineCore:
         seconds = now - max(done.scheduled_at, self._last_collected)
         self._last_collected = now
         self.failures_in_a_row = 0
+        self.ring.ends(seconds)
         self.scheduler.update_from_output(result, now, seconds)
         if self.blocks is not None:
             self.blocks.collected()
@@ -235,6 +253,7 @@ class EngineCore:
         """The step's requests will run again in halves, until the one that makes it fail is alone. Called while the
         exception is handled."""
         logger.exception("a step of %d requests failed", len(failed.runs))
+        self.ring.fails()
         if len(failed.runs) == 1:
             self.failures_in_a_row += 1
             self.broken = self.failures_in_a_row >= _MAX_FAILURES

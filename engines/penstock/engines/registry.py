@@ -22,6 +22,9 @@ from penstock.engines.scheduler.config import OF_OUR_SCHEDULER, SchedulerConfig
 logger = logging.getLogger(__name__)
 
 
+_SHOWN = ("device", "dtype", "weights", "activations", "kv_cache_dtype")
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a new engine process needs; travels as JSON."""
 
@@ -41,6 +44,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of the process; who loads a model in a process of its own binds it first."""
     door: DoorSpec | None = None
     """Where others than the owner of its process can use the engine; None: nowhere."""
+
+    @property
+    def shown_settings(self) -> dict[str, Any]:
+        """Those that an error of loading names."""
+        return {"engine": self.runner} | {name: self.options[name] for name in _SHOWN if name in self.options}
 
 
 def _openvino(options: dict[str, Any], report: Report) -> ModelRunner:

@@ -22,6 +22,7 @@ from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, 
 from penstock.gateway.configuration.flags import add_sections, switches
 from penstock.gateway.configuration.likely_engine import likely_engine
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
+from penstock.gateway.debug_bundle import add_debug_command
 from penstock.gateway.front.key_command import add_key_command
 from penstock.gateway.front.service_manager import VARIABLES
 from penstock.gateway.llm.hub_command import add_hub_commands
@@ -140,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     add_bench_command(commands, _FORMATTER)
     add_check_command(commands, _FORMATTER, _check)
     add_deploy_command(commands, _FORMATTER)
+    add_debug_command(commands, _FORMATTER)
     for command in entry_points(group="penstock.commands"):
         command.load()(commands, add_sections, _FORMATTER)
     return parser

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from penstock.engines.door.spec import DoorSpec
 from penstock.engines.encoder.sentence_files import makes_vectors
+from penstock.engines.host.failure_text import failures_of
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.first_steps import Kind
@@ -80,7 +81,8 @@ class CommandLineModel:
                 report(None)
         if self._model is None:
             return
-        await self._model.start()
+        with failures_of(self._model.names[0]):
+            await self._model.start()
         self._dataplane.models.serve(self._model)
         info = self._model.engine.info
         num_groups = len(info.kv_groups)

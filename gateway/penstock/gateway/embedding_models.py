@@ -8,6 +8,7 @@ import logging
 import msgspec
 
 from penstock.engines.errors import AlreadyExistsError
+from penstock.engines.host.failure_text import failures_of
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER, DoorConfig, ReplicaConfig
 from penstock.gateway.front.loading_board import LoadingBoard
@@ -87,7 +88,8 @@ class EmbeddingModels:
         for model in self._plane.known_models():
             report = self._board.reporter(model.names)
             try:
-                await model.source.start()
+                with failures_of(model.names[0]):
+                    await model.source.start()
             finally:
                 report(None)
             model.loaded = True

@@ -119,6 +119,7 @@ class FrontPorts:
             shared.ledger.add,
             lambda: shared.traffic.names,
             self._all_gone,
+            config.server.crash_folder,
         )
         grpc_tls = tls_settings(config, "grpc")
         if grpc_tls.enabled:

@@ -1,7 +1,7 @@
 """A front: the process that speaks the protocols where a server has several. The supervisor starts it and tells it what
 to serve; when the supervisor is gone, so is the front.
 
-python -m penstock.gateway.front_server CONTROL SOCKET...   (descriptors)
+python -m penstock.gateway.front_server BLACK_BOX CONTROL SOCKET...   (descriptors)
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.engines.door.attached import AttachedEngine
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import PenstockError
+from penstock.engines.host.black_box import record_into
 from penstock.engines.host.kernel_files import kernel_text
 from penstock.gateway.composition.ports import (
     app_settings,
@@ -100,7 +101,8 @@ _ENGINE_WAIT = 30.0
 
 
 def main() -> int:
-    control, *listeners = map(int, sys.argv[1:])
+    box, control, *listeners = map(int, sys.argv[1:])
+    record_into(box)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor says what they mean
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

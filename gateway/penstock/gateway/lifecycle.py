@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.errors import PenstockError
+from penstock.engines.host.failure_text import as_load_error
 from penstock.engines.process.worker_process import end_unused
 from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.composition.ports import (
@@ -99,10 +100,20 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
     try:
         check_exposure(config)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(Server(config, board, manager).run(file))
+            return runner.run(_new_server(config, board, manager).run(file))
     except (ConfigError, PenstockError) as error:
         logger.error("%s", error)
         return 1
+
+
+def _new_server(config: Config, board: LoadingBoard, manager: ServiceManager) -> Server:
+    """Raises ConfigError, PenstockError."""
+    try:
+        return Server(config, board, manager)
+    except (ConfigError, PenstockError):
+        raise
+    except Exception as error:  # of a library that reads the models' files
+        raise as_load_error(error) from error
 
 
 def _new_front_folder(config: Config) -> FrontFolder | None:
@@ -194,7 +205,7 @@ class Server:
     def _new_operator_port(self) -> HttpServer:
         server, dataplane = self._config.server, self._models.dataplane
         others = None if self._folder is None else self._requests_in_fronts
-        routes = operator_routes(dataplane, self._records.journal, others)
+        routes = operator_routes(self._config, dataplane, self._records.journal, others)
         app = build_metrics_app(dataplane, metrics_settings(self._config, self._settings), routes)
         limits = connection_limits(self._config)
         settings = ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits, http2=False)
@@ -293,8 +304,12 @@ class Server:
                 if self._loaded:  # it answers a file; models that are loading are told to stop below
                     await asyncio.gather(loading, return_exceptions=True)
                 status = 0 if file is None else _INTERRUPTED
-        except (PenstockError, ConfigError) as error:
-            logger.error("%s%s", "" if self._loaded else "the models could not be loaded: ", error)
+        except Exception as error:
+            known = isinstance(error, PenstockError | ConfigError)
+            if self._loaded and not known:
+                raise
+            text = str(error) if known else as_load_error(error).message
+            logger.error("%s%s", "" if self._loaded else "the models could not be loaded: ", text)
             status = 1
         if self._loaded and file is None and not status:
             await self._leave()

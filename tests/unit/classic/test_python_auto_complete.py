@@ -64,7 +64,10 @@ def test_what_the_configuration_says_stays(tmp_path: Path) -> None:
             "@staticmethod\n    def auto_complete_config(c): return None",
             "auto_complete_config function in model 'm' must return a valid pb.ModelConfig object.",
         ),
-        ("@staticmethod\n    def auto_complete_config(c): raise ValueError('why')", "^ValueError: why$"),
+        (
+            "@staticmethod\n    def auto_complete_config(c): raise ValueError('why')",
+            r"^ValueError: why \(line 5 of model.py\)$",
+        ),
         ("@staticmethod\n    def auto_complete_config(c): import os; os._exit(3)", "ended early"),
         (
             "@staticmethod\n    def auto_complete_config(c):\n"

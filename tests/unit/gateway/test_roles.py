@@ -13,6 +13,7 @@ from helpers_grpc import SECONDS, each, failure, kserve_of, serving
 from helpers_keys import api_keys
 from helpers_kserve import FakeModelStore, add_sub
 from helpers_kserve_http import kserve_context
+from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.access import ApiGroup, RequiredHeader, read_restrictions
 from penstock.gateway.front.context import Role
 from penstock.gateway.http.settings import AppSettings
@@ -132,11 +133,11 @@ async def test_probes_need_no_key(route: str) -> None:
     assert (await asked(app_for(), route, authorization="")).status in (200, 400, 503)
 
 
-@pytest.mark.parametrize("path", ["/debug/requests", "/debug/scheduler", "/debug/scheduler/stream"])
+@pytest.mark.parametrize("path", ["/debug/settings", "/debug/requests", "/debug/scheduler", "/debug/scheduler/stream"])
 async def test_what_operators_look_at_is_for_admins(path: str) -> None:
     settings = AppSettings(keys=api_keys({"team": "sesame"}, frozenset(Role) - {Role.ADMIN}))
     dataplane: Any = FakeDataPlane()
-    app = build_metrics_app(dataplane, settings, operator_routes(dataplane, settings.journal))
+    app = build_metrics_app(dataplane, settings, operator_routes(Config(), dataplane, settings.journal))
     assert refused_for_role(await asked(app, f"GET {path}"))
 
 

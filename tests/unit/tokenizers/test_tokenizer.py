@@ -196,3 +196,18 @@ def test_files_with_byte_order_marks(tmp_path: Path) -> None:
     assert (tokenizer.eos_token, tokenizer.bos_token) == ("</s>", "<s>")
     assert tokenizer.chat_templates == {"default": "{{ messages }}", "rag": "{{ documents }}"}
     assert tokenizer.decode(tokenizer.encode("a b")) == "a b"
+
+
+def test_a_library_that_panics_is_an_error_like_others(tmp_path: Path) -> None:
+    """pyo3 raises a BaseException then, which would end the thread that reads the model."""
+    folder = save_folder(tmp_path, byte_level())
+    file = folder / "tokenizer.json"
+    plain = json.loads(file.read_text())
+    file.write_text(json.dumps(plain | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}))
+    with pytest.raises(TokenizerError, match="precompiled_charsmap"):
+        Tokenizer(folder)
+    piece = {"SpecialToken": {"id": "<none>", "type_id": 0}}
+    processor = {"type": "TemplateProcessing", "single": [piece], "pair": [], "special_tokens": {}}
+    file.write_text(json.dumps(plain | {"post_processor": processor}))
+    with pytest.raises(TokenizerError, match="cannot be tokenized"):
+        Tokenizer(folder).encode("a text", add_special_tokens=True)

@@ -15,7 +15,7 @@ from .bounded import BoundedEncoder
 from .errors import TokenizerError
 from .files import TokenizerFiles, read_tokenizer_files
 from .fill_in_middle import FillInMiddle, find_fill_in_middle
-from .one_call import encode_once
+from .one_call import encode_once, is_of_the_library
 from .special_text import SpecialTextGuard
 from .templates import TextTemplate, read_template
 from .token_table import DecoderFamily, TokenTable, build_token_table
@@ -93,7 +93,9 @@ class Tokenizer:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except TypeError:
             raise TokenizerError("text is not valid Unicode") from None
-        except Exception as error:  # the library has no exception of its own
+        except BaseException as error:
+            if not is_of_the_library(error):
+                raise
             raise TokenizerError(f"the texts cannot be tokenized: {error}") from None
         return [list(encoding.ids) for encoding in encodings]
 
@@ -194,7 +196,9 @@ def load_backend(folder: Path) -> tuple[tokenizers.Tokenizer, TokenizerFiles]:
         raise TokenizerError(_what_is_missing(folder))
     try:
         backend = tokenizers.Tokenizer.from_buffer(path.read_bytes().removeprefix(BOM_UTF8))
-    except Exception as error:  # the library raises plain Exception for files it cannot read
+    except BaseException as error:
+        if not is_of_the_library(error):
+            raise
         raise TokenizerError(f"{path} is not a tokenizer of the `tokenizers` library: {error}") from None
     # Files saved by a training script may cut or pad every text they encode.
     backend.no_truncation()

@@ -15,6 +15,8 @@ from typing import IO, Any
 from penstock.classic.python.output import lines_of
 from penstock.classic.python.process import Launch, prepared
 from penstock.classic.python.worker.wire import FRAME, decode, frame
+from penstock.engines.host.black_box import BlackBox
+from penstock.engines.host.failure_text import one_line
 
 
 def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any] | None:
@@ -24,7 +26,7 @@ def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any]
     """
     limit = launch.options.stub_timeout_seconds
     with tempfile.TemporaryFile() as output:
-        with prepared(launch) as (command, variables, ours, files, passed):
+        with prepared(launch, BlackBox()) as (command, variables, ours, files, passed):
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -50,7 +52,9 @@ def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any]
     if kind == "completed":
         found: dict[str, Any] | None = fields[0]
         return found
-    raise ValueError(str(fields[0]))
+    text, trace = fields
+    logging.getLogger(launch.logger_name).debug("%s", trace)
+    raise ValueError(one_line(text))
 
 
 def _converse(sock: socket.socket, options: dict[str, Any], deadline: float) -> tuple[str, list[Any]]:

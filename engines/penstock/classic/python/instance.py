@@ -81,6 +81,7 @@ class PythonInstance(AsyncInstance):
             count = session.fail_all(session.dead())
             logger.error("%s: %s; %d requests end with an error", self._program.name, reason, count)
             await session.process.end(0)
+            session.keep_evidence(reason)
             session = await self._revived()
             self._session = session
             self._changed.set()

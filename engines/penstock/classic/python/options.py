@@ -25,6 +25,8 @@ class PythonOptions:
     end."""
     backend_directory: Path | None = None
     """Where python-based backends are found, as `<name>/model.py`."""
+    crash_folder: Path | None = None
+    """Where it is kept what is known of a process that dies; None: nowhere."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> PythonOptions:
@@ -39,6 +41,8 @@ class PythonOptions:
                 found["shm_region_prefix_name"] = _label(value)
             elif name == "backend-directory":
                 found["backend_directory"] = Path(value)
+            elif name == "crash-dir":
+                found["crash_folder"] = Path(value)
             elif name not in FOR_ALL_BACKENDS:
                 raise ValueError(f"the python backend has no option '{name[:64]}'")
         return cls(**found)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from penstock.classic.python.arena_files import ArenaFiles
 from penstock.classic.python.environment import Environment
 from penstock.classic.python.options import PythonOptions
 from penstock.classic.python.output import OutputLog
+from penstock.engines.host.black_box import BlackBox
 
 _WORKER = Path(__file__).parent / "worker" / "__main__.py"
 
@@ -30,7 +31,9 @@ class Launch:
 
 
 @contextlib.contextmanager
-def prepared(launch: Launch) -> Iterator[tuple[list[str], dict[str, str], socket.socket, ArenaFiles, list[int]]]:
+def prepared(
+    launch: Launch, box: BlackBox
+) -> Iterator[tuple[list[str], dict[str, str], socket.socket, ArenaFiles, list[int]]]:
     """Command line, environment, our end of the socket, the arenas' files, and the descriptors to hand over."""
     ours, theirs = socket.socketpair()
     try:
@@ -40,7 +43,7 @@ def prepared(launch: Launch) -> Iterator[tuple[list[str], dict[str, str], socket
         theirs.close()
         raise
     try:
-        passed = [theirs.fileno(), files.down, files.up]
+        passed = [theirs.fileno(), files.down, files.up, box.descriptor]
         sizes = (launch.options.shm_default_byte_size, launch.options.shm_growth_byte_size)
         command = [str(launch.environment.python), str(_WORKER), *map(str, (*passed, os.getpid(), *sizes))]
         yield command, launch.environment.variables(), ours, files, passed
@@ -55,15 +58,19 @@ def prepared(launch: Launch) -> Iterator[tuple[list[str], dict[str, str], socket
 class ModelProcess:
     """A running one, on the event loop."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, files: ArenaFiles) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, sock: socket.socket, files: ArenaFiles, box: BlackBox
+    ) -> None:
         self._process = process
+        self.box = box
         self.socket = sock
         self.files = files
 
     @classmethod
     async def spawn(cls, launch: Launch) -> ModelProcess:
         """Raises OSError when there can be no process."""
-        with prepared(launch) as (command, variables, ours, files, passed):
+        box = BlackBox()
+        with prepared(launch, box) as (command, variables, ours, files, passed):
             output = OutputLog.open(launch.logger_name)
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -79,7 +86,7 @@ class ModelProcess:
                 output.close()
                 raise
             await output.start()
-            return cls(process, ours, files)
+            return cls(process, ours, files, box)
 
     @property
     def pid(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Tensor
 from penstock.classic.waits import Execution
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
+from penstock.engines.host.crash_folder import Crash, keep_evidence, signal_name
+from penstock.engines.host.failure_text import one_line
+
+logger = logging.getLogger(__name__)
 
 _LAST_WORDS = 0.5
 """Seconds to read what a process that has ended had still sent."""
@@ -74,11 +79,19 @@ class Session:
         session = cls(program, process)
         try:
             await session._load()
-        except BaseException:
+        except BaseException as error:
+            if process.status is not None and isinstance(error, EngineError):
+                session.keep_evidence(error.message)
             session.close()
             await process.end(0)
             raise
         return session
+
+    def keep_evidence(self, reason: str) -> None:
+        """Of the process, which has died."""
+        program, process = self._program, self.process
+        crash = Crash("model", self._name, process.pid, process.status, reason, dict(program.init))
+        keep_evidence(program.launch.options.crash_folder, crash, process.box)
 
     async def _load(self) -> None:
         options = self._program.launch.options
@@ -110,12 +123,15 @@ class Session:
         if not done:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.process.wait(), _LAST_WORDS)
-            raise EngineError(
-                f"Stub process '{self._name}' ended while it loaded the model (status {self.process.status})"
-            )
+            how = signal_name(self.process.status) or f"status {self.process.status}"
+            raise EngineError(f"Stub process '{self._name}' ended while it loaded the model ({how})")
         kind, fields = news.result()
+        if kind == "failed":
+            text, trace = fields
+            logger.debug("%s", trace)
+            raise EngineError(one_line(text))
         if kind != wanted:
-            raise EngineError(str(fields[0]) if kind == "failed" else f"Stub process '{self._name}' is out of order")
+            raise EngineError(f"Stub process '{self._name}' is out of order")
         return fields
 
     async def execute(self, batch: Batch) -> None:

@@ -30,6 +30,7 @@ from penstock.engines.errors import (
     StepFailedError,
     UnsupportedError,
 )
+from penstock.engines.host.black_box import unrecorded
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.request import Request, RequestStatus
@@ -61,6 +62,7 @@ class AutonomousCore:
         """Running requests that have just been aborted; the batcher is told of all of them at once."""
         self._last_sign = 0.0
         """When the batcher last reported anything about the requests that it holds."""
+        self.ring = unrecorded()
         self._clock = clock
 
     @property
@@ -184,7 +186,11 @@ class AutonomousCore:
         num_requests = self.seats.num_taken
         if not num_requests:
             return []
+        waiting, free_blocks = self.intake.num_waiting, self.batcher.num_free_blocks
+        # how many tokens it takes the batcher says only when it has them
+        self.ring.begins(started, num_requests, 0, num_requests, waiting, free_blocks)
         result = self.batcher.step()
+        self.ring.ends(self._clock() - started)
         self._take_in(result)
         if not result.num_scheduled_tokens:
             return []

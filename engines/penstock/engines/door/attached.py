@@ -39,6 +39,7 @@ from penstock.engines.errors import (
     PermissionDeniedError,
     QueueFullError,
 )
+from penstock.engines.host.failure_text import as_load_error
 from penstock.engines.process.liveness import SECOND_LOOK, Health, Liveness, WatchdogConfig
 from penstock.engines.process.wire import encode
 
@@ -255,8 +256,8 @@ class AttachedEngine:
                     logger.error("%s; it is tried again until it works", error.message)
                 told = error.message
                 await asyncio.sleep(_LONGEST_PAUSE)
-            except Exception:  # whatever it is, the next try comes
-                logger.exception("the engine at %s cannot be reached", self._door.address)
+            except Exception as error:  # whatever it is, the next try comes
+                logger.error("the engine at %s cannot be reached: %s", self._door.address, as_load_error(error).message)
                 await asyncio.sleep(_LONGEST_PAUSE)
 
     async def _until_dead(self, connection: DoorConnection) -> str:

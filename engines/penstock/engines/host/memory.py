@@ -127,3 +127,29 @@ def resident_memory(root: Path = Path("/")) -> ResidentMemory:
     """Of this process; zeros without /proc. `root` is where that is looked for."""
     sizes = kernel_sizes(root / "proc/self/status")
     return ResidentMemory(_anonymous(sizes), sizes.get("RssFile", 0), sizes.get("VmHWM", 0))
+
+
+def memory_events(root: Path = Path("/")) -> dict[str, int]:
+    """How often memory was short so far, by the names of the system's counters: those of this process's control group
+    (`oom_kill`, `max`, `failcnt` ...), and as `machine_oom_kill` processes that were killed on the whole machine.
+
+    `root` is where /proc and /sys are looked for. What cannot be read is left out.
+    """
+    counters = {f"machine_{name}": number for name, number in _counters(root / "proc/vmstat") if name == "oom_kill"}
+    for folder, version in group_folders("memory", root):
+        if folder.is_dir():
+            return counters | _group_events(folder, version)
+    return counters
+
+
+def _group_events(folder: Path, version: int) -> dict[str, int]:
+    if version == 2:
+        return dict(_counters(folder / "memory.events"))
+    events = {name: number for name, number in _counters(folder / "memory.oom_control") if name == "oom_kill"}
+    failures = kernel_number(folder / "memory.failcnt")
+    return events if failures is None else events | {"failcnt": failures}
+
+
+def _counters(path: Path) -> list[tuple[str, int]]:
+    """Of a file with a name and a number in each line."""
+    return [(name, int(number)) for name, number in _STAT.findall(kernel_text(path))]

@@ -30,6 +30,9 @@ from penstock.engines.contract.messages import (
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError, QueueFullError
+from penstock.engines.host.black_box import dump_stacks
+from penstock.engines.host.crash_folder import Crash, keep_evidence
+from penstock.engines.host.failure_text import as_load_error
 from penstock.engines.offload import CLOSING_SECONDS
 from penstock.engines.process.group import how_it_ended, kill_group
 from penstock.engines.process.link import Link
@@ -49,6 +52,8 @@ _BACKOFF = 1.0
 """Seconds of delay added with each recent restart; the first comes at once."""
 _LONGEST_BACKOFF = 30.0
 """Seconds between two tries while the system lacks what a process needs."""
+_DUMP_SECONDS = 0.1
+"""Seconds that a process which hangs gets to write its stacks."""
 _RETRY_AFTER = 2.0
 """Seconds told to the clients of a dead engine."""
 
@@ -65,12 +70,17 @@ class ProcessEngine:
         log_level: str = "INFO",
         on_step: Callable[[StepRecord], None] | None = None,
         on_loading: LoadingEnds = silent,
+        name: str = "",
+        crash_folder: Path | None = None,
     ) -> None:
+        """`name`: the model's. `crash_folder`: where it is kept what is known of a process that dies; None: nowhere."""
         self._spec = spec
         self._watchdog = watchdog or WatchdogConfig()
         self._log_level = log_level
         self._on_step = on_step
         self._on_loading = on_loading
+        self._name = name
+        self._crash_folder = crash_folder
         self._streams = StreamTable(self._send)
         self._calls = EngineCalls(self._send, spec.options.get("adapters", {}))
         self._stats = EngineStats()
@@ -176,12 +186,14 @@ class ProcessEngine:
             if ended.done():  # its last words may still be on their way through the socket
                 await asyncio.wait((first,), timeout=_LAST_MESSAGE_SECONDS)
             if not first.done():
-                raise EngineError(
+                reason = (
                     f"the engine process ended while it loaded the model ({how_it_ended(process.returncode)})"
                     if ended.done()
                     else f"the model was not loaded within {limit:g} s (load-timeout); the last sign of life of its "
                     f"process came {self.liveness.silence(time.monotonic()):.1f} s ago"
                 )
+                await self._keep_evidence(process, reason)
+                raise EngineError(reason)
             message = first.result()
         finally:
             first.cancel()
@@ -229,7 +241,9 @@ class ProcessEngine:
         refusals = 0
         while True:
             if self._link is not None and self._process is not None:
-                self._declare_dead(self._link, await self._until_dead(self._process))
+                reason = await self._until_dead(self._process)
+                self._declare_dead(self._link, reason)
+                await self._keep_evidence(self._process, reason)
             await self._kill()
             if not self._may_restart():
                 logger.critical("the engine died %d times; it stays down", len(self._restarts) + 1)
@@ -248,8 +262,8 @@ class ProcessEngine:
                 await asyncio.sleep(min(_BACKOFF * refusals, _LONGEST_BACKOFF))
             except EngineError as error:
                 logger.error("the engine could not be restarted: %s", error.message)
-            except Exception:  # whatever it is, the next try comes
-                logger.exception("the engine could not be restarted")
+            except Exception as error:  # whatever it is, the next try comes
+                logger.error("the engine could not be restarted: %s", as_load_error(error).message)
 
     async def _until_dead(self, process: WorkerProcess) -> str:
         ended = asyncio.ensure_future(process.wait())
@@ -278,6 +292,15 @@ class ProcessEngine:
         self._end_drain()
         message = "The engine died while it worked on this request."
         self._fail_all(EngineDeadError(message, retry_after=_RETRY_AFTER))
+
+    async def _keep_evidence(self, process: WorkerProcess, reason: str) -> None:
+        """Before the process is replaced, and, where it hangs, before it is killed."""
+        if process.returncode is None:
+            dump_stacks(process.pid)
+            await asyncio.sleep(_DUMP_SECONDS)
+        settings = msgspec.to_builtins(self._spec)
+        crash = Crash("engine", self._name or self._spec.runner, process.pid, process.returncode, reason, settings)
+        keep_evidence(self._crash_folder, crash, process.box)
 
     def _fail_all(self, error: EngineDeadError) -> None:
         self._streams.fail_all(error)

@@ -7,6 +7,7 @@ import os
 import signal
 from contextlib import suppress
 
+from penstock.engines.host.crash_folder import signal_name
 from penstock.engines.process.worker_process import WorkerProcess
 
 _GRACE = 1.0
@@ -30,4 +31,4 @@ def how_it_ended(status: int | None) -> str:
     """In words, of a process's exit status, which is negative after a signal."""
     if status == -signal.SIGKILL:
         return "killed, as the system does when memory runs out"
-    return f"status {status}"
+    return signal_name(status) or f"status {status}"

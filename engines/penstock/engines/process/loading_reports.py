@@ -16,13 +16,14 @@ class LoadingReports:
     def __init__(self, send: Report, clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
         self._clock = clock
-        self._stage = ""
+        self.stage = ""
+        """The newest."""
         self._next = 0.0
 
     def __call__(self, loading: Loading) -> None:
         now = self._clock()
         complete = loading.total > 0 and loading.done >= loading.total
-        if loading.stage != self._stage or complete or now >= self._next:
-            self._stage = loading.stage
+        if loading.stage != self.stage or complete or now >= self._next:
+            self.stage = loading.stage
             self._next = now + _INTERVAL
             self._send(loading)

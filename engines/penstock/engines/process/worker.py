@@ -1,7 +1,7 @@
-"""The engine process: `python -m penstock.engines.process.worker HEARTBEAT_PIPE ENGINE`.
+"""The engine process: `python -m penstock.engines.process.worker HEARTBEAT_PIPE BLACK_BOX ENGINE`.
 
-HEARTBEAT_PIPE is a file descriptor that it has inherited. What it has to do comes as one line on stdin, an Order; until
-then it imports what ENGINE needs, if that is a name.
+HEARTBEAT_PIPE and BLACK_BOX are file descriptors that it has inherited. What it has to do comes as one line on stdin,
+an Order; until then it imports what ENGINE needs, if that is a name.
 
 Stdin stays open for as long as the gateway lives: at its end this process ends too. Signals to the terminal's process
 group are the gateway's business, which drains before it closes stdin.
@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,8 @@ import zmq
 
 from penstock.engines.contract.messages import LoadFailed, Ready, StepOutputs
 from penstock.engines.core import Core
-from penstock.engines.errors import PenstockError
+from penstock.engines.host.black_box import record_into
+from penstock.engines.host.failure_text import as_load_error, is_failure
 from penstock.engines.host.parent_death import die_with_parent
 from penstock.engines.host.placement import bind
 from penstock.engines.host.terminal import line_end
@@ -104,17 +106,13 @@ def _open_door(spec: EngineSpec, core: Core, heart: HeartbeatThread) -> Door:
     return open_door(spec, core.info, heart.now)
 
 
-def _reason(error: Exception) -> str:
-    """Messages of our own errors and of bad settings suffice; others need their type."""
-    known = isinstance(error, PenstockError | ValueError | OSError)
-    return str(error) if known else f"{type(error).__name__}: {error}"
-
-
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ring = record_into(int(sys.argv[2]))
     die_with_parent()  # even a step that never returns must not outlive the gateway
-    import_engine(sys.argv[2])
+    with suppress(Exception):  # loading imports it again, and reports what is wrong with it
+        import_engine(sys.argv[3])
     line = sys.stdin.buffer.readline()
     if not line:
         return 0  # it was not needed
@@ -125,16 +123,18 @@ def main() -> int:
     logging.basicConfig(level=order.log_level, format="%(asctime)s %(levelname)-7s engine: %(message)s", handlers=[log])
     socket = pair_socket()
     socket.connect(order.address)
+    reports = LoadingReports(lambda loading: socket.send(encode(loading)))
     try:
         bind(spec.placement)  # before there are threads, and before a library counts CPUs
         heart = HeartbeatThread(int(sys.argv[1]), spec.heartbeat_interval, time.monotonic)
         heart.start()
-        reports = LoadingReports(lambda loading: socket.send(encode(loading)))
         heart.core = core = load_core(spec, time.monotonic, reports)
+        core.ring = ring
         door = None if spec.door is None else _open_door(spec, core, heart)
-    except Exception as error:
-        logger.debug("loading failed", exc_info=True)
-        socket.send(encode(LoadFailed(_reason(error))))
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        socket.send(encode(LoadFailed(as_load_error(error, spec.shown_settings, reports.stage).message)))
         _farewell(socket)
         return 1
     socket.send(encode(Ready(core.info)))

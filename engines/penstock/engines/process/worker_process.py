@@ -14,6 +14,8 @@ import threading
 from collections.abc import Collection
 from contextlib import suppress
 
+from penstock.engines.host.black_box import BlackBox
+
 _TUNABLES = "glibc.malloc.hugetlb=1"
 """Weights are put into huge pages from the start, which makes steps faster; ignored where there are none."""
 
@@ -25,13 +27,15 @@ class WorkerProcess:
     def __init__(self, engine: str = "", without: Collection[str] = ()) -> None:
         """`engine`: what it imports until it gets its order. `without`: variables of the environment that it does not
         get. Raises OSError."""
+        self.box = BlackBox()
+        box = self.box.descriptor
         reading, writing = os.pipe()
         environ = {"GLIBC_TUNABLES": _TUNABLES} | os.environ
         self.heartbeats = os.fdopen(reading, "rb", buffering=0)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.engines.process.worker", str(writing), engine],
-                pass_fds=(writing,),
+                [sys.executable, "-m", "penstock.engines.process.worker", str(writing), str(box), engine],
+                pass_fds=(writing, box),
                 stdin=subprocess.PIPE,
                 start_new_session=True,
                 env={name: value for name, value in environ.items() if name not in without},

@@ -109,7 +109,7 @@ def build_repository(
 
     Raises ConfigError.
     """
-    settings = repository_settings(config.repository)
+    settings = repository_settings(config.repository, config.server.crash_folder)
     if on_demand is not None:
         budget.make_room = on_demand.make_room
     loader = _loaders(config, settings, dataplane, budget, board, other_servers, new_door)
@@ -198,8 +198,8 @@ def _repositories(config: Config) -> list[Repository]:
         raise ConfigError(f"model-repository: {error}") from None
 
 
-def repository_settings(config: RepositoryConfig) -> RepositorySettings:
-    """Raises ConfigError for options that do not fit together."""
+def repository_settings(config: RepositoryConfig, crash_folder: Path | None = None) -> RepositorySettings:
+    """`crash_folder`: see `ServerConfig`. Raises ConfigError for options that do not fit together."""
     if config.load_model and config.model_control_mode != "explicit":
         raise ConfigError("load-model: needs --model-control-mode=explicit")
     options: dict[str, dict[str, str]] = {}
@@ -214,6 +214,8 @@ def repository_settings(config: RepositoryConfig) -> RepositorySettings:
         options.setdefault(backend, {})[name] = value
     if config.backend_directory:
         options.setdefault("python", {}).setdefault("backend-directory", config.backend_directory)
+    if crash_folder is not None:
+        options.setdefault("python", {}).setdefault("crash-dir", str(crash_folder))
     return RepositorySettings(
         control_mode=config.model_control_mode,
         poll_seconds=config.repository_poll_secs,

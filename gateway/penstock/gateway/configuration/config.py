@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from penstock.engines.host.failure_text import one_line
 from penstock.gateway.configuration.sections.language_model import (
     AdapterConfig,
     CacheConfig,
@@ -200,8 +201,8 @@ def read_table(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
         raw = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except (OSError, tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config: cannot read {path}: {error}") from None
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"config: cannot read {path}: {one_line(str(error))}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"config: {path}: a configuration is a table of settings")
     return raw

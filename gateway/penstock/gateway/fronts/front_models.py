@@ -13,6 +13,7 @@ from penstock.classic.model_config import ModelConfig
 from penstock.engines.client.engine import Engine
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import ModelNotFoundError, PenstockError, UnsupportedError
+from penstock.engines.host.failure_text import as_load_error
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.fronts.messages import AdapterEntry, Holds, ModelEntry, Table
 from penstock.gateway.kserve.store import IndexEntry
@@ -130,8 +131,8 @@ class FrontModels:
             logger.warning("%s is not served here yet: %s", entry.names[0], error)
             await engine.stop()
             return False
-        except Exception:  # whatever it is, the supervisor serves the model meanwhile
-            logger.exception("%s is not served here yet", entry.names[0])
+        except Exception as error:  # whatever it is, the supervisor serves the model meanwhile
+            logger.error("%s is not served here yet: %s", entry.names[0], as_load_error(error).message)
             await engine.stop()
             return False
         except BaseException:

@@ -9,14 +9,21 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError
+from penstock.engines.host.black_box import BlackBox
+from penstock.engines.host.crash_folder import Crash, keep_evidence
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.quota import Quota
 from penstock.gateway.fronts.channel import Channel
 from penstock.gateway.fronts.messages import (
     Ask,
+    Begin,
     Counted,
     Drain,
     Ended,
@@ -56,9 +63,10 @@ class FrontProcess:
         drain: DrainState,
         quota_of: Callable[[bytes], Quota | None],
         add_usage: Callable[[RequestUsage], None],
+        crash_folder: Path | None = None,
     ) -> None:
-        """`sockets`: what it listens on, by the port's kind. `add_usage` is told what
-        each of its requests has used."""
+        """`sockets`: what it listens on, by the port's kind. `add_usage` is told what each of its requests has used.
+        `crash_folder`: where it is kept what is known of a process that dies; None: nowhere."""
         self.number = number
         self.reported: Reported | None = None
         """The newest."""
@@ -69,6 +77,9 @@ class FrontProcess:
         self._drain = drain
         self._desk = QuotaDesk(quota_of)
         self._add_usage = add_usage
+        self._crash_folder = crash_folder
+        self._box: BlackBox | None = None
+        self._settings: dict[str, Any] = {}
         self._holds = FrontHolds()
         self._process: asyncio.subprocess.Process | None = None
         self._channel: Channel[FromFront] | None = None
@@ -94,8 +105,10 @@ class FrontProcess:
         Both are asked once messages can be sent: what changes before that nobody tells the front."""
         ours, theirs = socket.socketpair()
         with theirs:
-            descriptors = [theirs.fileno(), *(each.fileno() for each in self._sockets.values())]
             try:
+                self._box = BlackBox()
+                listeners = (each.fileno() for each in self._sockets.values())
+                descriptors = [self._box.descriptor, theirs.fileno(), *listeners]
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
@@ -110,6 +123,8 @@ class FrontProcess:
                 raise EngineError(f"front {self.number} cannot be started: {error}") from error
         self._channel = await Channel.over(ours, FromFront)
         for message in first():
+            if isinstance(message, Begin):
+                self._settings = msgspec.to_builtins(message.config)
             self._channel.send(message)
         self.send_table(*new_table())
         self.ended = asyncio.create_task(self._until_end(self._channel, self._process))
@@ -118,6 +133,8 @@ class FrontProcess:
         serving.cancel()
         if not self.serving:
             reason = self._failure or f"it ended with status {await self.ended}"
+            if not self._failure:
+                self.keep_evidence(reason)
             raise EngineError(f"front {self.number} cannot be started: {reason}")
 
     async def _until_end(self, channel: Channel[FromFront], process: asyncio.subprocess.Process) -> int:
@@ -234,6 +251,13 @@ class FrontProcess:
                 logger.warning("front %d does not end: it is killed", self.number)
                 self.kill()
                 await self.ended
+
+    def keep_evidence(self, reason: str) -> None:
+        """Of its process, which has died."""
+        if self._process is not None and self._box is not None:
+            pid, status = self._process.pid, self._process.returncode
+            crash = Crash("front", str(self.number), pid, status, reason, self._settings)
+            keep_evidence(self._crash_folder, crash, self._box)
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -75,9 +76,10 @@ class Fronts:
         add_usage: Callable[[RequestUsage], None],
         routed: Callable[[], Collection[str]],
         all_gone: Callable[[], None],
+        crash_folder: Path | None = None,
     ) -> None:
         """`first` gives the first messages for a front by its number; `routed` the names that traffic rules have;
-        `all_gone` is called when no front is left."""
+        `all_gone` is called when no front is left. `crash_folder`: as for FrontProcess."""
         self._first = first
         self._table = table
         self._models = models
@@ -86,6 +88,7 @@ class Fronts:
         self._add_usage = add_usage
         self._routed = routed
         self._all_gone = all_gone
+        self._crash_folder = crash_folder
         self._slots: list[Slot] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._ended = Sums()
@@ -109,7 +112,9 @@ class Fronts:
         self._tasks += [asyncio.create_task(self._watch(slot)) for slot in self._slots]
 
     async def _start(self, slot: Slot) -> None:
-        front = FrontProcess(slot.number, slot.sockets, self._drain, self._quota_of, self._add_usage)
+        front = FrontProcess(
+            slot.number, slot.sockets, self._drain, self._quota_of, self._add_usage, self._crash_folder
+        )
         front.on_report = partial(self._take_statistics, front)
         slot.front = front
         await front.start(lambda: self._first(slot.number), self._new_table)
@@ -152,6 +157,7 @@ class Fronts:
                 slot.close()
                 return
             logger.error("front %d is dead (status %d): its connections are closed", slot.number, status)
+            slot.front.keep_evidence(f"it ended with status {status}")
             if not await self._replaced(slot):
                 logger.critical("front %d died %d times; it stays down", slot.number, len(slot.deaths))
                 slot.close()

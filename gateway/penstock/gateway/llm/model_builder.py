@@ -153,6 +153,7 @@ def _one_engine(
         watchdog_config(config.server),
         one_of=one_of,
         log_level=config.server.logging_level,
+        crash_folder=config.server.crash_folder,
         on_step=on_step,
         on_loading=silent if board is None or number else board.reporter(names),
     )

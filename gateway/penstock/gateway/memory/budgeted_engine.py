@@ -23,10 +23,9 @@ class BudgetedEngine(ProcessEngine):
     def __init__(
         self, budget: MemoryBudget, name: str, spec: EngineSpec, *args: Any, one_of: int = 1, **options: Any
     ) -> None:
-        super().__init__(spec, *args, **options)
+        super().__init__(spec, *args, name=name, **options)
         self._one_of = one_of
         self._budget = budget
-        self._name = name
         self._wanted = spec
         """As the operator wants it. `_spec` says how large its cache became: that holds for restarts, and not once the
         model has slept, since others may have taken the room."""

@@ -14,6 +14,7 @@ from penstock.engines.encoder.text import Encoder
 from penstock.engines.encoder.text_queue import TextQueue
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.formats.model_files import read_json
+from penstock.engines.host.failure_text import as_load_error
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.configuration.sections.language_model import DoorConfig
 from penstock.gateway.front.loading_board import LoadingBoard
@@ -74,7 +75,11 @@ def _encoder(
             threads=model.threads,
             max_model_len=model.max_model_len,
         )
-        return EncoderModel(options, recipe, report)
+        try:
+            return EncoderModel(options, recipe, report)
+        except Exception as error:
+            settings = {"dtype": model.dtype, "weights": model.weights, "activations": model.activations}
+            raise as_load_error(error, {"engine": "openvino", **settings}) from error
 
     scheduling = config.scheduling
     queue = TextQueue(

@@ -13,7 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.engines.client.engine import Engine
+from penstock.engines.host.redaction import Redaction
 from penstock.engines.replicas.state import ReplicaState, Replicated
+from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.access import OPERATE
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.llm.dataplane import DataPlane
@@ -67,9 +69,23 @@ def _replica(replica: ReplicaState) -> dict[str, Any]:
     return named | {"stats": msgspec.structs.asdict(replica.stats)}
 
 
-def operator_routes(dataplane: DataPlane, journal: RequestJournal, others: Others | None = None) -> list[GuardedRoute]:
+class SettingsView:
+    """GET /debug/settings: the server's settings, without keys and passwords."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = msgspec.json.encode(Redaction().tree(msgspec.to_builtins(self._config)))
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+
+def operator_routes(
+    config: Config, dataplane: DataPlane, journal: RequestJournal, others: Others | None = None
+) -> list[GuardedRoute]:
     """`others`: of the requests in other processes."""
     return [
+        GuardedRoute("/debug/settings", SettingsView(config), OPERATE, methods=["GET"]),
         GuardedRoute("/debug/requests", RequestsInFlight(journal, others), OPERATE, methods=["GET"]),
         GuardedRoute("/debug/scheduler", SchedulerState(dataplane), OPERATE, methods=["GET"]),
         GuardedRoute("/debug/scheduler/stream", SchedulerFeed(dataplane), OPERATE, methods=["GET"]),

@@ -17,7 +17,8 @@ from penstock.classic.caching.keys import content_identity, loaded_identity
 from penstock.classic.ensemble.model import EnsembleModel
 from penstock.classic.ensemble.plan import is_ensemble
 from penstock.classic.model_config import ModelConfig
-from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, UnsupportedError, from_code
+from penstock.engines.errors import InvalidRequestError, PenstockError, UnsupportedError, from_code
+from penstock.engines.host.failure_text import as_load_error, one_line, reason
 from penstock.gateway.errors import wire_shape
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.layout import available_versions
@@ -99,7 +100,7 @@ class ModelLoading:
         except LoadError:
             raise
         except Exception as error:
-            found = _refusal(f"model '{name}'", error)
+            found = _refusal(error)
             text = f"failed to load '{name}', failed to poll from model repository: {found.message}"
             raise LoadError(from_code(found.code, text), found.message) from error
         finally:
@@ -137,7 +138,7 @@ class ModelLoading:
         models = {version: model for version, (model, _) in loaded.items()}
         if len(models) < len(tasks):
             await stop_models(models.values())
-            raise _load_error(name, tasks)
+            raise _load_error(name, plan.model.config.backend, tasks)
         return Deployment(models, folder, {version: seconds for version, (_, seconds) in loaded.items()})
 
     async def _load_version(self, name: str, plan: _Plan, version: int) -> _Loaded:
@@ -151,7 +152,7 @@ class ModelLoading:
                     if attempts == 0:
                         raise
                     attempts -= 1
-                    logger.warning("model '%s' version %d is tried again after: %s", name, version, error)
+                    logger.warning("model '%s' version %d is tried again after: %s", name, version, reason(error))
 
     async def _attempt(self, name: str, plan: _Plan, version: int) -> InferModel:
         config = await asyncio.to_thread(version_config, self._settings, plan.model, version, plan.loader)
@@ -209,13 +210,13 @@ def _error(task: asyncio.Task[_Loaded]) -> BaseException | None:
     return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
-def _load_error(name: str, tasks: Mapping[int, asyncio.Task[_Loaded]]) -> LoadError:
+def _load_error(name: str, backend: str, tasks: Mapping[int, asyncio.Task[_Loaded]]) -> LoadError:
     """What went wrong, in Triton's words, and as in Triton the request's fault, whatever it was. Versions that could
     have been served are unloaded again."""
     failures: dict[int, PenstockError] = {}
     for version, task in tasks.items():
         if (error := _error(task)) is not None:
-            failures[version] = _refusal(f"model '{name}' version {version}", error)
+            failures[version] = _refusal(error, backend)
     reasons = {version: _status(failures[version]) if version in failures else UNLOADED for version in tasks}
     told = " ".join(f"version {version} is at UNAVAILABLE state: {reasons[version]};" for version in failures)
     first = next(iter(failures.values()))
@@ -229,14 +230,11 @@ def _status(error: PenstockError) -> str:
     return f"{_STATUS.get(code, code.replace('_', ' ').capitalize())}: {error.message}"
 
 
-def _refusal(what: str, error: BaseException) -> PenstockError:
-    """What a caller is told. Errors that nobody foresaw go to the log only."""
-    if isinstance(error, PenstockError):
-        return error
+def _refusal(error: BaseException, backend: str = "") -> PenstockError:
+    """What a caller is told, in one line."""
     if isinstance(error, ValueError):
-        return InvalidRequestError(str(error))
-    logger.error("%s could not be loaded", what, exc_info=error)
-    return EngineError("an unexpected error, which the server's log shows")
+        return InvalidRequestError(one_line(str(error)))
+    return as_load_error(error, {"backend": backend} if backend else None)
 
 
 async def _fetched(fetch: Callable[[], LocalModel]) -> LocalModel:

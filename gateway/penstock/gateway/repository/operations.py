@@ -7,7 +7,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from penstock.engines.errors import NotReadyError, PenstockError
+from penstock.engines.errors import NotReadyError
+from penstock.engines.host.failure_text import as_load_error
 
 logger = logging.getLogger("penstock")
 
@@ -30,7 +31,7 @@ class Operations:
         return asyncio.shield(self.start(name, operation))
 
     async def asked(self, name: str, operation: Coroutine[Any, Any, None]) -> None:
-        """An operation on request. Raises NotReadyError when the server stops meanwhile."""
+        """An operation on request. Raises PenstockError: NotReadyError when the server stops meanwhile."""
         ending = self.run(name, operation)
         try:
             await ending
@@ -39,10 +40,11 @@ class Operations:
             if caller is not None and caller.cancelling():
                 raise
             raise NotReadyError(STOPPING) from None
+        except Exception as error:
+            raise as_load_error(error) from error
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.under_way.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            unforeseen = None if isinstance(error, PenstockError) else error
-            logger.error("model '%s': %s", task.get_name(), error, exc_info=unforeseen)
+            logger.error("model '%s': %s", task.get_name(), as_load_error(error).message)

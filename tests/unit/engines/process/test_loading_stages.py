@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from penstock.engines.contract.loading import Loading
@@ -51,3 +54,29 @@ async def test_the_end_is_told_also_when_the_model_cannot_be_loaded() -> None:
         await engine.start()
     await engine.stop()
     assert reports == [None]
+
+
+@pytest.mark.parametrize("base", ["RuntimeError", "PanicException"])
+async def test_whatever_ends_a_load_is_one_line_with_the_settings_and_what_to_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str
+) -> None:
+    """Rust's panics are BaseExceptions. A hook of Python's raises it in the engine's process."""
+    hook = f"""
+from penstock.engines import registry
+class PanicException(BaseException): pass
+def load_core(spec, clock, report):
+    report(registry.Loading("warm-up"))
+    raise {base}("Exception from src/plugins/graph.cpp:1628:\\nkernel could not be made\\n\\n\\n")
+registry.load_core = load_core
+"""
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    options = {"dtype": "bf16", "weights": "int8", "kv_cache_dtype": "auto", "model_dir": "/m"}
+    engine = ProcessEngine(EngineSpec(runner="simulated", options=options))
+    with pytest.raises(EngineError) as caught:
+        await engine.start()
+    await engine.stop()
+    assert caught.value.message == (
+        f"{base}: kernel could not be made (engine simulated, dtype bf16, weights int8, kv-cache-dtype auto, "
+        "stage warm-up); try --dtype f32 or --weights auto; --log-level debug shows the trace"
+    )

@@ -318,8 +318,11 @@ async def test_load_retries(repository: FakeRepository, loader: FakeLoader) -> N
         loader.broken["a", 1] = [EngineError("1"), ValueError("2")]
         await manager.load("a")
         await manager.unload("a")
-        loader.broken["a", 1] = [EngineError("1"), ValueError("2"), RuntimeError("a secret path")]
-        with pytest.raises(InvalidRequestError, match="Internal: an unexpected error, which the server's log shows"):
+        loader.broken["a", 1] = [EngineError("1"), ValueError("2"), RuntimeError("first\nlast")]
+        with pytest.raises(
+            InvalidRequestError,
+            match=r"Internal: RuntimeError: first; last \(backend fake\); --log-level debug shows the trace",
+        ):
             await manager.load("a")
 
 

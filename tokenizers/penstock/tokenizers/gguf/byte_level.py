@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from ..errors import TokenizerError
+from ..one_call import is_of_the_library
 from .vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -130,7 +131,9 @@ def byte_level_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary) ->
         raise TokenizerError("the GGUF file has no tokenizer.ggml.merges")
     try:
         model = models.BPE(vocabulary.ids, [_pair(merge) for merge in merges], ignore_merges=name in _WHOLE_WORDS)
-    except Exception as error:  # the library has no exception of its own
+    except BaseException as error:
+        if not is_of_the_library(error):
+            raise
         raise TokenizerError(f"the GGUF file's vocabulary cannot be used: {error}") from None
     tokenizer = Tokenizer(model)
     if name in _COMPOSED:

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from ..errors import TokenizerError
+from ..one_call import is_of_the_library
 from .vocabulary import Vocabulary
 
 _SPACE = "▁"
@@ -34,7 +35,9 @@ def sentencepiece_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary)
             fuse_unk=True,
             unk_token=vocabulary.texts[metadata.get("tokenizer.ggml.unknown_token_id", 0)],
         )
-    except Exception as error:  # the library has no exception of its own
+    except BaseException as error:
+        if not is_of_the_library(error):
+            raise
         raise TokenizerError(f"the GGUF file's vocabulary cannot be used: {error}") from None
     tokenizer = Tokenizer(model)
     begins = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +28,13 @@ def load(program: str, version_folder: str) -> Any:
         return module.TritonPythonModel
     except AttributeError:
         raise TypeError(f"{path.name} has no class TritonPythonModel") from None
+
+
+def place(error: BaseException) -> str:
+    """` (line 7 of model.py)`: where in the model's own files it was raised; nothing where that is not known."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" (line {error.lineno} of {os.path.basename(error.filename)})"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(tuple(control.model_dir)):
+            return f" (line {frame.lineno} of {os.path.basename(frame.filename)})"
+    return ""

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
 import socket
-import sys
 import traceback
 from typing import Any
 
 from . import host
 from .arena import ReceiveArena, SendArena
 from .connection import Connection, Message
-from .errors import MisusedError, public_text
+from .errors import MisusedError, clean, public_text
 from .executor import Executor
 from .health import Health
-from .loader import load
+from .loader import load, place
 from .model_config import ModelConfig
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the descriptors of the socket, of the arena to read and of the arena to write; the server's pid; the
-    arena's first size and its growth in bytes."""
-    sock, inbox, outbox, parent, initial, growth = map(int, arguments)
+    """Arguments: the descriptors of the socket, of the arena to read, of the arena to write and of the file for stacks;
+    the server's pid; the arena's first size and its growth in bytes."""
+    sock, inbox, outbox, stacks, parent, initial, growth = map(int, arguments)
+    os.set_inheritable(stacks, False)
+    faulthandler.enable(stacks)
     _die_with(parent)
     connection = Connection(
         socket.socket(fileno=sock), ReceiveArena(inbox), SendArena(outbox, initial=initial, growth=growth)
@@ -38,10 +40,8 @@ def main(arguments: list[str]) -> None:
             _auto_complete(connection, first)
             return
         executor = _load(connection, first)
-    except Exception as error:
-        traceback.print_exc()
-        sys.stderr.flush()
-        connection.send("failed", public_text(error))
+    except BaseException as error:  # sys.exit() in a model's file, too
+        connection.send("failed", public_text(error) + place(error), clean(traceback.format_exc()))
         return
     gc.collect()
     gc.freeze()  # what the imports have left behind is not looked through again while requests wait

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from penstock.engines.host.user_cache import user_cache
 from penstock.gateway.configuration.sections.types import ListeningPort, Name, Port, Positive, Seconds
 
 
@@ -215,6 +217,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_timeout: Annotated[
         Seconds, Meta(description="seconds after which an engine that is still loading its model is ended; 0: never")
     ] = 1800.0
+    crash_dir: Annotated[
+        str | None,
+        Meta(
+            description="folder for what is known of processes that died, without texts of requests; the newest 10 are "
+            "kept, and none with an empty name; default: ~/.cache/penstock/crashes"
+        ),
+    ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="how much is logged, to stderr")
     ] = "info"
@@ -245,6 +254,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Where that port listens."""
         own: str | None = getattr(self, f"{port}_address")
         return own or self.host
+
+    @property
+    def crash_folder(self) -> Path | None:
+        """None: nothing is kept of crashes."""
+        if self.crash_dir is None:
+            return user_cache("crashes")
+        return Path(self.crash_dir).expanduser() if self.crash_dir else None
 
     @property
     def has_keys(self) -> bool:

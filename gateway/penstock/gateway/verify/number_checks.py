@@ -1,0 +1,187 @@
+"""Checks of the numbers: losses on texts, tokens beside transformers, divergence from the stored weights, speed."""
+
+from __future__ import annotations
+
+import math
+from importlib.resources import as_file, files
+from importlib.util import find_spec
+from typing import Any
+
+from penstock.engines.errors import PenstockError
+from penstock.engines.host.memory import available_memory
+from penstock.gateway.bench import engine_bench, perplexity_bench
+from penstock.gateway.bench.library_text import library_text
+from penstock.gateway.bench.loading import find
+from penstock.gateway.bench.options import EngineBench, PerplexityBench
+from penstock.gateway.bench.perplexity_report import PerplexityRow
+from penstock.gateway.bench.text import first_token
+from penstock.gateway.configuration.config import Config, ConfigError, overlay
+from penstock.gateway.memory.budget import size_text
+from penstock.gateway.memory.estimate import estimate
+from penstock.gateway.verify.prompts import TEXT_BEGINNINGS
+from penstock.gateway.verify.report import Notes, Result, Row
+from penstock.gateway.verify.subject import Subject
+
+_TEXT = "text.txt"
+_LIBRARY_CHARACTERS = 3000
+POOR, ABSURD = 0.5, 0.7
+"""Losses as shares of chance, the logarithm of the vocabulary's size. How often each token occurs, known without any
+order, is worth about 0.6 to 0.7; models that work are below 0.3, the demo model at 0.4."""
+_NUMBERS = ("dtype", "weights", "activations", "kv_cache_dtype")
+_MOVED, _BROKEN = 0.2, 1.5
+"""KL divergence in nats; int4 weights of the demo model: 0.05."""
+_SAME = 0.02
+"""Largest difference of logprobs in f32 that the order of sums explains, with room."""
+
+
+def check_losses(subject: Subject) -> Row:
+    """Whether the model predicts text at all: exchanged and damaged tensors agree with themselves everywhere else."""
+    notes = Notes("text")
+    if not subject.info.supports_logprobs:
+        notes.add("skipped", "the engine has no logprobs")
+        return notes.row()
+    tokenizer, chance = subject.model.tokenizer, math.log(subject.info.vocab_size)
+    lead = [] if (first := first_token(tokenizer)) is None else [first]
+    room = min(1024, subject.info.context_length - 1)
+    shares = {}
+    for name, text in _texts().items():
+        losses = subject.losses([*lead, *tokenizer.encode(text, add_special_tokens=False)][:room])
+        shares[name] = sum(losses) / len(losses) / chance
+    name, best = min(shares.items(), key=lambda item: item[1])
+    result: Result = "pass" if best < POOR else "warn" if best < ABSURD else "FAIL"
+    of_each = ", ".join(f"{name} {math.exp(share * chance):,.0f}" for name, share in shares.items())
+    words = {"pass": "", "warn": ", which is poor", "FAIL": ", which is absurd: weights are wrong, or in wrong places"}
+    notes.add(
+        result,
+        f"the loss on {name} is {best:.2f} of chance{words[result]}; perplexity: {of_each} "
+        f"(chance {subject.info.vocab_size:,})",
+    )
+    return notes.row(shares_of_chance=shares, chance=chance)
+
+
+def _texts() -> dict[str, str]:
+    """A model of one field knows at least one of them."""
+    prose, _, code = files(__package__).joinpath(_TEXT).read_text(encoding="utf-8").partition("\n\n\n")
+    return {
+        "prose": prose,
+        "Python": code,
+        "the library's docstrings": library_text("docstrings", _LIBRARY_CHARACTERS)[:_LIBRARY_CHARACTERS],
+    }
+
+
+def check_tokens(config: Config, *, quick: bool) -> Row:
+    """The engine in f32 beside transformers in f32."""
+    notes = Notes("transformers")
+    if config.model.engine == "simulated":
+        notes.add("skipped", "the simulated engine has no weights")
+        return notes.row()
+    if find_spec("transformers") is None or find_spec("torch") is None:
+        notes.add("skipped", "transformers or torch is not installed")
+        return notes.row()
+    from penstock.gateway.verify.reference import Reference, load_reference  # only here: it takes seconds
+
+    stored = as_stored(config)
+    reason = _lacks_memory(stored, overlay(stored, {"weights": "f32"}))
+    reference: Reference | str = reason or load_reference(find(stored).source.folder)
+    if isinstance(reference, str):
+        notes.add("skipped", reference)
+        return notes.row()
+    prompts = TEXT_BEGINNINGS[: 2 if quick else None]
+    with Subject(stored) as subject:
+        answers = subject.generate(
+            prompts, max_tokens=8 if quick else 24, temperature=0.0, logprobs=0, ignore_eos=True
+        )
+    tokens, same, difference = 0, 0, 0.0
+    for answer in answers:
+        choice = answer.outputs[0]
+        ours = [entry.logprob for entry in choice.logprobs or ()]
+        theirs, best = reference.score(answer.prompt_token_ids, choice.token_ids)
+        tokens += len(ours)
+        same += sum(a == b for a, b in zip(choice.token_ids, best, strict=True))
+        difference = max(difference, *(abs(a - b) for a, b in zip(ours, theirs, strict=True)))
+    result: Result = "pass" if difference <= _SAME else "warn" if difference <= 10 * _SAME else "FAIL"
+    notes.add(
+        result,
+        f"in f32, {same} of {tokens} greedy tokens are those of {reference.name}; logprobs differ by {difference:.5f} "
+        "at most",
+    )
+    return notes.row(tokens=tokens, same=same, difference=difference, weights=reference.weights)
+
+
+def as_stored(config: Config) -> Config:
+    """In f32, with weights as the checkpoint has them."""
+    exact: dict[str, Any] = {"dtype": "f32", "weights": "auto", "kv_cache_dtype": "auto"}
+    if config.model.engine in ("auto", "openvino"):
+        exact["activations"] = "auto"
+    try:
+        return _probed(config, exact | {"activations": "f32"})
+    except (ConfigError, PenstockError):
+        return overlay(config, exact)
+
+
+def _probed(config: Config, settings: dict[str, Any]) -> Config:
+    changed = overlay(config, settings)
+    find(changed)
+    return changed
+
+
+def _lacks_memory(*models: Config) -> str:
+    """Why models with these settings do not fit beside one another; empty: they do."""
+    needs = [estimate(find(config).spec).host for config in models]
+    needed, there = sum(need.weights + need.rest for need in needs), available_memory()
+    if needed <= there:
+        return ""
+    return f"it takes {size_text(needed)} of memory, and {size_text(there)} are free"
+
+
+def check_divergence(config: Config, *, quick: bool) -> Row:
+    """What the types of weights, activations and KV cache cost, beside f32 with the weights as they are stored."""
+    notes = Notes("numeric types")
+    if config.model.engine == "simulated":
+        notes.add("skipped", "the simulated engine has no numbers")
+        return notes.row()
+    stored = as_stored(config)
+    if reason := _lacks_memory(stored, config):
+        notes.add("skipped", reason)
+        return notes.row()
+    chosen = ",".join(f"{name}={getattr(config.model, name)}" for name in _NUMBERS)
+    with as_file(files(__package__).joinpath(_TEXT)) as file:
+        options = PerplexityBench(compare=(chosen,), text_tokens=256 if quick else 2048)
+        report = perplexity_bench.run(stored, options, file if quick else None)
+    reference, row = report.rows
+    away = row.divergence
+    if away is None:
+        notes.add("skipped", report.without_divergence)
+        return notes.row(**_perplexities(reference, row))
+    result: Result = "pass" if away.mean < _MOVED else "warn" if away.mean < _BROKEN else "FAIL"
+    notes.add(
+        result,
+        f"{row.runner}: KL divergence {away.mean:.4f} from {reference.runner}, the same likeliest token at "
+        f"{away.same_best:.1%}, perplexity {row.perplexity:,.1f} and {reference.perplexity:,.1f}",
+    )
+    return notes.row(kl_mean=away.mean, kl_most=away.most, same_best=away.same_best, **_perplexities(reference, row))
+
+
+def _perplexities(reference: PerplexityRow, row: PerplexityRow) -> dict[str, float]:
+    return {"perplexity": row.perplexity, "perplexity_stored": reference.perplexity}
+
+
+def check_speed(config: Config) -> Row:
+    """A short `bench engine`."""
+    notes = Notes("speed")
+    options = EngineBench(prompt_lengths=(512,), batch_sizes=(1, 8), context_lengths=(256,), repeats=1)
+    report = engine_bench.run(config, options)
+    parts = [f"prompts {row.tokens_per_second.median:,.0f} tokens/s" for row in report.prompts]
+    parts += [_decode_words(row.batch_size, row.tokens_per_second.median) for row in report.decode]
+    parts += [f"left out: {reason}" for reason in report.left_out]
+    notes.add("pass", f"{', '.join(parts)}; loaded in {report.load.seconds:.1f} s")
+    return notes.row(
+        load_seconds=report.load.seconds,
+        prompt_tokens_per_second=[row.tokens_per_second.median for row in report.prompts],
+        decode_tokens_per_second={str(row.batch_size): row.tokens_per_second.median for row in report.decode},
+    )
+
+
+def _decode_words(batch_size: int, speed: float) -> str:
+    return f"{batch_size} {'request' if batch_size == 1 else 'requests'} {speed:,.0f}"
+

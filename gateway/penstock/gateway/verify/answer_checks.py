@@ -16,9 +16,9 @@ from penstock.gateway.verify.subject import Subject
 from penstock.gateway.verify.text_checks import NO_TEMPLATE
 
 _ANSWER_TOKENS, _THINKING_TOKENS, _CALL_TOKENS, _JSON_TOKENS = 256, 1024, 160, 200
-SURE, GARBAGE = 0.5, 0.22
-"""Geometric means of the probabilities of greedy answers. Models that work are seldom below the first (the demo model:
-0.99; with two tensors exchanged: 0.15 to 0.8), and random weights are below the second."""
+SURE, GARBAGE = 0.6, 0.25
+"""Geometric means of the probabilities of greedy answers. Below the first are models that hardly know what to write
+(the demo model: 0.98; with two tensors exchanged: 0.17 to 0.8), below the second those that write noise."""
 
 
 def check_answers(subject: Subject, *, quick: bool) -> Row:
@@ -35,7 +35,7 @@ def check_answers(subject: Subject, *, quick: bool) -> Row:
         return notes.row()
     ended = sum(answer.outputs[0].finish_reason != "length" for answer in answers)
     result: Result = "pass" if 2 * ended >= len(answers) else "warn" if ended else "FAIL"
-    notes.add(result, f"{ended} of {len(answers)} end before {limit} tokens")
+    notes.add(result, f"{ended} of {len(answers)} end before the limit of {limit} tokens")
     empty = sum(not answer.outputs[0].token_ids for answer in answers)
     if empty:
         notes.add("FAIL" if empty == len(answers) else "warn", f"{empty} are empty")
@@ -45,7 +45,9 @@ def check_answers(subject: Subject, *, quick: bool) -> Row:
     sure = _sureness(answers)
     if sure is not None:
         result = "pass" if sure >= SURE else "warn" if sure >= GARBAGE else "FAIL"
-        words = "" if result == "pass" else ", as little as a model with wrong weights or another model's template"
+        words = (
+            "" if result == "pass" else ", which is little: wrong weights, another model's template, or a weak model"
+        )
         notes.add(result, f"mean probability of their tokens {sure:.2f}{words}")
     shown = {answer.text[:200]: answer.outputs[0].finish_reason for answer in answers}
     return notes.row(answers=len(answers), ended=ended, empty=empty, repeating=repeating, sureness=sure, texts=shown)
@@ -109,9 +111,10 @@ def _check_required(subject: Subject, cases: Sequence[Any], notes: Notes) -> dic
         if isinstance(answer, Answer) and answer.outputs[0].finish_reason != "length"
     ]
     valid = sum("valid" in _judge_call(answer, case[0], case[2], ()) for answer, case in whole)
-    if came:
-        cut = f"; {len(came) - len(whole)} reached the limit" if len(whole) < len(came) else ""
-        notes.add("pass" if valid == len(whole) else "FAIL", f"{valid} of {len(whole)} required calls are valid{cut}")
+    if whole:
+        notes.add("pass" if valid == len(whole) else "FAIL", f"{valid} of {len(whole)} required calls are valid")
+    if len(whole) < len(came):
+        notes.add("pass" if whole else "warn", f"{len(came) - len(whole)} required calls reached the limit")
     return {"required": len(whole), "required_valid": valid}
 
 
@@ -120,7 +123,7 @@ def _judge_call(
 ) -> set[str]:
     """Which of `valid`, `expected` and `left`: markup that the parser did not take."""
     found = set()
-    if any(marker in answer.text for marker in markers):
+    if answer.outputs[0].finish_reason != "length" and any(marker in answer.text for marker in markers):
         found.add("left")
     function = tool["function"]
     for call in answer.outputs[0].message.get("tool_calls") or ():

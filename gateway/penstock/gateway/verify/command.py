@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.bench.options import SETTINGS
-from penstock.gateway.configuration.config import SECTIONS, ConfigError, load_config
+from penstock.gateway.configuration.config import SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.configuration.flags import add_sections
 
 _SETTINGS = (
@@ -56,7 +56,7 @@ def _run(parser: argparse.ArgumentParser, given: dict[str, Any]) -> int:
     progress = _Progress()
     try:
         tasks = _tasks(parser, **of_tasks)
-        config = load_config(given, file=given.pop("config", None))
+        config = _config(parser, given)
         from penstock.gateway.verify.verifying import page, verify  # only now: --help stays quick
 
         report = verify(config, quick=quick, progress=progress, tasks=tasks)
@@ -67,6 +67,17 @@ def _run(parser: argparse.ArgumentParser, given: dict[str, Any]) -> int:
     progress("")
     print(msgspec.json.format(msgspec.json.encode(report)).decode() if as_json else page(report))
     return 1 if report.failed else 0
+
+
+def _config(parser: argparse.ArgumentParser, given: dict[str, Any]) -> Config:
+    file = given.pop("config", None)
+    try:
+        config = load_config(given, file=file)
+    except ConfigError as error:
+        parser.error(str(error))
+    if config.model.engine == "simulated":
+        parser.error("--engine simulated makes tokens up: there is nothing to verify")
+    return config
 
 
 def _tasks(parser: argparse.ArgumentParser, tasks: list[str] | None, task_folder: Path | None, task_limit: int | None):

@@ -6,13 +6,15 @@ our readers and put into its graph: so the graph is compared, and not the unpack
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from penstock.engines.errors import PenstockError
 from penstock.engines.formats.exported_graph import exported_graph
@@ -67,11 +69,11 @@ def _loaded(folder: Path) -> PreTrainedModel:
 
 def _unpacked(folder: Path) -> PreTrainedModel:
     """Raises ValueError where the names of the tensors are not those of transformers."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    settings = text_settings(read_json(folder / "config.json"))
+    checkpoint = Checkpoint(folder, full_name, parse_scheme(settings))
+    plain = {name: value for name, value in settings.items() if name not in ("model_type", "quantization_config")}
+    config = AutoConfig.for_model(settings.get("model_type") or _model_type(settings), **plain)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    checkpoint = Checkpoint(folder, full_name, parse_scheme(text_settings(read_json(folder / "config.json"))))
     weights = {name: torch.from_numpy(checkpoint[name].f32()) for name in checkpoint}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
@@ -80,3 +82,9 @@ def _unpacked(folder: Path) -> PreTrainedModel:
         raise ValueError(f"it calls tensors otherwise: {strange[0]}")
     model.tie_weights()
     return model
+
+
+def _model_type(settings: Mapping[str, Any]) -> str:
+    """What a GGUF file does not say."""
+    [architecture] = settings["architectures"]
+    return next(kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture)

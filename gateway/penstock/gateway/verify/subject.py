@@ -63,6 +63,7 @@ class Subject(LLM):
 
     def ask(self, requests: Sequence[tuple[Messages, dict[str, Any]]], limit: int) -> list[Answer | PenstockError]:
         """Greedy answers to chats with their parameters, of at most `limit` tokens each."""
+
         def one(request: tuple[Messages, dict[str, Any]]) -> Answer | PenstockError:
             messages, parameters = request
             try:

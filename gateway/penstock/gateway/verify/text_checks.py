@@ -44,9 +44,7 @@ def check_template(subject: Subject) -> Row:
         return notes.row()
     rendered = {
         "a question": _rendered(subject, notes, "FAIL", "a question", _CONVERSATION[:1], [_USER]),
-        "several turns": _rendered(
-            subject, notes, "FAIL", "several turns", _CONVERSATION, [_USER, _ANSWER, _LATER]
-        ),
+        "several turns": _rendered(subject, notes, "FAIL", "several turns", _CONVERSATION, [_USER, _ANSWER, _LATER]),
         "a system message": _rendered(
             subject,
             notes,
@@ -60,6 +58,8 @@ def check_template(subject: Subject) -> Row:
     works = [what for what, text in rendered.items() if text is not None]
     if works:
         notes.add("pass", f"renders {', '.join(works)}")
+    if subject.model.parsers.tools is None:
+        notes.add("pass", "no tool parser fits it, so chats have no tools")
     question = rendered["a question"]
     if question is not None:
         _check_markup(subject.model.tokenizer, question, notes)
@@ -72,7 +72,6 @@ def check_template(subject: Subject) -> Row:
 def _with_tools(subject: Subject, notes: Notes) -> dict[str, str | None]:
     """A model without a parser may ignore tools."""
     if subject.model.parsers.tools is None:
-        notes.add("pass", "no tool parser fits it, so chats have no tools")
         return {}
     found = {}
     for what, messages, words in (
@@ -110,7 +109,8 @@ def _check_markup(tokenizer: Tokenizer, prompt: str, notes: Notes) -> None:
     written = {match[0] for match in _MARKUP.finditer(prompt)}
     unknown = sorted(text for text in written if tokenizer.id_of(text) is None)
     own = sorted(text for text in tokenizer.added_texts if _BEGINNINGS.fullmatch(text))
-    unused = own and not any(text in prompt for text in own)
+    turns = prompt.removeprefix(tokenizer.bos_token or "")
+    unused = own and not any(text in turns for text in own)
     if unknown and unused:
         notes.add(
             "FAIL",
@@ -164,6 +164,10 @@ def check_end_tokens(subject: Subject) -> Row:
     nameless = [i for i, text in ends.items() if text is None]
     if nameless:
         notes.add("warn", f"the tokenizer has no token {', '.join(map(str, nameless))}")
+    for i, text in ends.items():
+        if text and not (text[0] in "<[" and text[-1] in ">]"):
+            declared = i in tokenizer.added_texts.values() and len(text) > 3
+            notes.add("warn" if declared else "FAIL", f"{text!r} ({i}) is ordinary text, and would cut answers short")
     tail = _after_answer(subject)
     if tail is None:
         notes.add("pass", listed)

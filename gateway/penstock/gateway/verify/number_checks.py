@@ -8,6 +8,7 @@ from importlib.resources import as_file, files
 from importlib.util import find_spec
 
 from penstock.engines.errors import PenstockError
+from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.host.memory import available_memory
 from penstock.gateway.bench import engine_bench, perplexity_bench
 from penstock.gateway.bench.library_text import library_text
@@ -32,6 +33,8 @@ _MOVED, _BROKEN = 0.2, 1.5
 """KL divergence in nats; int4 weights of the demo model: 0.05."""
 _SAME = 0.02
 """Largest difference of logprobs in f32 that the order of sums explains, with room."""
+_SHORTEST = 32
+"""Tokens of a prompt whose speed says something."""
 
 
 def check_losses(subject: Subject) -> Row:
@@ -105,6 +108,8 @@ def exact(config: Config, weights: str = "f32") -> Config:
     """Everything in f32, as far as the engine can, so that only rounding is left of the differences. `weights`: f32, or
     auto, which takes less memory and means those of the checkpoint, which may be rounded again. Raises as `find`."""
     floats = {"dtype": "f32", "kv_cache_dtype": "auto"}
+    if exported_graph(find(config).source.folder) is not None:
+        weights = "auto"  # they stay as they are
     for settings in ({"weights": weights, "activations": "f32"}, {"weights": weights, "activations": "auto"}):
         with suppress(ConfigError, PenstockError):
             found = overlay(config, floats | settings)
@@ -151,10 +156,13 @@ def _perplexities(reference: PerplexityRow, row: PerplexityRow) -> dict[str, flo
     return {"perplexity": row.perplexity, "perplexity_stored": reference.perplexity}
 
 
-def check_speed(config: Config) -> Row:
+def check_speed(config: Config, context_length: int) -> Row:
     """A short `bench engine`."""
-    notes = Notes("speed")
-    options = EngineBench(prompt_lengths=(512,), batch_sizes=(1, 8), context_lengths=(256,), repeats=1)
+    notes, length = Notes("speed"), min(512, context_length // 2)
+    if length < _SHORTEST:
+        notes.add("skipped", f"a context of {context_length} tokens is too short")
+        return notes.row()
+    options = EngineBench(prompt_lengths=(length,), batch_sizes=(1, 8), context_lengths=(length // 2,), repeats=1)
     report = engine_bench.run(config, options)
     parts = [f"prompts {row.tokens_per_second.median:,.0f} tokens/s" for row in report.prompts]
     parts += [_decode_words(row.batch_size, row.tokens_per_second.median) for row in report.decode]

@@ -73,8 +73,9 @@ class _Model(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        first = self._tokenizer.encode("")[:1]
-        return first[0] if first else self.eot_token_id
+        begin = self._tokenizer.bos_token
+        token_id = None if begin is None else self._tokenizer.id_of(begin)
+        return self.eot_token_id if token_id is None else token_id
 
     @property
     def tokenizer_name(self) -> str:

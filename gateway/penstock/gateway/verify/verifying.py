@@ -33,10 +33,10 @@ def verify(config: Config, *, quick: bool, progress: Progress, tasks: Check | No
     Raises ConfigError, PenstockError: the model does not load.
     """
     machine, started = this_machine(), time.monotonic()
-    run = partial(_row, progress)
+    run, slow = partial(_row, progress), partial(_skipped if quick else _row, progress)
     progress("loading")
     with Subject(config) as subject:
-        name, runner = subject.name, subject.info.runner
+        name, info = subject.name, subject.info
         rows = [
             run("chat template", partial(check_template, subject)),
             run("end tokens", partial(check_end_tokens, subject)),
@@ -50,12 +50,12 @@ def verify(config: Config, *, quick: bool, progress: Progress, tasks: Check | No
             rows.append(run("tasks", partial(tasks, subject)))
     # These load the model again, with other settings or in this process.
     rows.append(run("numeric types", partial(check_divergence, config, quick=quick)))
-    for what, check in (("transformers", check_tokens), ("speed", check_speed)):
-        rows.append(Row(what, "skipped", "left out by --quick") if quick else run(what, partial(check, config)))
+    rows.append(slow("transformers", partial(check_tokens, config)))
+    rows.append(slow("speed", partial(check_speed, config, info.context_length)))
     return VerifyReport(
         machine=machine,
         model=name,
-        runner=runner,
+        runner=info.runner,
         settings=options_of(config),
         rows=sorted(rows, key=lambda row: _ORDER.index(row.check)),
         seconds=time.monotonic() - started,
@@ -72,3 +72,7 @@ def _row(progress: Progress, name: str, check: Callable[[], Row]) -> Row:
         return Row(name, "FAIL", str(error))
     except Exception as error:  # a report without the other rows would say less
         return Row(name, "FAIL", f"the check itself failed: {type(error).__name__}: {error}")
+
+
+def _skipped(progress: Progress, name: str, check: Callable[[], Row]) -> Row:
+    return Row(name, "skipped", "left out by --quick")

@@ -36,21 +36,15 @@ def check_answers(subject: Subject, *, quick: bool) -> Row:
     ended = sum(answer.outputs[0].finish_reason != "length" for answer in answers)
     result: Result = "pass" if 2 * ended >= len(answers) else "warn" if ended else "FAIL"
     notes.add(result, f"{ended} of {len(answers)} end before the limit of {limit} tokens")
-    empty = sum(not answer.outputs[0].token_ids for answer in answers)
+    empty = sum(not (answer.text or answer.outputs[0].message.get("reasoning_content")) for answer in answers)
     if empty:
         notes.add("FAIL" if empty == len(answers) else "warn", f"{empty} are empty")
     repeating = sum(repeats(answer.outputs[0].token_ids) for answer in answers)
     if repeating:
         notes.add("warn" if 2 * repeating > len(answers) else "pass", f"{repeating} repeat themselves to the end")
-    sure = _sureness(answers)
-    if sure is not None:
-        result = "pass" if sure >= SURE else "warn" if sure >= GARBAGE else "FAIL"
-        words = (
-            "" if result == "pass" else ", which is little: wrong weights, another model's template, or a weak model"
-        )
-        notes.add(result, f"mean probability of their tokens {sure:.2f}{words}")
-    shown = {answer.text[:200]: answer.outputs[0].finish_reason for answer in answers}
-    return notes.row(answers=len(answers), ended=ended, empty=empty, repeating=repeating, sureness=sure, texts=shown)
+    sure = _judge_sureness(answers, notes)
+    shown = [{"text": answer.text[:200], "finish_reason": answer.outputs[0].finish_reason} for answer in answers]
+    return notes.row(answers=shown, ended=ended, empty=empty, repeating=repeating, sureness=sure)
 
 
 def _without_errors(answers: Sequence[Answer | PenstockError], notes: Notes) -> list[Answer]:
@@ -68,9 +62,19 @@ def repeats(token_ids: Sequence[int]) -> bool:
     return any(end[period:] == end[:-period] for period in range(1, half // 4 + 1))
 
 
-def _sureness(answers: Sequence[Answer]) -> float | None:
+def _judge_sureness(answers: Sequence[Answer], notes: Notes) -> float | None:
+    """The geometric mean of the tokens' probabilities; None: the engine has no logprobs."""
     found = [entry.logprob for answer in answers for entry in answer.outputs[0].logprobs or ()]
-    return math.exp(sum(found) / len(found)) if found else None
+    if not found:
+        return None
+    sure = math.exp(sum(found) / len(found))
+    note = f"mean probability of their tokens {sure:.2f}"
+    if sure >= SURE:
+        notes.add("pass", note)
+    else:
+        why = "wrong weights, another model's template, or a weak model"
+        notes.add("warn" if sure >= GARBAGE else "FAIL", f"{note}, which is little: {why}")
+    return sure
 
 
 def check_tools(subject: Subject, *, quick: bool) -> Row:
@@ -181,34 +185,27 @@ def _is_json(text: str, schema: Mapping[str, Any] | None) -> bool:
     return isinstance(value, dict) if schema is None else conforms(value, schema)
 
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-}
-
-
 def conforms(value: Any, schema: Mapping[str, Any]) -> bool:
     """Of the keywords that the built-in schemas have."""
     if "enum" in schema:
         return value in schema["enum"]
-    kind = schema["type"]
-    if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+    match schema["type"]:
+        case "object":
+            return isinstance(value, dict) and _conforms_object(value, schema)
+        case "array":
+            fits = isinstance(value, list) and schema["minItems"] <= len(value) <= schema["maxItems"]
+            return fits and all(conforms(part, schema["items"]) for part in value)
+        case "string":
+            return isinstance(value, str) and len(value) <= schema.get("maxLength", math.inf)
+        case "boolean":
+            return isinstance(value, bool)
+        case kind:
+            fits = isinstance(value, int if kind == "integer" else int | float) and not isinstance(value, bool)
+            return fits and bool(schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf))
+
+
+def _conforms_object(value: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
+    known, closed = schema["properties"], schema.get("additionalProperties") is False
+    if any(name not in value for name in schema["required"]) or (closed and value.keys() - known.keys()):
         return False
-    if kind == "object":
-        known = schema["properties"]
-        closed = schema.get("additionalProperties") is False
-        return (
-            all(name in value for name in schema["required"])
-            and not (closed and set(value) - set(known))
-            and all(conforms(part, known[name]) for name, part in value.items() if name in known)
-        )
-    if kind == "array":
-        sizes = schema.get("minItems", 0), schema.get("maxItems", math.inf)
-        return sizes[0] <= len(value) <= sizes[1] and all(conforms(part, schema["items"]) for part in value)
-    if kind == "string":
-        return len(value) <= schema.get("maxLength", math.inf)
-    return schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf)
+    return all(conforms(part, known[name]) for name, part in value.items() if name in known)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +16,9 @@ from penstock.engines.errors import PenstockError
 from penstock.gateway.bench.options import SETTINGS
 from penstock.gateway.configuration.config import SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.configuration.flags import add_sections
+
+if TYPE_CHECKING:  # numpy comes with it, and --help stays quick
+    from penstock.gateway.verify.verifying import Check
 
 _SETTINGS = (
     *SETTINGS,
@@ -80,7 +83,9 @@ def _config(parser: argparse.ArgumentParser, given: dict[str, Any]) -> Config:
     return config
 
 
-def _tasks(parser: argparse.ArgumentParser, tasks: list[str] | None, task_folder: Path | None, task_limit: int | None):
+def _tasks(
+    parser: argparse.ArgumentParser, tasks: list[str] | None, task_folder: Path | None, task_limit: int | None
+) -> Check | None:
     if tasks is None:
         if task_folder is not None or task_limit is not None:
             parser.error("--task-folder and --task-limit say more about --tasks")

@@ -57,7 +57,8 @@ def load_reference(folder: Path) -> Reference | str:
         return f"{version} has no such model: {error}"
     except Exception as error:  # of any kind: its code for a family may do anything
         return f"{version} cannot load it: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}"
-    return Reference(model.eval(), version, "penstock" if packed else "transformers")
+    model.train(False)
+    return Reference(model, version, "penstock" if packed else "transformers")
 
 
 def _loaded(folder: Path) -> PreTrainedModel:
@@ -73,7 +74,9 @@ def _unpacked(folder: Path) -> PreTrainedModel:
     checkpoint = Checkpoint(folder, full_name, parse_scheme(settings))
     plain = {name: value for name, value in settings.items() if name not in ("model_type", "quantization_config")}
     config = AutoConfig.for_model(settings.get("model_type") or _model_type(settings), **plain)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, dtype=torch.float32
+    )
     weights = {name: torch.from_numpy(checkpoint[name].f32()) for name in checkpoint}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from penstock.gateway.verify.prompts import ROUND_TRIPS, WEATHER, Message
-from penstock.gateway.verify.report import Notes, Row
+from penstock.gateway.verify.report import Notes, Result, Row
 from penstock.gateway.verify.subject import Subject
 from penstock.tokenizers import ChatTemplateError, Tokenizer
 
@@ -23,7 +23,7 @@ _BEGINNINGS = re.compile(
 )
 """Tokens of known families that begin a turn."""
 
-_CONVERSATION = [
+_TURNS: list[Message] = [
     {"role": "user", "content": _USER},
     {"role": "assistant", "content": _ANSWER},
     {"role": "user", "content": _LATER},
@@ -36,72 +36,59 @@ _WITH_CALL: list[Message] = [
 ]
 
 
+class _Chat(NamedTuple):
+    name: str
+    messages: list[Message]
+    words: tuple[str, ...]
+    """Which the prompt must have."""
+    tools: list[Message] | None = None
+    otherwise: Result = "FAIL"
+    """The result where it cannot be rendered."""
+
+
+_CHATS = (
+    _Chat("a question", _TURNS[:1], (_USER,)),
+    _Chat("several turns", _TURNS, (_USER, _ANSWER, _LATER)),
+    # Some families have no system messages; their templates say so.
+    _Chat("a system message", [{"role": "system", "content": _SYSTEM}, *_TURNS], (_SYSTEM, _USER), None, "warn"),
+)
+_TOOL_CHATS = (
+    _Chat("tools", _TURNS[:1], (_USER, "get_weather", "city"), [WEATHER]),
+    _Chat("calls and results in the history", _WITH_CALL, (_USER, "get_weather", "Heron", _RESULT), [WEATHER]),
+)
+
+
 def check_template(subject: Subject) -> Row:
     """Whether it renders what chats consist of, in words that the model knows."""
-    notes, template = Notes("chat template"), subject.model.chat_template
-    if template is None:
+    notes = Notes("chat template")
+    if subject.model.chat_template is None:
         notes.add("skipped", f"{NO_TEMPLATE}, so it answers no chats")
         return notes.row()
-    rendered = {
-        "a question": _rendered(subject, notes, "FAIL", "a question", _CONVERSATION[:1], [_USER]),
-        "several turns": _rendered(subject, notes, "FAIL", "several turns", _CONVERSATION, [_USER, _ANSWER, _LATER]),
-        "a system message": _rendered(
-            subject,
-            notes,
-            "warn",
-            "a system message",
-            [{"role": "system", "content": _SYSTEM}, *_CONVERSATION],
-            [_SYSTEM, _USER, _LATER],
-        ),
-    }
-    rendered |= _with_tools(subject, notes)
-    works = [what for what, text in rendered.items() if text is not None]
+    calls_tools = subject.model.parsers.tools is not None
+    chats = (*_CHATS, *_TOOL_CHATS) if calls_tools else _CHATS
+    works = [chat.name for chat in chats if _renders(subject, chat, notes)]
     if works:
         notes.add("pass", f"renders {', '.join(works)}")
-    if subject.model.parsers.tools is None:
+    if not calls_tools:
         notes.add("pass", "no tool parser fits it, so chats have no tools")
-    question = rendered["a question"]
-    if question is not None:
-        _check_markup(subject.model.tokenizer, question, notes)
+    if _CHATS[0].name in works:
+        _check_markup(subject.model.tokenizer, subject.render(_TURNS[:1], opens=True).text, notes)
         _check_generation_prompt(subject, notes)
         _check_special_text(subject, notes)
-    parsers = subject.model.texts
-    return notes.row(works=works, tool_parser=None if parsers is None else parsers.tool_parser)
+    return notes.row(renders=works, calls_tools=calls_tools)
 
 
-def _with_tools(subject: Subject, notes: Notes) -> dict[str, str | None]:
-    """A model without a parser may ignore tools."""
-    if subject.model.parsers.tools is None:
-        return {}
-    found = {}
-    for what, messages, words in (
-        ("tools", _CONVERSATION[:1], [_USER, "get_weather", "city"]),
-        ("calls and results in the history", _WITH_CALL, [_USER, "get_weather", "Heron", _RESULT]),
-    ):
-        found[what] = _rendered(subject, notes, "FAIL", what, messages, words, [WEATHER])
-    return found
-
-
-def _rendered(
-    subject: Subject,
-    notes: Notes,
-    result: Any,
-    what: str,
-    messages: Sequence[Message],
-    words: Sequence[str],
-    tools: Sequence[Message] | None = None,
-) -> str | None:
-    """The prompt; None where the template fails or leaves some of the `words` out, which is then noted as `result`."""
+def _renders(subject: Subject, chat: _Chat, notes: Notes) -> bool:
+    """With all that was said."""
     try:
-        text = subject.render(list(messages), tools, opens=True).text
+        text = subject.render(chat.messages, chat.tools, opens=True).text
     except ChatTemplateError as error:
-        notes.add(result, f"fails with {what}: {error}")
-        return None
-    missing = [word for word in words if word not in text]
+        notes.add(chat.otherwise, f"fails with {chat.name}: {error}")
+        return False
+    missing = [word for word in chat.words if word not in text]
     if missing:
-        notes.add(result, f"with {what}, leaves out {len(missing)} of {len(words)} texts")
-        return None
-    return text
+        notes.add(chat.otherwise, f"with {chat.name}, leaves out {len(missing)} of {len(chat.words)} texts")
+    return not missing
 
 
 def _check_markup(tokenizer: Tokenizer, prompt: str, notes: Notes) -> None:
@@ -125,11 +112,11 @@ def _check_markup(tokenizer: Tokenizer, prompt: str, notes: Notes) -> None:
 
 def _check_generation_prompt(subject: Subject, notes: Notes) -> None:
     """What stands before an answer in a history must stand there when an answer is to be generated."""
-    opened = subject.render(_CONVERSATION[:1], opens=True).text
-    if opened != subject.render(_CONVERSATION[:1]).text:
+    opened = subject.render(_TURNS[:1], opens=True).text
+    if opened != subject.render(_TURNS[:1]).text:
         return
     try:
-        before = subject.render(_CONVERSATION[:2]).text.partition(_ANSWER)[0]
+        before = subject.render(_TURNS[:2]).text.partition(_ANSWER)[0]
     except ChatTemplateError:
         return
     lacking = before.removeprefix(opened).strip()
@@ -181,7 +168,7 @@ def _after_answer(subject: Subject) -> str | None:
     if subject.model.chat_template is None:
         return None
     try:
-        _, answer, tail = subject.render(_CONVERSATION[:2]).text.rpartition(_ANSWER)
+        _, answer, tail = subject.render(_TURNS[:2]).text.rpartition(_ANSWER)
     except ChatTemplateError:
         return None
     return tail if answer else None
@@ -209,7 +196,7 @@ def check_tokenizer(subject: Subject) -> Row:
     texts = (*ROUND_TRIPS, *(text for i in subject.info.eos_token_ids if (text := tokenizer.token_of(i))))
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
-        highest = max(highest, *ids)
+        highest = max((highest, *ids))
         again = tokenizer.decode(ids, skip_special_tokens=False)
         if again != text:
             broken.append((text, again))
@@ -220,7 +207,7 @@ def check_tokenizer(subject: Subject) -> Row:
         notes.add("warn", f"it has {tokenizer.vocab_size} tokens, and the model has rows for {rows}")
     if serious:
         text, again = serious[0]
-        result: Any = "FAIL" if text == texts[0] else "warn"
+        result: Result = "FAIL" if text == texts[0] else "warn"
         notes.add(result, f"{len(serious)} of {len(texts)} texts come back changed: {_difference(text, again)}")
     elif broken:
         notes.add("pass", f"{len(broken)} of {len(texts)} texts come back with other spaces or composed characters")

@@ -29,17 +29,15 @@ from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 class Reference:
     model: PreTrainedModel
     name: str
-    weights: str
-    """Who read them."""
 
-    def score(self, prompt: Sequence[int], continuation: Sequence[int]) -> tuple[list[float], list[int]]:
-        """Of each token of the continuation its logprob, and the token that is likeliest in its place."""
+    def score(self, prompt: Sequence[int], continuation: Sequence[int]) -> list[tuple[float, bool]]:
+        """Of each token of the continuation its logprob, and whether it is the likeliest one."""
         ids = torch.tensor([[*prompt, *continuation]])
         with torch.inference_mode():
             logits = self.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
         logprobs = torch.log_softmax(logits.double(), dim=-1)
-        own = logprobs.gather(1, torch.tensor(continuation)[:, None])[:, 0]
-        return own.tolist(), logprobs.argmax(dim=-1).tolist()
+        own = logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0]
+        return list(zip(own.tolist(), (own == logprobs.amax(dim=-1)).tolist(), strict=True))
 
 
 def load_reference(folder: Path) -> Reference | str:
@@ -58,7 +56,7 @@ def load_reference(folder: Path) -> Reference | str:
     except Exception as error:  # of any kind: its code for a family may do anything
         return f"{version} cannot load it: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}"
     model.train(False)
-    return Reference(model, version, "penstock" if packed else "transformers")
+    return Reference(model, f"{version} with weights unpacked here" if packed else version)
 
 
 def _loaded(folder: Path) -> PreTrainedModel:

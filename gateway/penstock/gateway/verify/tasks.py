@@ -45,8 +45,13 @@ class Tasks:
         results: dict[str, dict[str, Any]] = found["results"]
         for task, figures in results.items():
             notes.add("pass", f"{task}: " + ", ".join(_words(figures)))
-        plain = msgspec.json.decode(msgspec.json.encode(results, enc_hook=str))
+        plain = msgspec.json.decode(msgspec.json.encode(results, enc_hook=_plain))
         return notes.row(lm_eval=lm_eval.__version__, limit=self._limit, results=plain)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy's as Python's, anything else as text."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _words(figures: dict[str, Any]) -> Iterator[str]:
@@ -58,7 +63,7 @@ def _words(figures: dict[str, Any]) -> Iterator[str]:
             yield f"{metric} {value:.3f}" + (f" +- {error:.3f}" if isinstance(error, float) else "")
 
 
-class _Model(TemplateLM):  # type: ignore[misc]
+class _Model(TemplateLM):
     """What the harness asks a model for."""
 
     def __init__(self, subject: Subject) -> None:

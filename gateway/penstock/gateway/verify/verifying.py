@@ -18,7 +18,7 @@ from penstock.gateway.verify.text_checks import check_end_tokens, check_template
 __all__ = ["page", "verify"]
 
 _ORDER = (
-    *("chat template", "end tokens", "answers", "tokenizer", "transformers", "text", "tool calls", "JSON"),
+    *("chat template", "end tokens", "answers", "tokenizer", "greedy tokens", "text", "tool calls", "JSON"),
     *("numeric types", "speed", "tasks"),
 )
 """Of the rows on the page."""
@@ -50,7 +50,7 @@ def verify(config: Config, *, quick: bool, progress: Progress, tasks: Check | No
             rows.append(run("tasks", partial(tasks, subject)))
     # These load the model again, with other settings or in this process.
     rows.append(run("numeric types", partial(check_divergence, config, quick=quick)))
-    rows.append(slow("transformers", partial(check_tokens, config)))
+    rows.append(slow("greedy tokens", partial(check_tokens, config)))
     rows.append(slow("speed", partial(check_speed, config, info.context_length)))
     return VerifyReport(
         machine=machine,

@@ -38,10 +38,10 @@ def check_answers(subject: Subject, *, quick: bool) -> Row:
     notes.add(result, f"{ended} of {len(answers)} end before the limit of {limit} tokens")
     empty = sum(not (answer.text or answer.outputs[0].message.get("reasoning_content")) for answer in answers)
     if empty:
-        notes.add("FAIL" if empty == len(answers) else "warn", f"{empty} are empty")
+        notes.add("FAIL" if empty == len(answers) else "warn", f"empty: {empty}")
     repeating = sum(repeats(answer.outputs[0].token_ids) for answer in answers)
     if repeating:
-        notes.add("warn" if 2 * repeating > len(answers) else "pass", f"{repeating} repeat themselves to the end")
+        notes.add("warn" if 2 * repeating > len(answers) else "pass", f"repeating themselves to the end: {repeating}")
     sure = _judge_sureness(answers, notes)
     shown = [{"text": answer.text[:200], "finish_reason": answer.outputs[0].finish_reason} for answer in answers]
     return notes.row(answers=shown, ended=ended, empty=empty, repeating=repeating, sureness=sure)

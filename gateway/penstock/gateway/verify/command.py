@@ -38,7 +38,7 @@ def add_verify_command(commands: Any, formatter: Callable[..., argparse.HelpForm
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )
-    parser.add_argument("--quick", action="store_true", help="fewer prompts, and no speed")
+    parser.add_argument("--quick", action="store_true", help="fewer prompts, no speed, nothing beside transformers")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the page")
     parser.add_argument(
         "--tasks",

@@ -27,8 +27,9 @@ NEEDS_TORCH = (
     "engines/penstock/engines/torch/",
     "engines/penstock/engines/vllm/",
     "gateway/penstock/gateway/backends/",
+    "gateway/penstock/gateway/verify/reference.py",
 )
-"""Runners and backends that are made of it."""
+"""Runners and backends that are made of it, and what compares with it."""
 
 
 def sources(*folders: str) -> list[Path]:
@@ -112,7 +113,7 @@ LAYERS = (
     {"pooling", "upstream"},
     {"anthropic", "openai", "traffic"},
     {"offline", "ollama", "responses"},
-    {"batches"},
+    {"batches", "verify"},
     {"ports"},
     {"fronts"},
     {"composition"},

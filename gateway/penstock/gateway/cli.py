@@ -29,6 +29,7 @@ from penstock.gateway.llm.hub_command import add_hub_commands
 from penstock.gateway.ray_serve.deploy_command import add_deploy_command
 from penstock.gateway.repository.check_command import add_check_command
 from penstock.gateway.terminal_chat import add_chat_command
+from penstock.gateway.verify import add_verify_command
 
 if TYPE_CHECKING:
     from penstock.gateway.repository.checking import Verdict
@@ -139,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     add_chat_command(commands, _FORMATTER)
     add_hub_commands(commands, _FORMATTER)
     add_bench_command(commands, _FORMATTER)
+    add_verify_command(commands, _FORMATTER)
     add_check_command(commands, _FORMATTER, _check)
     add_deploy_command(commands, _FORMATTER)
     add_debug_command(commands, _FORMATTER)

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
 from functools import partial
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.engines import __version__
 from penstock.engines.process.worker_process import end_unused, start_early
 from penstock.gateway.bench import add_bench_command
 from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
@@ -128,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serves language models with continuous batching, and Triton model repositories beside them, over "
         "the OpenAI API and KServe v2.",
     )
-    parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model", **_SERVE)
     serve.set_defaults(run_command=partial(_configured, serve))

@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import penstock
 from penstock.engines import __version__
 from penstock.engines.process.worker_process import end_unused, start_early
 from penstock.gateway.bench import add_bench_command
@@ -40,6 +41,7 @@ _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    _check_package()
     parser = _parser()
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["serve"]:
@@ -59,6 +61,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # of commands, and parts of them, that do not handle it themselves
         return _INTERRUPTED
     return status
+
+
+def _check_package() -> None:
+    """Warns if another distribution has replaced this one's `penstock/__init__.py`. The one that PyPI has as `penstock`
+    would."""
+    if "LLM" not in getattr(penstock, "__all__", ()):
+        print(
+            f"penstock: {penstock.__file__} belongs to another distribution, so `from penstock import LLM` fails: "
+            "pip uninstall penstock && pip install --force-reinstall --no-deps penstock-server",
+            file=sys.stderr,
+        )
 
 
 def _configured(

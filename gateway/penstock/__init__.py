@@ -6,10 +6,11 @@ from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.engines import __version__ as __version__
     from penstock.gateway.offline.llm import LLM
 
 __path__ = extend_path(__path__, __name__)  # in a checkout the other rooms are beside this one
-__all__ = ["LLM"]
+__all__ = ["LLM", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from penstock.gateway.offline.llm import LLM
 
         return LLM
+    if name == "__version__":
+        from penstock.engines import __version__
+
+        return __version__
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

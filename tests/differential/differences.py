@@ -121,7 +121,7 @@ REQUESTS = (
         "FP16 and BF16 in JSON",
         "400",
         "served",
-        "nothing speaks against it",
+        "no reason to reject it",
         (served("http: infer, FP16, JSON", "http: infer, FP16 to JSON"),),
     ),
     Difference(
@@ -176,7 +176,7 @@ REQUESTS = (
         "`binary_data_output` with listed outputs",
         "does not count for them",
         "counts for those that do not say otherwise",
-        "so the extension is written",
+        "as the extension specifies",
         (
             at(
                 "http: binary, all but one",

@@ -84,7 +84,7 @@ def test_lines_for_people(repository: Path, capsys: pytest.CaptureFixture[str]) 
     assert shown == (
         "cached   works\necho     works\nhinted   works differently\n"
         "           hinted/config.pbtxt:5: optimization.priority has no effect\n"
-        "limited  works\nof_echo  works\n5 models: 4 works, 1 works differently, 0 refused\n"
+        "limited  works\nof_echo  works\n5 models: 4 work, 1 works differently, 0 refused\n"
     )
 
 
@@ -118,7 +118,7 @@ def test_custom_and_ragged_batching(tmp_path: Path, capsys: pytest.CaptureFixtur
         "ragged   works\n"
         "wrong    refused\n"
         "           wrong/config.pbtxt: unknown source input name 'X' for wrong\n"
-        "4 models: 2 works, 0 works differently, 2 refused\n"
+        "4 models: 2 work, 0 work differently, 2 refused\n"
     )
 
 

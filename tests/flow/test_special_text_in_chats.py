@@ -112,7 +112,7 @@ def test_other_prompts_have_the_tokens_they_had(kind: str, family: str, text: st
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=texts)
 def test_a_sealed_text_has_the_same_tokens(kind: str, text: str) -> None:
-    """If nothing is a client's, all tags are tokens, and everything between them is cut as ever."""
+    """If nothing is a client's, all tags are tokens, and everything between them is cut as usual."""
     of = model(kind, "chatml")
     backend = of.tokenizer._backend
     sealed = SealedTokenizer(backend, dict(of.guard.tokens))

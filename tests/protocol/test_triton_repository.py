@@ -251,7 +251,7 @@ def test_engines_that_are_not_here_are_named(tmp_path: Path) -> None:
     assert server.process.wait(60) == 1
     for told in (
         "magic.*backend",
-        r"trtllm.*needs the package tensorrt_llm.*penstock\[tensorrt-llm\]",
+        r"trtllm.*needs the package tensorrt_llm.*penstock-server\[tensorrt-llm\]",
     ):
         server.wait_for_log(f"ERROR .*{told}")
 

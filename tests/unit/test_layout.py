@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import penstock.engines
+from penstock.engines import __version__
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"engines": {"engines", "classic"}, "loadtest": {"loadtest", "planning"}}
 """Of rooms that hold more than one."""
@@ -255,9 +258,19 @@ def test_penstock_has_its_llm_and_all_rooms() -> None:
         code = (
             f"import sys; sys.path[:0] = {order}; import penstock; from penstock import LLM;"
             "import penstock.kvcache, penstock.tokenizers, penstock.loadtest, penstock.classic.base;"
-            "print(penstock.LLM is LLM, hasattr(penstock, 'LLMs'))"
+            "print(penstock.LLM is LLM, hasattr(penstock, 'LLMs'), penstock.__version__)"
         )
-        assert run_python(code) == "True False"
+        assert run_python(code) == f"True False {__version__}"
+
+
+def test_the_version_stands_in_one_place() -> None:
+    """It holds in a source tree that is not installed, and the distribution called `penstock` is another project's."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert about["project"]["name"] == "penstock-server"
+    assert (ROOT / about["tool"]["hatch"]["version"]["path"]).samefile(str(penstock.engines.__file__))
+    for path in sources(*MAY_IMPORT, "loadtest"):
+        texts = [ast.unparse(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+        assert not [text for text in texts if text.endswith(("version('penstock')", "distribution('penstock')"))], path
 
 
 def test_a_gateway_loads_no_openvino() -> None:

@@ -15,4 +15,6 @@ def load(module: str, purpose: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ValueError(f"{purpose} need the package {package} ({error}): pip install 'penstock[{extra}]'") from error
+        raise ValueError(
+            f"{purpose} need the package {package} ({error}): pip install 'penstock-server[{extra}]'"
+        ) from error

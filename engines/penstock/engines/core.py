@@ -265,11 +265,11 @@ class EngineCore:
         self.scheduler.step_failed(failed, StepFailedError("The engine failed on this request."), self._clock())
 
     def _check_idle(self) -> None:
-        """A leak in the books would grow until nothing can run: a new process has correct ones."""
+        """A leaked block stays lost until nothing can run: a new process starts with none."""
         try:
             check_idle(self.scheduler)
         except IntegrityError:
-            logger.exception("the engine's books are wrong")
+            logger.exception("KV-cache accounting check failed")
             self.broken = True
 
     def check_integrity(self) -> None:

@@ -77,7 +77,9 @@ def _torch(options: dict[str, Any], report: Report) -> ModelRunner:
         from penstock.engines.torch.config import TorchConfig
         from penstock.engines.torch.runner import TorchRunner
     except ModuleNotFoundError as e:
-        raise EngineError(f"the torch runner needs torch and transformers, {e.name} is missing: penstock[torch]") from e
+        raise EngineError(
+            f"the torch runner needs torch and transformers, {e.name} is missing: pip install 'penstock-server[torch]'"
+        ) from e
     return TorchRunner(TorchConfig(**options | {"model_dir": Path(options["model_dir"])}), report)
 
 

@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
 from functools import partial
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import penstock
+from penstock.engines import __version__
 from penstock.engines.process.worker_process import end_unused, start_early
 from penstock.gateway.bench import add_bench_command
 from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
@@ -41,6 +43,7 @@ _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    _check_package()
     parser = _parser()
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["serve"]:
@@ -60,6 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # of commands, and parts of them, that do not handle it themselves
         return _INTERRUPTED
     return status
+
+
+def _check_package() -> None:
+    """Warns if another distribution has replaced this one's `penstock/__init__.py`. The one that PyPI has as `penstock`
+    would."""
+    if "LLM" not in getattr(penstock, "__all__", ()):
+        print(
+            f"penstock: {penstock.__file__} belongs to another distribution, so `from penstock import LLM` fails: "
+            "pip uninstall penstock && pip install --force-reinstall --no-deps penstock-server",
+            file=sys.stderr,
+        )
 
 
 def _configured(
@@ -130,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serves language models with continuous batching, and Triton model repositories beside them, over "
         "the OpenAI API and KServe v2.",
     )
-    parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model", **_SERVE)
     serve.set_defaults(run_command=partial(_configured, serve))

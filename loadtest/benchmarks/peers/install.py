@@ -16,6 +16,7 @@ from benchmarks.peers.catalog import TORCH, Peer
 from benchmarks.peers.peers_folder import PeersFolder
 from benchmarks.peers.shell import run
 
+_DISTRIBUTION = "penstock-server"
 TORCH_HINT = (
     "; torch's build for CPUs is not on PyPI: name where it is, as PIP_FIND_LINKS=FOLDER or "
     "UV_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu (with pip, PIP_EXTRA_INDEX_URL)"
@@ -73,14 +74,14 @@ class Installer:
 
 def own_requirement() -> list[str]:
     """Penstock as it is installed here (PEP 610): a folder, editable or not, or a version from an index."""
-    own = distribution("penstock")
+    own = distribution(_DISTRIBUTION)
     text = own.read_text("direct_url.json")
     if text is None:
-        return [f"penstock=={own.version}"]
+        return [f"{_DISTRIBUTION}=={own.version}"]
     origin = json.loads(text)
     url = urlsplit(origin["url"])
     if url.scheme != "file":
-        return [f"penstock @ {origin['url']}"]
+        return [f"{_DISTRIBUTION} @ {origin['url']}"]
     editable = origin.get("dir_info", {}).get("editable", False)
     return [*(["-e"] if editable else []), unquote(url.path)]
 

@@ -84,7 +84,9 @@ class GroupMeasurement:
 
     def _start(self, contender: Contender, cores: tuple[int, ...], stack: ExitStack) -> None:
         if contender.lacking:
-            raise LoadTestError(f"these packages are not installed: {', '.join(contender.lacking)} (penstock[onnx])")
+            raise LoadTestError(
+                f"these packages are not installed: {', '.join(contender.lacking)} (penstock-server[onnx])"
+            )
         at = Surroundings(
             peers_folder=self._peers_folder,
             model=self._group.model,

@@ -71,14 +71,14 @@ LISTS = ("only", "tables", "models", "concurrency", "sampled", "in_flight", "str
 def settings(given: Mapping[str, Any]) -> PeersSettings:
     """From settings by name, as text or as what they are. Raises LoadTestError, naming the setting."""
     if "dir" not in given:
-        raise LoadTestError("dir: where are the peers, or where shall they go? (--dir FOLDER)")
+        raise LoadTestError("--dir FOLDER is required: where the peers are, or where to put them")
     try:
         chosen = msgspec.convert(dict(given), PeersSettings, strict=False)
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$.")
         raise LoadTestError(f"{where.rstrip('`').replace('_', '-')}: {problem}") from None
     if chosen.keep and chosen.json in (None, "-"):
-        raise LoadTestError("keep: of which report? (--json FILE)")
+        raise LoadTestError("--keep requires --json FILE")
     for name, values, known in (
         ("only", chosen.only, PEERS),
         ("tables", chosen.tables, TABLES),

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
-_PACKAGES = ("penstock", "uvloop", "msgspec", "grpcio")
+_PACKAGES = ("penstock-server", "uvloop", "msgspec", "grpcio")
 
 
 def environment() -> dict[str, Any]:

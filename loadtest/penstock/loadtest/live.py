@@ -183,6 +183,6 @@ def _screen(stream: TextIO, title: str) -> Screen:
         from penstock.loadtest.terminal import Terminal  # needs rich
     except ImportError:
         lines = Lines(stream)
-        lines.note("for a live view: pip install 'penstock[loadtest]'")
+        lines.note("for a live view: pip install 'penstock-server[loadtest]'")
         return lines
     return Terminal(stream, title)

@@ -340,4 +340,4 @@ def test_a_provider_that_fails_later_is_no_silent_cpu_either(folder: Path) -> No
 
 def test_without_onnxruntime_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    refused(folder, "", r"ONNX models need the package onnxruntime .*pip install 'penstock\[onnx\]'")
+    refused(folder, "", r"ONNX models need the package onnxruntime .*pip install 'penstock-server\[onnx\]'")

@@ -206,7 +206,7 @@ def test_an_instance_on_a_cpu(gpu: Machine) -> None:
 def test_without_the_packages_the_extra_is_named(gpu: Machine, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        ValueError, match=rf"need the package {module} .*pip install 'penstock\[tensorrt\]' cuda-python"
+        ValueError, match=rf"need the package {module} .*pip install 'penstock-server\[tensorrt\]' cuda-python"
     ):
         gpu.load()
 

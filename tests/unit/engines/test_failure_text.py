@@ -70,7 +70,7 @@ def test_a_line_keeps_both_ends_of_a_text_that_is_too_long() -> None:
         (OSError(errno.ENOMEM, "no memory", "x"), "[Errno 12] no memory: 'x' (dtype"),
         (OSError(errno.ENOMEM, "no memory", "x"), "try a smaller --kv-cache-memory"),
         (PermissionError(errno.EACCES, "denied", "x"), "[Errno 13] denied: 'x' (dtype bf16, weights int8, stage"),
-        (ImportError("no torch", name="torch._C"), "pip install 'penstock[torch]'"),
+        (ImportError("no torch", name="torch._C"), "pip install 'penstock-server[torch]'"),
         (ValueError("dtype=f16 is not offered"), "dtype=f16 is not offered (dtype"),
         (UnsupportedError("ours says\nwhat to do"), "ours says; what to do"),
         (PanicException("range end index"), "PanicException: range end index"),

@@ -90,7 +90,7 @@ def test_places(two_sockets: Path, cpus: str | None, nodes: str | None, expected
 @pytest.mark.parametrize(
     ("cpus", "nodes", "param", "message"),
     [
-        ("14-16", None, "cpus", "CPU 16 is none that this server may use; those are 0-15"),
+        ("14-16", None, "cpus", r"CPU 16 is not available \(available: 0-15\)"),
         ("one", None, "cpus", "'one' is not a list"),
         (None, "3-5", "numa_nodes", "no NUMA node 4-5; those with CPUs are 0-3"),
         (None, "all", "numa_nodes", "'all' is not a list"),
@@ -150,6 +150,6 @@ async def test_an_engine_process_stays_on_its_cpus() -> None:
 @linux
 async def test_a_process_that_cannot_be_bound_says_why() -> None:
     engine = ProcessEngine(EngineSpec(runner="simulated", options={"num_blocks": 64}, placement=Placement("99999")))
-    with pytest.raises(EngineError, match="CPU 99999 is none"):
+    with pytest.raises(EngineError, match="CPU 99999 is not available"):
         await engine.start()
     await engine.stop()

@@ -51,7 +51,7 @@ def test_torch_for_what_openvino_lacks(machine, exotic: Path, caplog: pytest.Log
 
 def test_what_to_install_is_told(machine, exotic: Path) -> None:
     machine(torch=False)
-    with pytest.raises(ConfigError, match=r"penstock\[torch\]"):
+    with pytest.raises(ConfigError, match=r"penstock-server\[torch\]"):
         choose_engine(exotic)
 
 

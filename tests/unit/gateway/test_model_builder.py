@@ -46,7 +46,7 @@ def test_where_an_engine_runs() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"cpus": "99999"}, r"cpus: CPU 99999 is none that this server may use; those are"),
+        ({"cpus": "99999"}, r"cpus: CPU 99999 is not available \(available: "),
         ({"cpus": "some"}, r"cpus: 'some' is not a list of numbers such as 0-3,8"),
         ({"numa_nodes": "999"}, r"numa-nodes: this machine has no NUMA node 999"),
     ],

@@ -49,7 +49,7 @@ INFERENCE = [
 ]
 METADATA = [
     *("GET /api/tags", "GET /api/ps", "GET /api/version", "POST /api/show"),
-    *("GET /is_sleeping", "GET /", "GET /version", "GET /openapi.json", "GET /v1/models", "GET /v1/models/tiny"),
+    *("GET /is_sleeping", "GET /version", "GET /openapi.json", "GET /v1/models", "GET /v1/models/tiny"),
     "GET /server_info",
     *("GET /v2", "GET /v2/models/stats", "GET /v2/logging", "GET /v2/trace/setting", "POST /v2/repository/index"),
     *(f"GET /v2/models/add_sub{rest}" for rest in ("", "/ready", "/config", "/stats", "/trace/setting")),
@@ -73,6 +73,7 @@ ROUTES = [
 PROBES = [
     *("GET /ping", "POST /ping", "GET /health", "GET /health/live", "GET /health/ready"),
     *("GET /v2/health/live", "GET /v2/health/ready"),
+    "GET /",
 ]
 
 

@@ -103,7 +103,7 @@ def test_what_was_only_read_has_no_stages() -> None:
 
 def test_an_endpoint_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "penstock.gateway.spans.collector", None)
-    with pytest.raises(ConfigError, match=r"otlp-endpoint: .* pip install 'penstock\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"otlp-endpoint: .* pip install 'penstock-server\[otel\]'"):
         build_spans(load(otlp_endpoint="http://localhost:4318"))
     assert build_spans(load()) is None
 

@@ -18,7 +18,7 @@ def load(module: str = "onnxruntime") -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ValueError(
-            f"ONNX models need the package {module} ({error}): pip install 'penstock[onnx]', or for NVIDIA GPUs"
+            f"ONNX models need the package {module} ({error}): pip install 'penstock-server[onnx]', or for NVIDIA GPUs"
             " onnxruntime-gpu and onnx"
         ) from error
 

@@ -25,7 +25,7 @@ def load(module: str = "torch") -> Any:
 
 
 def _missing(reason: object) -> ValueError:
-    return ValueError(f"PyTorch models need the package torch ({reason}): pip install 'penstock[pytorch]'")
+    return ValueError(f"PyTorch models need the package torch ({reason}): pip install 'penstock-server[pytorch]'")
 
 
 def explain(error: Exception) -> str:

@@ -57,7 +57,7 @@ def runtime(config: ModelConfig, options: Mapping[str, str]) -> str:
             if key in values:
                 raise ValueError(
                     f"parameter '{key}' of model '{config.name}' needs TensorFlow itself, and this model is run by"
-                    " OpenVINO: pip install 'penstock[tensorflow]', or TF_RUNTIME must not be openvino"
+                    " OpenVINO: pip install 'penstock-server[tensorflow]', or TF_RUNTIME must not be openvino"
                 )
     return found
 

@@ -29,8 +29,8 @@ def _load(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ValueError(
-            f"TensorRT plans need the package {module} ({error}): pip install 'penstock[tensorrt]' cuda-python, with"
-            " the version of TensorRT that the plan was built with"
+            f"TensorRT plans need the package {module} ({error}): pip install 'penstock-server[tensorrt]' cuda-python,"
+            " with the version of TensorRT that the plan was built with"
         ) from error
 
 

@@ -63,7 +63,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may name logits processors (`SamplingParams.processors`)."""
     supports_resume: bool = False
     """Requests may go on behind tokens that another engine has put out (`AddRequest.output_token_ids`). Our scheduler
-    can that with every runner."""
+    supports this with every runner."""
     work: ModelWork | None = None
     """None: the runner does not count it."""
     chunk: int = 0

@@ -47,7 +47,7 @@ from penstock.engines.process.wire import encode, receive_all
 logger = logging.getLogger(__name__)
 
 STATS_INTERVAL = 0.1
-"""Seconds between two messages to clients that a step has brought nothing."""
+"""Seconds between two messages to clients with no output in this step."""
 _MESSAGES_AT_A_TIME = 256
 """Read before what a step has brought is sent on: one client's flood does not stop the others' tokens."""
 _LOOKS, _LOOK_AGAIN_MS = 5, 50
@@ -191,7 +191,7 @@ class Reception:
         client = self._clients.welcome(peer, name, message.wants_steps, self._clock())
         self.has_met = True
         self._send(client, msgspec.structs.replace(self._welcome, adapters=list(self._adapters.keys)))
-        logger.info("client %d is here: %s", client.number, name or "without a name")
+        logger.info("client %d connected: %s", client.number, name or "without a name")
 
     def _pass_on(self, client: Client, message: AddRequest | AbortRequests | ResetPrefixCache, size: int) -> None:
         now = self._clock()
@@ -284,6 +284,6 @@ class Reception:
     def _forget(self, client: Client, reason: str) -> None:
         abort = self._clients.leave(client)
         num_ended = len(abort.ids) if abort is not None else 0
-        logger.info("client %d is gone: %s; %d requests of it end", client.number, reason, num_ended)
+        logger.info("client %d disconnected: %s; requests ended: %d", client.number, reason, num_ended)
         if abort is not None:
             self._exchange.arrived(Arrival(abort, client.number, 0, 0))

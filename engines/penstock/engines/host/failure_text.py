@@ -124,7 +124,7 @@ def _advice(error: BaseException, settings: Mapping[str, Any]) -> str:
         return f"{_LESS_MEMORY}; {trace}"
     if isinstance(error, ImportError):
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
-        return trace if extra is None else f"pip install 'penstock[{extra}]'; {trace}"
+        return trace if extra is None else f"pip install 'penstock-server[{extra}]'; {trace}"
     if isinstance(error, ValueError | OSError):
         return trace
     others = {name: value for name, value in _PLAIN.items() if settings.get(name) not in (value, None)}

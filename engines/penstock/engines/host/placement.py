@@ -82,9 +82,7 @@ def bind(asked: Placement) -> None:
 def _known(wanted: frozenset[int], allowed: frozenset[int]) -> frozenset[int]:
     missing = wanted - allowed
     if missing:
-        raise InvalidRequestError(
-            f"CPU {format_list(missing)} is none that this server may use; those are {format_list(allowed)}"
-        )
+        raise InvalidRequestError(f"CPU {format_list(missing)} is not available (available: {format_list(allowed)})")
     return wanted
 
 

@@ -42,7 +42,7 @@ def parse_eagle3(settings: Mapping[str, Any], target: DecoderSpec, max_model_len
         raise UnsupportedError("EAGLE-3 heads in the layout of the speculators library are not supported")
     decoder = parse_config({**settings, "architectures": ["LlamaForCausalLM"]}, max_model_len)
     if decoder.num_layers != 1:
-        raise UnsupportedError(f"EAGLE-3 heads of {decoder.num_layers} layers are not supported, of one layer they are")
+        raise UnsupportedError(f"only single-layer EAGLE-3 heads are supported, not {decoder.num_layers} layers")
     if settings.get("sliding_window") and settings.get("use_sliding_window") is not False:
         raise UnsupportedError("EAGLE-3 heads with a sliding window are not supported")
     if decoder.vocab_size != target.vocab_size:

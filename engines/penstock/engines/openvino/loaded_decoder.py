@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import openvino as ov
 
+from penstock.engines import __version__
 from penstock.engines.contract.loading import Loading, Report
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.errors import UnsupportedError
@@ -94,7 +94,7 @@ class LoadedDecoder:
 
     def cache_identity(self) -> str:
         """`BlockHost.cache_identity`"""
-        versions = (metadata.version("penstock"), ov.__version__)
+        versions = (__version__, ov.__version__)
         return repr((versions, self.content_key(), self.block_size, self.block_bytes, cache_layout(self.compiled)))
 
     def free(self) -> None:

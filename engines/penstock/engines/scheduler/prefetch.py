@@ -10,7 +10,7 @@ from penstock.engines.scheduler.request import Request
 from penstock.kvcache import BlockHash, KVCacheManager
 
 _LONGEST = 5.0
-"""Seconds. A prompt is rather computed than waited for longer."""
+"""Seconds. After that a prompt is computed again rather than waited for any longer."""
 
 
 @dataclass(eq=False, slots=True)

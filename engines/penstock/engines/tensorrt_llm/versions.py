@@ -28,7 +28,7 @@ def installed_version(version_of: Callable[[str], str] = metadata.version) -> st
     try:
         version = version_of(DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        raise EngineError("TensorRT-LLM is not installed: pip install 'penstock[tensorrt-llm]'") from None
+        raise EngineError("TensorRT-LLM is not installed: pip install 'penstock-server[tensorrt-llm]'") from None
     match = _RELEASE.match(version)
     if match is None or not OLDEST <= (int(match[1]), int(match[2])) < TOO_NEW:
         raise EngineError(

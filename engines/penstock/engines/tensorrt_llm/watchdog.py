@@ -138,7 +138,7 @@ class Watchdog:
         for request_id in ids:
             self._forget(request_id)
             self.counters.released += 1
-            logger.warning("TensorRT-LLM does not work on an aborted request any more, and never said so")
+            logger.warning("TensorRT-LLM dropped an aborted request without reporting it")
         return ids
 
     def _forget(self, request_id: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from importlib import metadata
 
 import torch
 
+from penstock.engines import __version__
 from penstock.engines.door.fingerprint import model_digests
 from penstock.engines.kit.block_rows import Bytes
 from penstock.engines.vllm.block_memory import BlockMemory, cache_tensors
@@ -39,9 +39,7 @@ class VLLMHostRunner(VLLMRunner):
         config = self._config
         settings = (self.info.runner, config.quantization, sorted(config.engine_args.items()))
         processor = torch.backends.cpu.get_cpu_capability()
-        return repr(
-            (metadata.version("penstock"), settings, model_digests(config.model_dir), processor, self._memory.layout)
-        )
+        return repr((__version__, settings, model_digests(config.model_dir), processor, self._memory.layout))
 
     def read_blocks(self, block_ids: Sequence[int]) -> Bytes:
         """`BlockHost.read_blocks`"""

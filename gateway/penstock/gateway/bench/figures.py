@@ -11,10 +11,11 @@ from statistics import median
 
 import msgspec
 
+from penstock.engines import __version__
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.host.cpu import this_cpu
 
-_PACKAGES = ("penstock", "openvino", "torch", "vllm", "numpy")
+_PACKAGES = ("openvino", "torch", "vllm", "numpy")
 
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
@@ -67,6 +68,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _versions() -> Iterable[tuple[str, str]]:
+    yield "penstock", __version__
     for name in _PACKAGES:
         try:
             yield name, version(name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 from penstock.classic.base import InferModel
 from penstock.classic.registry import backend_names
+from penstock.engines import __version__
 from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.gpus import visible_gpus
@@ -78,7 +78,7 @@ def build_dataplane(
 
 
 def build_other_servers(config: Config, dataplane: DataPlane) -> OtherServers:
-    return OtherServers(config, dataplane, version("penstock"))
+    return OtherServers(config, dataplane, __version__)
 
 
 def build_pooling(config: Config, dataplane: DataPlane, pools: WorkPools) -> PoolingPlane:

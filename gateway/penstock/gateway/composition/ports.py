@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from socket import socket
 from typing import Any, Literal
 
+from penstock.engines import __version__
 from penstock.engines.errors import PenstockError
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.access import Restrictions, read_restrictions
@@ -59,7 +59,7 @@ def build_kserve(
         tracing=build_tracing(server.trace_config),
         logs=LogSettings(switches=server.log_switches),
         name=server.id,
-        version=version("penstock"),
+        version=__version__,
         max_input_bytes=server.http_max_input_size,
         header_forward_pattern=_header_pattern("http-header-forward-pattern", server.http_header_forward_pattern),
         health=health,
@@ -196,7 +196,7 @@ def app_settings(
     other_servers: OtherServers | None = None,
 ) -> AppSettings:
     return AppSettings(
-        version=version("penstock"),
+        version=__version__,
         policy=config.scheduling.policy,
         keys=keys,
         restrictions=build_restrictions(config, "http"),

@@ -81,7 +81,7 @@ def build_spans(config: Config) -> RequestSpans | None:
         from penstock.gateway.spans.collector import open_spans
     except ImportError:
         raise ConfigError(
-            "otlp-endpoint: needs packages that are not installed: pip install 'penstock[otel]'"
+            "otlp-endpoint: needs packages that are not installed: pip install 'penstock-server[otel]'"
         ) from None
     try:
         return open_spans(given.otlp_endpoint, given.otlp_sample, config.server.id)

@@ -49,7 +49,7 @@ def base_url(text: str) -> BaseUrl:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise ValueError("upstream: the url has a port or an address that cannot be") from None
+        raise ValueError("upstream: the url has an invalid port or address") from None
     if parts.username is not None or parts.password is not None:
         raise ValueError("upstream: the url must not hold a user or password; see api_key_file")
     if parts.scheme not in ("http", "https") or not parts.hostname or not parts.hostname.isascii():

@@ -45,7 +45,7 @@ def choose_engine(folder: Path) -> str:
     if is_quantized:
         raise ConfigError(f"model: {refusal}; torch runs no quantized checkpoints, vllm may (--engine vllm)")
     if not has_torch:
-        raise ConfigError(f"model: {refusal}; the torch engine may run it: pip install 'penstock[torch]'")
+        raise ConfigError(f"model: {refusal}; the torch engine may run it: pip install 'penstock-server[torch]'")
     logger.info("engine torch: openvino does not run this model: %s", refusal)
     return "torch"
 

@@ -42,8 +42,8 @@ def add_hub_commands(commands: Any, formatter: Callable[..., argparse.HelpFormat
     pull.set_defaults(run_command=lambda args: _run(_pull, args))
     listing = commands.add_parser(
         "list",
-        help="show the models of the hub that are here",
-        description="Shows which models of the hub are on this machine, a line for each revision.",
+        help="list downloaded models",
+        description="Lists the models of the hub that are on this machine, a line for each revision.",
         formatter_class=formatter,
     )
     listing.set_defaults(run_command=lambda args: _run(_list, args))

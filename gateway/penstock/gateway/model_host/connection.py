@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol, Generic[Message]):
                 else:
                     self._on_message(cast("Message", message), tail)
         except (BrokenFrameError, MsgspecError, ValueError, LookupError, TypeError, OSError) as error:
-            logger.error("the other side of the model host's border is out of order", exc_info=error)
+            logger.error("model-host protocol error", exc_info=error)
             self.close()
 
     def take(self, places: Iterable[Place], tail: memoryview) -> list[Tensor]:

@@ -54,7 +54,7 @@ from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.pooling.pooling import Pooling
 from penstock.gateway.pooling.rerank import Rerank
 from penstock.gateway.pooling.score import Score
-from penstock.gateway.ports.about import About
+from penstock.gateway.ports.about import about_route
 from penstock.gateway.ports.health import Live, Metrics, Ready, Version
 from penstock.gateway.ports.openapi import OpenApi
 from penstock.gateway.ports.request_paths import drop_trailing_slash
@@ -130,7 +130,7 @@ def build_app(
     kserve_app = KServeApp(kserve) if kserve is not None else None
     kserve_paths = {} if kserve_app is None else kserve_app.paths()
     routes.append(GuardedRoute("/openapi.json", OpenApi(settings, routes, kserve_paths), SEE_METADATA, methods=["GET"]))
-    routes.append(GuardedRoute("/", About(settings, routes, kserve=kserve is not None), SEE_METADATA, methods=["GET"]))
+    routes.append(about_route(settings, routes, kserve=kserve is not None))
     door = Door(settings, resumable.may_be_read_by) if resumable is not None else None
     return App(routes, settings, kserve_app, door)
 
@@ -229,7 +229,8 @@ def build_metrics_app(
     dataplane: DataPlane, settings: AppSettings, extra_routes: Sequence[GuardedRoute] = ()
 ) -> ASGIApp:
     """The metrics port: metrics and health."""
-    return App([*_health_routes(dataplane, settings), *extra_routes], settings)
+    routes = [*_health_routes(dataplane, settings), *extra_routes]
+    return App([*routes, about_route(settings, routes)], settings)
 
 
 def _chat_routes(completions: ChatCompletions, chats: ChatStore) -> list[GuardedRoute]:

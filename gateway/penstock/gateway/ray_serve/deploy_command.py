@@ -14,7 +14,7 @@ from penstock.engines.errors import EngineError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.ray_serve.deployment_file import Deployment, read_deployment
 
-_NOT_INSTALLED = "deploy ray: needs Ray, which is not installed: pip install 'penstock[ray]'"
+_NOT_INSTALLED = "deploy ray: needs Ray, which is not installed: pip install 'penstock-server[ray]'"
 
 
 def add_deploy_command(commands: Any, formatter: Any) -> None:

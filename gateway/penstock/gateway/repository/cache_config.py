@@ -74,7 +74,7 @@ def _redis(options: Mapping[str, str]) -> ResponseCache:
     try:
         from penstock.classic.caching.redis_cache import RedisCache
     except ImportError:
-        raise ConfigError(f"{_FLAG}: redis needs an extra: pip install 'penstock[redis]'") from None
+        raise ConfigError(f"{_FLAG}: redis needs an extra: pip install 'penstock-server[redis]'") from None
     return RedisCache(arguments)
 
 

@@ -32,7 +32,7 @@ def add_check_command(commands: Any, formatter: Any, check: CheckModels) -> None
     """`commands` are argparse's subparsers."""
     parser = commands.add_parser(
         "check",
-        help="say which models of a repository would serve",
+        help="report which models of a repository would load",
         description="Reads the configurations of a Triton model repository, and what their backends complete of them, "
         "without loading a model. Ends with 1 if a model would be refused, with 2 if the repository cannot be read.",
         argument_default=argparse.SUPPRESS,
@@ -64,4 +64,9 @@ def _lines(verdicts: Sequence[Verdict]) -> Iterable[str]:
         yield f"{verdict.model:{width}}  {verdict.result}"
         yield from (f"{'':{width}}    {note.where}: {note.text}" for note in verdict.notes)
     counts = Counter(verdict.result for verdict in verdicts)
-    yield f"{len(verdicts)} models: " + ", ".join(f"{counts[result]} {result}" for result in _RESULTS)
+    noun = "model" if len(verdicts) == 1 else "models"
+    yield f"{len(verdicts)} {noun}: " + ", ".join(_counted(counts[result], result) for result in _RESULTS)
+
+
+def _counted(number: int, result: Result) -> str:
+    return f"{number} {result if number == 1 else result.replace('works', 'work')}"

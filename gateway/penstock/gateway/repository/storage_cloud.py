@@ -110,7 +110,7 @@ def _filesystem(location: CloudLocation) -> Any:
         )
     except ImportError:
         raise ConfigError(
-            f"{location.url} needs a package that is not installed: pip install 'penstock[{location.extra}]'"
+            f"{location.url} needs a package that is not installed: pip install 'penstock-server[{location.extra}]'"
         ) from None
     except Exception as error:
         raise ConfigError(f"{location.url} cannot be used: {type(error).__name__}") from None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from importlib.metadata import version
 from urllib.parse import urlsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from penstock.engines import __version__
 from penstock.gateway.spans.request_spans import RequestSpans
 
 
@@ -29,5 +29,5 @@ def traces_url(endpoint: str) -> str:
 
 def resource(service: str) -> Resource:
     """What the spans say of this server: the environment's words win."""
-    ours = Resource({SERVICE_NAME: service, SERVICE_VERSION: version("penstock")})
+    ours = Resource({SERVICE_NAME: service, SERVICE_VERSION: __version__})
     return Resource.create(dict(ours.merge(OTELResourceDetector().detect()).attributes))

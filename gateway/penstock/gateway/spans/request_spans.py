@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterable
 from functools import partial
-from importlib.metadata import version
 from typing import NamedTuple
 
 from opentelemetry.sdk.resources import Resource
@@ -16,6 +15,7 @@ from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+from penstock.engines import __version__
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import QUIET_ROUTES, REQUEST_ON_STREAM, Outcome, RequestRecord, Stage
 from penstock.gateway.spans.attributes import FAULTS, span_attributes, span_name
@@ -43,7 +43,7 @@ class RequestSpans:
         """`sample` is the share of the requests that get spans, of those that come without a traceparent."""
         self._processor = processor
         self._new_span = partial(
-            ReadableSpan, resource=resource, instrumentation_scope=InstrumentationScope("penstock", version("penstock"))
+            ReadableSpan, resource=resource, instrumentation_scope=InstrumentationScope("penstock", __version__)
         )
         self._ids = RandomIdGenerator()
         self._bound = TraceIdRatioBased(sample).bound

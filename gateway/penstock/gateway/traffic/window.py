@@ -39,7 +39,7 @@ class Window:
         self.ended = 0
         self.failed = 0
         self.refused = 0
-        """Requests that were called wrong."""
+        """Requests counted as errors."""
         self.latencies = Latencies()
 
     def add(self, outcome: Outcome, seconds: float | None) -> None:

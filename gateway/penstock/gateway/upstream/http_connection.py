@@ -18,7 +18,7 @@ class BrokenAnswer(Exception):
 
 
 class Sink(Protocol):
-    """Takes a body as it comes. Called on the event loop; what it raises must not be an error of its own."""
+    """Takes a body as it comes. Called on the event loop; it must not raise its own error types."""
 
     def data(self, piece: bytes) -> None: ...
 

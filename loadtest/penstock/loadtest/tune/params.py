@@ -25,7 +25,7 @@ class Param(NamedTuple):
 def parse_params(texts: Sequence[str]) -> list[Param]:
     """From `max_num_seqs=16,32`. Raises LoadTestError."""
     if not texts:
-        raise LoadTestError("param: what shall be tried? (--param max_num_seqs=16,32,64)")
+        raise LoadTestError("--param is required, as in --param max_num_seqs=16,32,64")
     params = [_param(text) for text in texts]
     names = [param.name for param in params]
     if twice := {name for name in names if names.count(name) > 1}:

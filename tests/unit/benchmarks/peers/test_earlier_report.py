@@ -88,5 +88,5 @@ def test_another_schema(tmp_path: Path) -> None:
 
 
 def test_a_file_is_needed() -> None:
-    with pytest.raises(LoadTestError, match="keep: of which report"):
+    with pytest.raises(LoadTestError, match="--keep requires --json FILE"):
         settings({"dir": "d", "keep": True})

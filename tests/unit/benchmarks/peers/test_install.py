@@ -133,10 +133,10 @@ class Distribution:
 @pytest.mark.parametrize(
     ("origin", "wanted"),
     [
-        (None, ["penstock==1.2"]),
+        (None, ["penstock-server==1.2"]),
         ({"url": "file:///a%20b", "dir_info": {"editable": True}}, ["-e", "/a b"]),
         ({"url": "file:///a", "dir_info": {}}, ["/a"]),
-        ({"url": "https://host/penstock.whl"}, ["penstock @ https://host/penstock.whl"]),
+        ({"url": "https://host/penstock.whl"}, ["penstock-server @ https://host/penstock.whl"]),
     ],
 )
 def test_the_same_penstock_goes_into_peers_environments(

@@ -116,7 +116,7 @@ def test_quantized(weights: str, target_dir: Path, tmp_path: Path, make_runner: 
         ({"target_hidden_size": 32}, "it is for hidden states of size 32, the model's have 64"),
         ({"draft_vocab_size": 400}, "draft_vocab_size=400 is not from 1 to 384"),
         ({"transformer_layer_config": {}}, "EAGLE-3 heads in the layout of the speculators library"),
-        ({"num_hidden_layers": 2}, "EAGLE-3 heads of 2 layers are not supported"),
+        ({"num_hidden_layers": 2}, "only single-layer EAGLE-3 heads are supported, not 2 layers"),
         ({"sliding_window": 512}, "EAGLE-3 heads with a sliding window are not supported"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "EAGLE-3 heads that get the last hidden state alone"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}}, r"eagle_aux_hidden_state_layer_ids=\[1, 3"),

@@ -42,7 +42,7 @@ def test_other_versions_are_refused_by_name(text):
 
 
 def test_no_tensorrt_llm_at_all():
-    with pytest.raises(EngineError, match=r"penstock\[tensorrt-llm\]"):
+    with pytest.raises(EngineError, match=r"penstock-server\[tensorrt-llm\]"):
         installed_version(version(None))
 
 

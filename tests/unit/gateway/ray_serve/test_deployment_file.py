@@ -71,7 +71,7 @@ def test_without_ray_the_command_says_what_to_install(tmp_path, monkeypatch, cap
     (tmp_path / "penstock.yaml").write_text("engine: simulated\n")
     with pytest.raises(SystemExit):
         cli.main(["deploy", "ray", str(tmp_path / "penstock.yaml")])
-    assert "pip install 'penstock[ray]'" in capsys.readouterr().err
+    assert "pip install 'penstock-server[ray]'" in capsys.readouterr().err
 
 
 def test_keys_let_other_machines_in():

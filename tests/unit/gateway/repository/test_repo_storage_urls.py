@@ -182,5 +182,5 @@ def test_a_missing_client_is_told_by_its_extra(monkeypatch: pytest.MonkeyPatch, 
         raise ImportError(f"no client for {protocol}")
 
     monkeypatch.setattr("fsspec.filesystem", missing)
-    with pytest.raises(ConfigError, match=rf"^{url} needs a package .* pip install 'penstock\[{extra}\]'$"):
+    with pytest.raises(ConfigError, match=rf"^{url} needs a package .* pip install 'penstock-server\[{extra}\]'$"):
         Repository(url)

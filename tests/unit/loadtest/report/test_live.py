@@ -130,7 +130,7 @@ def test_without_rich_there_are_lines_and_a_hint(monkeypatch: pytest.MonkeyPatch
     stream = Terminal()
     with LiveView(options(), stream=stream) as view:
         view.update([sample(0)], 1)
-    assert "penstock[loadtest]" in stream.getvalue()
+    assert "penstock-server[loadtest]" in stream.getvalue()
     assert "done 1" in stream.getvalue()
 
 

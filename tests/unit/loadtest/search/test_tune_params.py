@@ -44,7 +44,7 @@ def test_parameters_are_read() -> None:
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        ([], "what shall be tried"),
+        ([], "--param is required"),
         (["max_num_seqs"], "NAME=VALUE"),
         (["=1"], "NAME=VALUE"),
         (["a=1,,2"], "NAME=VALUE"),

@@ -58,7 +58,7 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         Literal["auto", "int8", "mixed", "bf16", "f16", "f32"],
         Meta(
             description="what int8 and int4 weights are multiplied with: int8, or the type that dtype means; auto: "
-            "int8 where the CPU has that in this type, else the type; int8: dtype=auto may become f32 for it; mixed: "
+            "int8 if the CPU has a kernel for this dtype, else dtype; int8: dtype=auto may become f32 for it; mixed: "
             "int8 in small steps and bf16 in large ones, for CPUs with AMX, with twice the memory for weights"
         ),
     ] = "auto"
@@ -298,7 +298,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="fcfs: by arrival; priority: lower first, with ageing; fair: by tokens served per tenant"),
     ] = "fcfs"
     ageing: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="policy priority: seconds of waiting worth one level")
+        Annotated[float, Meta(gt=0)], Meta(description="policy priority: seconds of waiting per priority level gained")
     ] = 10.0
     max_queued_requests: Annotated[
         Annotated[int, Meta(ge=0)], Meta(description="requests that may wait; more get 503 with Retry-After")

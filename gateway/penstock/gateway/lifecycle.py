@@ -39,7 +39,8 @@ from penstock.gateway.composition.records import (
     build_responses,
     open_database,
 )
-from penstock.gateway.configuration.config import Config, ConfigError, overlay
+from penstock.gateway.configuration.command_parser import as_flags
+from penstock.gateway.configuration.config import SETTINGS, Config, ConfigError, overlay
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.first_steps import first_steps, reachable_host
@@ -85,7 +86,7 @@ def answer_file(config: Config, source: Path, target: Path) -> int:
             {f"allow_{port}": False for port in ("http", "grpc", "metrics")} | {"access_log": "off", "fronts": 1},
         )
     except ConfigError as error:
-        logger.error("%s", error)
+        logger.error("%s", as_flags(str(error), SETTINGS))
         return 1
     return serve(config, BatchFile(source, target, config.data.batch_lines_in_flight))
 
@@ -101,7 +102,7 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(Server(config, board, manager).run(file))
     except (ConfigError, PenstockError) as error:
-        logger.error("%s", error)
+        logger.error("%s", as_flags(str(error), SETTINGS))
         return 1
 
 
@@ -294,7 +295,8 @@ class Server:
                     await asyncio.gather(loading, return_exceptions=True)
                 status = 0 if file is None else _INTERRUPTED
         except (PenstockError, ConfigError) as error:
-            logger.error("%s%s", "" if self._loaded else "the models could not be loaded: ", error)
+            what = "" if self._loaded else "the models could not be loaded: "
+            logger.error("%s%s", what, as_flags(str(error), SETTINGS))
             status = 1
         if self._loaded and file is None and not status:
             await self._leave()

@@ -79,7 +79,7 @@ class CommandParser(argparse.ArgumentParser):
         if command is None or not self.commands or command in self.commands:
             return
         near = get_close_matches(command, self.commands, 1)
-        hint = self._hints.get(command) or (f"did you mean {self.prog} {near[0]}?" if near else self._see())
+        hint = self._hints.get(command) or (f"did you mean {self.prog} {near[0]}?" if near else self._choices)
         self.fail(f"there is no command {command!r}", hint)
 
     @property
@@ -88,12 +88,16 @@ class CommandParser(argparse.ArgumentParser):
         groups = [each for each in self._actions if isinstance(each, argparse._SubParsersAction) and each.required]
         return [name for group in groups for name in group.choices]
 
+    @property
+    def _choices(self) -> str:
+        return f"one of: {', '.join(self.commands)}" if self.commands else ""
+
     def _refuse(self, arg: str) -> NoReturn:
         """An argument that there is not: what was probably meant. Its value is not shown: it may be a key."""
         flag = arg.partition("=")[0]
         if not flag.startswith("-"):
-            self.fail(f"unexpected argument {arg!r}", self._see())
-        self.fail(f"there is no flag {flag}", self._hint(flag) or self._see())
+            self.fail(f"unexpected argument {arg!r}", self._see_help)
+        self.fail(f"there is no flag {flag}", self._hint(flag) or self._see_help)
 
     def _hint(self, flag: str) -> str:
         flag = flag.replace("_", "-")
@@ -109,12 +113,14 @@ class CommandParser(argparse.ArgumentParser):
     def _has(self, flags: Collection[str]) -> bool:
         return all(flag in self._option_string_actions for flag in flags)
 
-    def _see(self) -> str:
-        return f"one of: {', '.join(self.commands)}" if self.commands else f"`{self.prog} --help` shows what there is"
+    @property
+    def _see_help(self) -> str:
+        return f"`{self.prog} --help` shows what there is"
 
     def error(self, message: str) -> NoReturn:
         message = as_flags(message.removeprefix("argument "), [flag.lstrip("-") for flag in self.flags])
-        self.fail(message, self._see() if message.startswith("the following arguments are required") else "")
+        missing = message.startswith("the following arguments are required")
+        self.fail(message, (self._choices or self._see_help) if missing else "")
 
     def fail(self, message: str, hint: str = "") -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n" + (f"{hint}\n" if hint else ""))

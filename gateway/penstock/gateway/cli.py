@@ -197,7 +197,8 @@ _SERVE: dict[str, Any] = {
     "description": "Serves MODEL and the models of --model-repository; without either, the built-in demo model.",
     "epilog": "Each setting can also be set in the file given by --config (TOML or YAML), or in a variable named "
     "PENSTOCK_ and the flag's name in capitals, as in PENSTOCK_HTTP_PORT. Flags win over variables, those over "
-    "the file.",
+    "the file. SIZE is like 10GiB, 500MB, or a number of bytes; DURATION like 500ms, 30s, 1h30m, or a number in the "
+    "unit that the flag's text names.",
     "argument_default": argparse.SUPPRESS,
     "formatter_class": _FORMATTER,
     "add_help": False,

@@ -53,6 +53,7 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     device: Annotated[
         str,
         Meta(
+            extra={"metavar": "DEVICE"},
             description="cpu, cuda or cuda:N; auto: the GPU where the engine can use one",
             pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
         ),

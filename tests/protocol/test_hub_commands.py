@@ -102,7 +102,7 @@ def test_files_that_revisions_share_stay_for_the_other(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["org/absent"], "penstock: there is no folder and no hub model called 'org/absent'\n"),
+        (["org/absent"], "penstock: org/absent is neither a folder or file here nor a model of the hub\n"),
         (["org/small", "--revision", "new"], "penstock: org/small has no such revision\n"),
         (["./folder"], "penstock: ./folder is no model of the hub\n"),
         (["penstock-demo"], "penstock: penstock-demo is no model of the hub\n"),

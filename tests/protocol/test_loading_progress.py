@@ -93,7 +93,7 @@ def test_a_server_ends_at_once_while_it_downloads(hub: Hub, tmp_path: Path) -> N
 def test_a_model_that_the_hub_does_not_have_ends_the_server(hub: Hub, tmp_path: Path) -> None:
     server = Server("org/absent", "--engine", "simulated", environ=hub.environ(tmp_path))
     try:
-        server.wait_for_log("could not be loaded: model: there is no folder and no hub model called 'org/absent'")
+        server.wait_for_log("could not be loaded: org/absent is neither a folder or file here nor a model of the hub")
         assert server.process.wait(30) == 1
     finally:
         server.close()

@@ -57,7 +57,7 @@ def test_the_next_start_finds_what_the_first_has_unpacked(server: Server, folder
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.gguf", "is not a folder with a Hugging Face model, nor a GGUF file"),
+        ("missing.gguf", "there is no file"),
         ("broken.gguf", "broken.gguf cannot be read as GGUF: it does not begin with GGUF"),
         ("two", "has several GGUF files: a.gguf, b.gguf; name the one to serve"),
     ],

@@ -10,7 +10,6 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
-from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -20,10 +19,12 @@ import penstock
 from penstock.engines import __version__
 from penstock.engines.process.worker_process import end_unused, start_early
 from penstock.gateway.bench import add_bench_command
+from penstock.gateway.configuration.command_parser import CommandParser
 from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
+from penstock.gateway.configuration.flag_hints import FLAG_HINTS
 from penstock.gateway.configuration.flags import add_sections, switches
 from penstock.gateway.configuration.likely_engine import likely_engine
-from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
+from penstock.gateway.configuration.triton_flags import TRITON_REFUSED, in_full
 from penstock.gateway.debug_bundle import add_debug_command
 from penstock.gateway.front.key_command import add_key_command
 from penstock.gateway.front.service_manager import VARIABLES
@@ -46,13 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check_package()
     parser = _parser()
     given = list(sys.argv[1:] if argv is None else argv)
-    if given[:1] == ["serve"]:
-        given = _without_triton_forms(parser, given)
-    known, unknown = parser.parse_known_args(given)
-    if unknown:
-        hint = _nearest(unknown[0]) if given[0] == "serve" else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    args = vars(known)
+    if not given:
+        parser.exit(2, _OVERVIEW)
+    if given[0] not in parser.commands and ("/" in given[0] or Path(given[0]).exists()):
+        parser.fail(f"there is no command {given[0]!r}", f"to serve it as a model: penstock serve {given[0]}")
+    args = vars(parser.parse_args(given))
     run: Callable[[dict[str, Any]], int] = args.pop("run_command")
     try:
         status = run(args)
@@ -110,43 +109,60 @@ def _check(config: Config, gpus: int | None) -> Sequence[Verdict]:
     return check_models(config, gpus)
 
 
-def _without_triton_forms(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
-    """Triton writes switches as --name=true and --name=false; for argparse they are --name and --no-name."""
+_COMMANDS_ELSEWHERE = {
+    **dict.fromkeys(("run", "start", "server", "launch"), "use penstock serve MODEL, and penstock chat to talk to it"),
+    **dict.fromkeys(("ls", "ps", "models"), "use penstock list"),
+    **dict.fromkeys(("remove", "delete"), "use penstock rm"),
+    "download": "use penstock pull",
+}
+"""Commands of other programs for the same thing."""
+_OVERVIEW = """\
+penstock serve MODEL          serve a model: a folder, a GGUF file, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct
+penstock chat                 talk to it in this terminal
+penstock pull ID              download a model of the hub
+penstock loadtest --url URL   measure a server
+penstock check REPO           say which models of a Triton repository would serve
+
+`penstock --help` shows all commands, `penstock COMMAND --help` the flags of one.
+"""
+"""What there is to see without a command."""
+
+
+def _without_triton_forms(parser: CommandParser, argv: Sequence[str]) -> list[str]:
+    """Triton writes switches as --name=true and --name=false; for argparse they are --name and --no-name. The names of
+    its flags may be abbreviated."""
     known = switches(SECTIONS)
+    end = argv.index("--") if "--" in argv else len(argv)
     plain = []
-    for arg in argv:
+    for arg in argv[:end]:
         flag, equals, value = arg.partition("=")
+        if flag.startswith("--") and flag not in parser.flags and flag not in FLAG_HINTS:
+            flag = in_full(flag, parser.flags)
         if flag in TRITON_REFUSED:
-            parser.error(f"{flag} is a flag of Triton's that this server does not have: {TRITON_REFUSED[flag]}")
-        if flag == "--model":  # to argparse it is the beginning of --model-repository and others
-            parser.error("--model: the model is written without a flag, as in: penstock serve MODEL")
+            parser.fail(f"{flag} is a flag of Triton's that this server does not have: {TRITON_REFUSED[flag]}")
         state = _STATES.get(value.lower()) if equals else None
         if state is None or flag.removeprefix("--").replace("-", "_") not in known:
-            plain.append(arg)
+            plain.append(flag + equals + value)
         else:
             plain.append(flag if state else "--no-" + flag.removeprefix("--"))
-    return plain
+    return [*plain, *argv[end:]]
 
 
 _STATES = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 
 
-def _nearest(unknown: str) -> str:
-    """What a misspelt flag of `penstock serve` may mean."""
-    flags = ["--" + name.replace("_", "-") for section in SECTIONS.values() for name in section.__struct_fields__]
-    near = get_close_matches(unknown.partition("=")[0], flags, 1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="penstock",
         description="Serves language models with continuous batching, and Triton model repositories beside them, over "
         "the OpenAI API and KServe v2.",
+        hints=_COMMANDS_ELSEWHERE,
     )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", help="serve a model", **_SERVE)
+    serve = commands.add_parser(
+        "serve", help="serve a model", prepare=_without_triton_forms, hints=FLAG_HINTS, **_SERVE
+    )
     serve.set_defaults(run_command=partial(_configured, serve))
     _add_settings(serve)
     _add_run_batch(commands)
@@ -171,6 +187,7 @@ def _add_run_batch(commands: Any) -> None:
         "again after an interruption, it goes on where it was.",
         argument_default=argparse.SUPPRESS,
         formatter_class=_FORMATTER,
+        hints=FLAG_HINTS,
     )
     parser.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE", help="requests, one in a line")
     parser.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="where results go")
@@ -198,7 +215,8 @@ _SERVE: dict[str, Any] = {
     "description": "Serves MODEL and the models of --model-repository; without either, the built-in demo model.",
     "epilog": "Each setting can also be set in the file given by --config (TOML or YAML), or in a variable named "
     "PENSTOCK_ and the flag's name in capitals, as in PENSTOCK_HTTP_PORT. Flags win over variables, those over "
-    "the file.",
+    "the file. SIZE is like 10GiB, 500MB, or a number of bytes; DURATION like 500ms, 30s, 1h30m, or a number in the "
+    "unit that the flag's text names.",
     "argument_default": argparse.SUPPRESS,
     "formatter_class": _FORMATTER,
     "add_help": False,

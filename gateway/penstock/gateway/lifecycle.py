@@ -40,7 +40,8 @@ from penstock.gateway.composition.records import (
     build_responses,
     open_database,
 )
-from penstock.gateway.configuration.config import Config, ConfigError, overlay
+from penstock.gateway.configuration.command_parser import as_flags
+from penstock.gateway.configuration.config import SETTINGS, Config, ConfigError, overlay
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.first_steps import first_steps, reachable_host
@@ -86,7 +87,7 @@ def answer_file(config: Config, source: Path, target: Path) -> int:
             {f"allow_{port}": False for port in ("http", "grpc", "metrics")} | {"access_log": "off", "fronts": 1},
         )
     except ConfigError as error:
-        logger.error("%s", error)
+        logger.error("%s", as_flags(str(error), SETTINGS))
         return 1
     return serve(config, BatchFile(source, target, config.data.batch_lines_in_flight))
 
@@ -102,7 +103,7 @@ def serve(config: Config, file: BatchFile | None = None) -> int:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_new_server(config, board, manager).run(file))
     except (ConfigError, PenstockError) as error:
-        logger.error("%s", error)
+        logger.error("%s", as_flags(str(error), SETTINGS))
         return 1
 
 
@@ -308,7 +309,7 @@ class Server:
             known = isinstance(error, PenstockError | ConfigError)
             if self._loaded and not known:
                 raise
-            text = str(error) if known else as_load_error(error).message
+            text = as_flags(str(error), SETTINGS) if known else as_load_error(error).message
             logger.error("%s%s", "" if self._loaded else "the models could not be loaded: ", text)
             status = 1
         if self._loaded and file is None and not status:

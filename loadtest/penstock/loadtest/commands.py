@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.errors import LoadTestError, UsageError
 from penstock.loadtest.options import SECTIONS
 
 _LONGEST = 4000
 """Of what is told of an error: servers' words may be in it."""
 AddSections = Callable[..., None]
-"""`penstock.gateway.configuration.flags.add_sections`: makes flags of sections of settings."""
+"""`penstock.gateway.configuration.flags.add_sections`: makes flags of sections of settings.
+
+`commands`, whose parsers take `fill` and `hints` besides argparse's options, make a CommandParser of
+`penstock.gateway.configuration.command_parser`."""
+_OTHER_FLAGS = {
+    **dict.fromkeys(("--base-url", "-u", "--host", "--port"), "use --url"),
+    "-m": "use --model",
+    **dict.fromkeys(("--num-prompts", "--num-requests", "--request-count", "-n"), "use --requests"),
+    **dict.fromkeys(("--request-rate", "--request-rate-range"), "use --rate, or --sweep rate=1:32:x2 for several"),
+    **dict.fromkeys(("--max-concurrency", "-c"), "use --concurrency"),
+    "--concurrency-range": "use --sweep concurrency=1,4,16",
+    **dict.fromkeys(("--random-input-len", "--input-len", "--synthetic-input-tokens-mean"), "use --prompt-tokens"),
+    **dict.fromkeys(("--random-output-len", "--output-len", "--output-tokens-mean"), "use --output-tokens"),
+    **dict.fromkeys(("--dataset-name", "--dataset-path", "--input-file"), "use --dataset FILE"),
+    **dict.fromkeys(("--backend", "--endpoint-type", "--endpoint", "-i"), "use --protocol"),
+    **dict.fromkeys(("--save-result", "--result-filename", "--export-json"), "use --json FILE"),
+    **dict.fromkeys(("--num-warmups", "--warmup-request-count"), "use --warmup"),
+    "--measurement-interval": "use --duration",
+}
+"""Flags of vllm bench, perf_analyzer, GenAI-Perf and AIPerf, and what to use here."""
 
 
 def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
@@ -27,34 +46,25 @@ def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.
         "what it took, and whether the figures can be trusted.",
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
+        hints=_OTHER_FLAGS,
     )
     parser.set_defaults(run_command=partial(run_module, parser, "penstock.loadtest.main"))
     add_sections(parser, SECTIONS)
-    others = parser.add_subparsers(
-        metavar="COMMAND", title="instead of a run", parser_class=_MayPassOn, prog=parser.prog
-    )
+    others = parser.add_subparsers(metavar="COMMAND", title="instead of a run", prog=parser.prog)
     _mock(others, add_sections, formatter)
-    others.add_parser("compare", help="what differs between reports, and whether it is chance").passed_to = _compare
+    others.add_parser(
+        "compare",
+        help="what differs between reports, and whether it is chance",
+        description="Compares reports of load tests.",
+        formatter_class=formatter,
+        fill=_add_compare_flags,
+    )
 
 
-class _MayPassOn(argparse.ArgumentParser):
-    """A parser of a command that has one of its own, which costs too much to import before it is asked for."""
+def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
+    from penstock.loadtest.compare import add_flags
 
-    passed_to: Callable[[Sequence[str]], int] | None = None
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        if self.passed_to is None:
-            return super().parse_known_args(args, namespace)
-        command, rest = self.passed_to, list(args or ())
-        return argparse.Namespace(run_command=lambda _: command(rest)), []
-
-
-def _compare(argv: Sequence[str]) -> int:
-    from penstock.loadtest.compare import main
-
-    return main(argv)
+    add_flags(parser)
 
 
 def _mock(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
@@ -98,8 +108,17 @@ def run_module(parser: argparse.ArgumentParser, module: str, settings: dict[str,
     except LoadTestError as error:
         from penstock.loadtest.report.formatting import clean
 
-        print(f"{parser.prog}: {clean(str(error), longest=_LONGEST)}", file=sys.stderr)
+        text = _as_flag(parser, clean(str(error), longest=_LONGEST))
+        if isinstance(error, UsageError):
+            parser.error(text)
+        print(f"{parser.prog}: {text}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # while it is imported: what runs has its own way to end
         print(f"{parser.prog}: stopped", file=sys.stderr)
         return 130
+
+
+def _as_flag(parser: argparse.ArgumentParser, text: str) -> str:
+    """Errors begin with the setting that they are about, by its name: at the command line it is a flag."""
+    name = text.partition(":")[0]
+    return f"--{text}" if f"--{name}" in parser._option_string_actions else text

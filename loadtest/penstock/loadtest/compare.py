@@ -7,6 +7,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -175,27 +176,30 @@ def _cells(ratio: Ratio) -> tuple[str, str, str, str]:
     return number(ratio.a), number(ratio.b), "–" if ratio.ratio is None else f"{ratio.ratio:.3f}", interval
 
 
-def main(argv: Sequence[str]) -> int:
-    """0: compared; 2: a file is no report, or cannot be written."""
-    parser = argparse.ArgumentParser(prog="penstock loadtest compare", description="Compare reports of load tests.")
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reports", nargs="+", metavar="REPORT.json", help="written by --json; the first is the measure")
     parser.add_argument(
         "--markdown", metavar="FILE", help="write the comparison as Markdown here, - for standard output"
     )
     parser.add_argument("--html", metavar="FILE", help="write one page of all reports here")
-    args = parser.parse_args(argv)
+    parser.set_defaults(run_command=partial(_run, parser))
+
+
+def _run(parser: argparse.ArgumentParser, settings: dict[str, Any]) -> int:
+    """0: compared; 2: a file is no report, or cannot be written."""
+    args = argparse.Namespace(**settings)
     if len(args.reports) < 2:
         parser.error("a comparison needs two reports or more")
     try:
         check_places([args.markdown or "-", *([args.html] if args.html is not None else [])], read=args.reports)
         reports = [read(path) for path in args.reports]
     except LoadTestError as error:
-        print(f"penstock loadtest compare: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     text = as_markdown(reports)
     problems = [put(args.markdown or "-", text)]
     if args.html is not None:
         problems.append(put(args.html, page(reports)))
     for problem in filter(None, problems):
-        print(f"penstock loadtest compare: {problem}", file=sys.stderr)
+        print(f"{parser.prog}: {problem}", file=sys.stderr)
     return 2 if any(problems) else 0

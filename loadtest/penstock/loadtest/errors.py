@@ -32,3 +32,7 @@ def grpc_error(code: str) -> str:
 
 class LoadTestError(Exception):
     """A run that cannot be: options that contradict each other, a file that cannot be read, no server."""
+
+
+class UsageError(LoadTestError):
+    """Settings that cannot be, as they were given."""

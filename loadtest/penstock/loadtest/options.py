@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.errors import UsageError
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Amount = Annotated[float, Meta(ge=0, le=1e9)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9, extra={"unit": "s"})]
+"""`extra` is for what makes flags of settings: texts may have units, and `metavar` is what the help calls a value."""
+File = Annotated[str, Meta(extra={"metavar": "FILE"})]
+Url = Annotated[str, Meta(extra={"metavar": "URL"})]
+Key = Annotated[str, Meta(extra={"metavar": "KEY"})]
+Name = Annotated[str, Meta(extra={"metavar": "NAME"})]
+Json = Annotated[str, Meta(extra={"metavar": "JSON"})]
+
+_Chosen = TypeVar("_Chosen")
 
 PROTOCOLS = (
     "openai-chat",
@@ -30,18 +39,21 @@ PROTOCOLS = (
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The server, and how to speak to it."""
 
-    url: Annotated[str, Meta(description="address of the server; for kserve-grpc and kserve-grpc-stream its gRPC port")]
+    url: Annotated[Url, Meta(description="address of the server; for kserve-grpc and kserve-grpc-stream its gRPC port")]
     model: Annotated[
-        str, Meta(description="the model's name; default: the only one that the server has; gRPC needs a name")
+        Name, Meta(description="the model's name; default: the only one that the server has; gRPC needs a name")
     ] = ""
     protocol: Annotated[
         Literal[PROTOCOLS],  # type: ignore[valid-type]
         Meta(description="what is spoken"),
     ] = "openai-chat"
     stream: Annotated[bool, Meta(description="ask for streams where the protocol has both")] = True
-    api_key: Annotated[str | None, Meta(description="bearer key; default: the variable OPENAI_API_KEY")] = None
-    header: Annotated[tuple[str, ...], Meta(description="'Name: value' for each request; may be repeated")] = ()
-    extra: Annotated[str, Meta(description="a JSON object merged into each request; null leaves a field out")] = "{}"
+    api_key: Annotated[Key | None, Meta(description="bearer key; default: the variable OPENAI_API_KEY")] = None
+    header: Annotated[
+        tuple[str, ...],
+        Meta(extra={"metavar": "HEADER"}, description="'Name: value' for each request; may be repeated"),
+    ] = ()
+    extra: Annotated[Json, Meta(description="a JSON object merged into each request; null leaves a field out")] = "{}"
     ignore_eos: Annotated[
         bool, Meta(description="ask for exactly the output tokens; --no-ignore-eos for strict APIs")
     ] = True
@@ -54,9 +66,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     input_tensor: Annotated[
         tuple[str, ...],
         Meta(
+            extra={"metavar": "NAME:DATATYPE:SHAPE"},
             description="kserve infer: NAME:DATATYPE:1,3,224, an input with its whole shape; may be repeated, and then "
             "these inputs are all that is sent; default: those of the model's metadata. Their values are random, by "
-            "--seed; every request is the same"
+            "--seed; every request is the same",
         ),
     ] = ()
     batch_size: Annotated[
@@ -71,9 +84,9 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Positive | None, Meta(description="requests in the run; default: all of a file, as --duration allows, or 64")
     ] = None
     prompt_tokens: Annotated[Positive, Meta(description="tokens of a synthetic prompt")] = 128
-    prompt_tokens_stddev: Annotated[Seconds, Meta(description="spread of that, normal")] = 0.0
+    prompt_tokens_stddev: Annotated[Amount, Meta(description="spread of that, normal")] = 0.0
     output_tokens: Annotated[Positive, Meta(description="tokens to generate")] = 128
-    output_tokens_stddev: Annotated[Seconds, Meta(description="spread of that, normal")] = 0.0
+    output_tokens_stddev: Annotated[Amount, Meta(description="spread of that, normal")] = 0.0
     shared_prefix_tokens: Annotated[
         Count, Meta(description="tokens that prompts share, as a system prompt, before their own")
     ] = 0
@@ -81,10 +94,10 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     turns: Annotated[Positive, Meta(description="turns of a session; each has the conversation so far")] = 1
     turn_delay: Annotated[Seconds, Meta(description="seconds between an answer and the session's next turn")] = 0.0
     dataset: Annotated[
-        str | None, Meta(description="prompts from a file: ShareGPT's JSON, or JSON lines with prompt or messages")
+        File | None, Meta(description="prompts from a file: ShareGPT's JSON, or JSON lines with prompt or messages")
     ] = None
     trace: Annotated[
-        str | None, Meta(description="arrivals and lengths from a trace: Mooncake JSONL, BurstGPT CSV, Azure CSV")
+        File | None, Meta(description="arrivals and lengths from a trace: Mooncake JSONL, BurstGPT CSV, Azure CSV")
     ] = None
     trace_format: Annotated[
         Literal["auto", "mooncake", "burstgpt", "azure"], Meta(description="the trace's format; auto: by its fields")
@@ -98,7 +111,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = ()
     tokenizer: Annotated[
-        str | None,
+        File | None,
         Meta(description="folder or tokenizer.json that counts prompt tokens; default: by the server's usage"),
     ] = None
     token_ids: Annotated[
@@ -134,7 +147,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         tuple[str, ...], Meta(description="a bound on good requests, as ttft:200, tpot:20, itl:50 or e2e:5000 (ms)")
     ] = ()
     metrics_url: Annotated[
-        str | None,
+        Url | None,
         Meta(
             description="the server's Prometheus page, read during the run; default: found by itself, 'none' for none"
         ),
@@ -178,25 +191,25 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 0.05
     max_runs: Annotated[Positive, Meta(description="find: most runs")] = 24
     vs: Annotated[
-        str | None,
+        Url | None,
         Meta(description="address of another server; both are measured in turn, by default 4 times, and compared"),
     ] = None
-    vs_model: Annotated[str, Meta(description="its model; default: the same")] = ""
-    vs_label: Annotated[str, Meta(description="what reports call it; default: its address")] = ""
-    vs_extra: Annotated[str | None, Meta(description="its --extra; default: the same")] = None
-    vs_api_key: Annotated[str | None, Meta(description="its key; default: the same")] = None
+    vs_model: Annotated[Name, Meta(description="its model; default: the same")] = ""
+    vs_label: Annotated[Name, Meta(description="what reports call it; default: its address")] = ""
+    vs_extra: Annotated[Json | None, Meta(description="its --extra; default: the same")] = None
+    vs_api_key: Annotated[Key | None, Meta(description="its key; default: the same")] = None
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is written."""
 
-    json: Annotated[str | None, Meta(description="write the report as JSON here; - for standard output")] = None
-    markdown: Annotated[str | None, Meta(description="write it as Markdown here")] = None
-    csv: Annotated[str | None, Meta(description="write one line for each request here")] = None
-    html: Annotated[str | None, Meta(description="write a page with plots here")] = None
-    vllm_json: Annotated[str | None, Meta(description="write the figures under vLLM bench's names here")] = None
-    aiperf_json: Annotated[str | None, Meta(description="write the figures under AIPerf's names here")] = None
-    label: Annotated[str, Meta(description="what reports call this run; default: the model")] = ""
+    json: Annotated[File | None, Meta(description="write the report as JSON here; - for standard output")] = None
+    markdown: Annotated[File | None, Meta(description="write it as Markdown here")] = None
+    csv: Annotated[File | None, Meta(description="write one line for each request here")] = None
+    html: Annotated[File | None, Meta(description="write a page with plots here")] = None
+    vllm_json: Annotated[File | None, Meta(description="write the figures under vLLM bench's names here")] = None
+    aiperf_json: Annotated[File | None, Meta(description="write the figures under AIPerf's names here")] = None
+    label: Annotated[Name, Meta(description="what reports call this run; default: the model")] = ""
     live: Annotated[bool, Meta(description="show progress, on a terminal")] = True
     strict: Annotated[
         bool, Meta(description="exit with 3 when the figures cannot be trusted, 4 when requests failed")
@@ -227,14 +240,19 @@ _SECTION_OF = {name: section for section, cls in SECTIONS.items() for name in cl
 
 
 def options(settings: Mapping[str, Any]) -> Options:
-    """From settings by name, as text or as what they are. Raises LoadTestError, naming the setting."""
+    """From settings by name, as text or as what they are. Raises UsageError, naming the setting."""
     if "url" not in settings:
-        raise LoadTestError("url: which server? (--url http://127.0.0.1:8000)")
+        raise UsageError("url: which server? (--url http://127.0.0.1:8000)")
     tree: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in settings.items():
         tree[_SECTION_OF[name]][name] = value
+    return converted(tree, Options)
+
+
+def converted(tree: Any, kind: type[_Chosen]) -> _Chosen:
+    """Raises UsageError, naming the setting."""
     try:
-        return msgspec.convert(tree, Options, strict=False)
+        return msgspec.convert(tree, kind, strict=False)
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$.")
-        raise LoadTestError(f"{where.rstrip('`').rpartition('.')[2].replace('_', '-')}: {problem}") from None
+        raise UsageError(f"{where.rstrip('`').rpartition('.')[2].replace('_', '-')}: {problem}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,11 @@ from penstock.loadtest.commands import AddSections, run_module
 
 
 def plan(commands: Any, add_sections: AddSections, formatter: type[argparse.HelpFormatter]) -> None:
+    def fill(parser: argparse.ArgumentParser) -> None:
+        from penstock.planning.options import SECTIONS, SETTINGS
+
+        add_sections(parser, SECTIONS, only=SETTINGS)
+
     parser = commands.add_parser(
         "plan",
         help="simulate a fleet of replicas",
@@ -19,19 +23,6 @@ def plan(commands: Any, add_sections: AddSections, formatter: type[argparse.Help
         "throughput, costs, the replicas that an SLO needs, autoscaling and failures.",
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
+        fill=fill,
     )
     parser.set_defaults(run_command=partial(run_module, parser, "penstock.planning.main"))
-    parse = parser.parse_known_args
-
-    def parse_known_args(
-        args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        if parser.parse_known_args is not parse:
-            from penstock.planning.options import SECTIONS, SETTINGS
-
-            parser.parse_known_args = parse
-            add_sections(parser, SECTIONS, only=SETTINGS)
-        found: tuple[argparse.Namespace, list[str]] = parse(args, namespace)
-        return found
-
-    parser.parse_known_args = parse_known_args

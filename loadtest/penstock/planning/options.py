@@ -8,8 +8,21 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.options import Count, LoadOptions, Positive, Seconds, WorkloadOptions
+from penstock.loadtest.options import (
+    Amount,
+    Count,
+    File,
+    LoadOptions,
+    Positive,
+    Seconds,
+    WorkloadOptions,
+    converted,
+)
+
+_SomeSeconds = Annotated[float, Meta(gt=0, extra={"unit": "s"})]
+_Milliseconds = Annotated[float, Meta(ge=0, le=1e9, extra={"unit": "ms"})]
+_Microseconds = Annotated[float, Meta(ge=0, le=1e9, extra={"unit": "us"})]
+_Nanoseconds = Annotated[float, Meta(ge=0, le=1e9, extra={"unit": "ns"})]
 
 WORKLOAD = tuple(name for name in WorkloadOptions.__struct_fields__ if name != "token_ids")
 LOAD = ("concurrency", "rate", "arrival", "burstiness", "ramp", "duration", "goodput")
@@ -22,19 +35,21 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     measured: Annotated[
         tuple[str, ...],
         Meta(
+            extra={"metavar": "FILE"},
             description="JSON of penstock loadtest (a run or a sweep) against one replica, or of penstock bench "
             "engine; may be repeated. From a bench come the times of steps, from load tests what the gateway adds, and "
-            "the times of steps where nothing else says them"
+            "the times of steps where nothing else says them",
         ),
     ] = ()
-    sim_step_ms: Annotated[Seconds | None, Meta(description="milliseconds per step")] = None
-    sim_prefill_us: Annotated[Seconds | None, Meta(description="microseconds per prompt token")] = None
-    sim_sequence_us: Annotated[Seconds | None, Meta(description="microseconds per sequence in a step")] = None
+    sim_step_ms: Annotated[_Milliseconds | None, Meta(description="milliseconds per step")] = None
+    sim_prefill_us: Annotated[_Microseconds | None, Meta(description="microseconds per prompt token")] = None
+    sim_sequence_us: Annotated[_Microseconds | None, Meta(description="microseconds per sequence in a step")] = None
     sim_attended_ns: Annotated[
-        Seconds | None, Meta(description="nanoseconds per token of context that a token attends to")
+        _Nanoseconds | None, Meta(description="nanoseconds per token of context that a token attends to")
     ] = None
     gateway_ms: Annotated[
-        Seconds | None, Meta(description="milliseconds that gateway and network add to each request; default: measured")
+        _Milliseconds | None,
+        Meta(description="milliseconds that gateway and network add to each request; default: measured"),
     ] = None
     template_tokens: Annotated[
         Count | None, Meta(description="tokens that a chat template adds to each prompt; default: measured")
@@ -47,7 +62,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Positive | None, Meta(description="most tokens in one step; default: 512, or max-num-seqs")
     ] = None
     itl_target_ms: Annotated[
-        Annotated[float, Meta(ge=0)], Meta(description="what prompts may lengthen steps to while others generate")
+        _Milliseconds, Meta(description="what prompts may lengthen steps to while others generate")
     ] = 200.0
     steps_in_flight: Annotated[Positive, Meta(description="steps that are under way at the same time")] = 2
     max_queued_requests: Annotated[Count, Meta(description="requests that may wait at a replica")] = 1024
@@ -82,7 +97,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "after 60 s for 120 s; without the second number for good); may be repeated"
         ),
     ] = ()
-    price: Annotated[Seconds, Meta(description="of a replica for an hour, in any currency; 0: no costs")] = 0.0
+    price: Annotated[Amount, Meta(description="of a replica for an hour, in any currency; 0: no costs")] = 0.0
 
 
 class ScalingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +110,7 @@ class ScalingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     scale_kv: Annotated[
         Annotated[float, Meta(gt=0, le=1)], Meta(description="share of the KV cache in use that is wanted at most")
     ] = 0.7
-    scale_interval: Annotated[Annotated[float, Meta(gt=0)], Meta(description="seconds between two looks")] = 15.0
+    scale_interval: Annotated[_SomeSeconds, Meta(description="seconds between two looks")] = 15.0
     scale_in_after: Annotated[Seconds, Meta(description="seconds for which fewer must have been enough")] = 600.0
     scale_in_pause: Annotated[Seconds, Meta(description="seconds between two replicas that are taken away")] = 180.0
 
@@ -113,7 +128,7 @@ class GoalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     find_replicas: Annotated[bool, Meta(description="search the smallest number of replicas that keeps --slo")] = False
     most_replicas: Annotated[Positive, Meta(description="find-replicas: no more than these")] = 1024
     slice: Annotated[
-        Annotated[float, Meta(gt=0)],
+        _SomeSeconds,
         Meta(description="seconds of the slices in which the time over the SLO is counted"),
     ] = 5.0
 
@@ -121,7 +136,7 @@ class GoalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is written."""
 
-    json: Annotated[str | None, Meta(description="write the report as JSON here; - for standard output")] = None
+    json: Annotated[File | None, Meta(description="write the report as JSON here; - for standard output")] = None
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,12 +164,8 @@ _SECTION_OF = {name: section for section, cls in SECTIONS.items() for name in cl
 
 
 def options(settings: Mapping[str, Any]) -> PlanOptions:
-    """From settings by name, as text or as what they are. Raises LoadTestError, naming the setting."""
+    """From settings by name, as text or as what they are. Raises UsageError, naming the setting."""
     tree: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in settings.items():
         tree[_SECTION_OF[name]][name] = value
-    try:
-        return msgspec.convert(tree, PlanOptions, strict=False)
-    except msgspec.ValidationError as error:
-        problem, _, where = str(error).partition(" - at `$.")
-        raise LoadTestError(f"{where.rstrip('`').rpartition('.')[2].replace('_', '-')}: {problem}") from None
+    return converted(tree, PlanOptions)

@@ -42,7 +42,7 @@ class ConnectionCutError(Exception):
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (HFValidationError("no name"), "there is no folder and no hub model called 'org/m'"),
+        (HFValidationError("no name"), "org/m is neither a folder or file here nor a model of the hub"),
         (LocalEntryNotFoundError("offline\nmore"), "org/m cannot be downloaded: offline"),
         (OSError(), "org/m cannot be downloaded: OSError"),
         (ConnectionCutError("peer closed"), "org/m cannot be downloaded: ConnectionCutError: peer closed"),

@@ -213,5 +213,6 @@ def test_what_cannot_be_is_said(settings: dict[str, str], message: str) -> None:
 
 
 def test_the_command_says_its_own_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["loadtest", "mock", "--ttft-ms", "-1"]) == 1
-    assert capsys.readouterr().err.startswith("penstock loadtest mock: ttft-ms: ")
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["loadtest", "mock", "--ttft-ms", "-1"])
+    assert capsys.readouterr().err.startswith("penstock loadtest mock: error: --ttft-ms: ")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_planning import planned
+from penstock.gateway.configuration.command_parser import CommandParser
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.metrics import Distribution
 from penstock.loadtest.options import LoadOptions, WorkloadOptions
@@ -114,7 +115,7 @@ def test_the_command_says_how_many_replicas_an_slo_needs(tmp_path: Path, capsys:
 
 def test_the_command_s_flags_are_made_when_it_is_used() -> None:
     """They take time that the start of a server would lose."""
-    commands, made = argparse.ArgumentParser().add_subparsers(), []
+    commands, made = CommandParser().add_subparsers(), []
     plan(commands, lambda parser, sections, only: made.append(only), argparse.HelpFormatter)
     assert not made
     args = commands.choices["plan"].parse_args([])

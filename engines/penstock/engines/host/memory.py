@@ -1,4 +1,5 @@
-"""How much memory may be used: what the machine and its control group leave free, and sizes written by people."""
+"""How much memory may be used: what the machine and its control group leave free, and amounts of it as people write
+them."""
 
 from __future__ import annotations
 
@@ -11,10 +12,9 @@ from typing import NamedTuple
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.control_groups import group_folders
 from penstock.engines.host.kernel_files import kernel_number, kernel_sizes, kernel_text
+from penstock.engines.quantities import parse_size
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)")
+_SHARE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*%")
 _STAT = re.compile(r"(?m)^(\w+) (\d+)$")
 _NO_LIMIT = 2**60
 """Control groups of version 1 write "no limit" as a number near 2**63."""
@@ -27,18 +27,16 @@ def parse_memory(text: str | int, free: int | None = None) -> int:
 
     Raises InvalidRequestError for anything else, for zero, and for more than 100%.
     """
-    match = _SIZE.fullmatch(str(text).strip())
-    if match is None:
-        raise InvalidRequestError(f"{text!r} is not an amount of memory such as 4GiB, 40% or 1073741824")
-    number, unit = float(match[1]), match[2].upper()
-    if unit == "%":
-        if number > 100:
-            raise InvalidRequestError(f"{text!r} is more than all of the memory")
-        size = int((available_memory() if free is None else free) * number / 100)
-    elif unit in _UNITS:
-        size = int(number * _UNITS[unit])
+    share = _SHARE.fullmatch(str(text).strip())
+    if share is not None and float(share[1]) > 100:
+        raise InvalidRequestError(f"{text!r} is more than all of the memory")
+    if share is not None:
+        size = int((available_memory() if free is None else free) * float(share[1]) / 100)
     else:
-        raise InvalidRequestError(f"{match[2]!r} in {text!r} is not one of {', '.join(_UNITS)[2:]}, %")
+        try:
+            size = parse_size(str(text))
+        except ValueError:
+            raise InvalidRequestError(f"{text!r} is not an amount of memory such as 4GiB, 40% or 1073741824") from None
     if size < 1:
         raise InvalidRequestError(f"{text!r} is no memory at all")
     return size

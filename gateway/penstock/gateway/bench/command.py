@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +15,7 @@ import msgspec
 from penstock.engines.errors import PenstockError
 from penstock.gateway.bench.options import LISTS, SETTINGS, EngineBench, PerplexityBench
 from penstock.gateway.configuration.config import SECTIONS, ConfigError, explain, load_config
+from penstock.gateway.configuration.flag_hints import FLAG_HINTS
 from penstock.gateway.configuration.flags import add_sections
 
 _INTERRUPTED = 130
@@ -23,7 +24,7 @@ _INTERRUPTED = 130
 def add_bench_command(commands: Any, formatter: Callable[..., argparse.HelpFormatter]) -> None:
     """`commands` are argparse's subparsers."""
     parser = commands.add_parser("bench", help="measure an engine, or a model's quality, without a server")
-    kinds = parser.add_subparsers(required=True, metavar="WHAT", parser_class=_FilledWhenUsed)
+    kinds = parser.add_subparsers(required=True, metavar="WHAT")
     kinds.add_parser(
         "engine",
         help="speed and memory of an engine",
@@ -32,6 +33,7 @@ def add_bench_command(commands: Any, formatter: Callable[..., argparse.HelpForma
         "memory and loading, beside what this machine can do at most.",
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
+        hints=FLAG_HINTS,
         fill=partial(_add_options, options=EngineBench, module="penstock.gateway.bench.engine_bench"),
     )
     kinds.add_parser(
@@ -42,24 +44,9 @@ def add_bench_command(commands: Any, formatter: Callable[..., argparse.HelpForma
         "with --compare also how far other settings move its distributions.",
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
+        hints=FLAG_HINTS,
         fill=_add_perplexity_options,
     )
-
-
-class _FilledWhenUsed(argparse.ArgumentParser):
-    """A parser whose flags take too long to make for every start of a server."""
-
-    def __init__(self, *, fill: Callable[[argparse.ArgumentParser], None], **options: Any) -> None:
-        super().__init__(**options)
-        self._fill: Callable[[argparse.ArgumentParser], None] | None = fill
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        if self._fill is not None:
-            self._fill(self)
-            self._fill = None
-        return super().parse_known_args(args, namespace)
 
 
 def _add_perplexity_options(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -14,8 +15,10 @@ from typing import Any
 
 import msgspec
 import yaml
+from msgspec import inspect
 
 from penstock.engines.host.failure_text import one_line
+from penstock.gateway.configuration.plain_values import bare, fields_of, plain_settings
 from penstock.gateway.configuration.sections.language_model import (
     AdapterConfig,
     CacheConfig,
@@ -90,6 +93,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "simulated": SimulatedOptions,
 }
 _PREFIX = "PENSTOCK_"
+SETTINGS = frozenset(name for cls in SECTIONS.values() for name in cls.__struct_fields__)
 _SECTION_OF = {name: section for section, cls in SECTIONS.items() for name in cls.__struct_fields__}
 
 
@@ -114,16 +118,26 @@ def load_config(
     """Flags win over PENSTOCK_* variables, those over the file, and that over the defaults. `table`: what such a file
     holds, where it is read already. Raises ConfigError."""
     settings: dict[str, Any] = {}
+    places: dict[str, str] = {}
     if file is not None:
         settings |= _settings(read_table(file), str(file))
+        places |= dict.fromkeys(settings, str(file))
     if table is not None:
         settings |= _settings(table, "the given table")
-    settings |= _read_environment(environ)
+    variables = _read_environment(environ)
+    settings |= variables
     settings |= flags
+    places |= {name: _PREFIX + name.upper() for name in variables}
     tree: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in settings.items():
         tree[_SECTION_OF[name]][name] = value
-    return _convert(tree)
+    try:
+        return _convert(tree)
+    except ConfigError as error:
+        name = re.split(r"\W", str(error).replace("-", "_"), maxsplit=1)[0]
+        if name in places and name not in flags:
+            raise ConfigError(f"{error} (from {places[name]})") from None
+        raise
 
 
 def _convert(tree: Mapping[str, Any]) -> Config:
@@ -134,9 +148,12 @@ def _convert(tree: Mapping[str, Any]) -> Config:
     if "upstream" in upstream:
         upstream["upstream"] = _upstream_tables(upstream["upstream"])
     try:
-        config = msgspec.convert(tree, Config, strict=False)
+        plain = {section: plain_settings(SECTIONS[section], settings) for section, settings in tree.items() if settings}
+        config = msgspec.convert(plain, Config, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(explain(str(error))) from None
+        raise ConfigError(_wrong_value(str(error), tree)) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     names = [rule.name for rule in config.traffic.traffic]
     if len(set(names)) < len(names):
         raise ConfigError("traffic: a name has two rules")
@@ -170,6 +187,29 @@ def _upstream_tables(given: Any) -> Any:
         return [upstream_fields(each) if isinstance(each, str) else each for each in given]
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _wrong_value(message: str, tree: Mapping[str, Mapping[str, Any]]) -> str:
+    """msgspec's words for a wrong value, with the setting first, and with the value where it cannot be a secret."""
+    problem, _, where = message.partition(" - at `$.")
+    section, _, name = where.rstrip("`").partition(".")
+    field = next((each for each in fields_of(SECTIONS[section]) if each.name == name), None) if section else None
+    if field is None:  # in a list or a table
+        return explain(message)
+    kind, value = bare(field.type), tree[section][name]
+    if isinstance(kind, inspect.LiteralType):
+        return f"{name}: {value!r} is not one of {', '.join(map(str, kind.values))}"
+    if isinstance(kind, inspect.StrType) and kind.pattern is not None and isinstance(field.type, inspect.Metadata):
+        return f"{name}: it must be {(field.type.extra_json_schema or {}).get('description')}"
+    if isinstance(kind, inspect.StrType | inspect.VarTupleType | inspect.UnionType):
+        return explain(message)
+    return f"{name}={value}: {_in_words(problem)}"
+
+
+def _in_words(problem: str) -> str:
+    for theirs, ours in (("`int`", "a whole number"), ("`float`", "a number"), ("`bool`", "true or false")):
+        problem = problem.replace(theirs, ours)
+    return problem.replace("Expected", "expected").removesuffix(", got `str`")
 
 
 def explain(message: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import msgspec
 from msgspec import NODEFAULT, inspect
+
+from penstock.gateway.configuration.plain_values import bare, extra, fields_of, plain, quantity_text
 
 Sections = Mapping[str, type[msgspec.Struct]]
 
@@ -29,7 +30,7 @@ def add_sections(
     names the settings to take, where that is not all of them.
     """
     for name, section in sections.items():
-        fields = [field for field in _fields(section) if only is None or field.name in only]
+        fields = [field for field in fields_of(section) if only is None or field.name in only]
         if not fields:
             continue
         group = parser.add_argument_group(name, (section.__doc__ or "").strip())
@@ -43,15 +44,16 @@ def switches(sections: Sections) -> set[str]:
     return {
         field.name
         for section in sections.values()
-        for field in _fields(section)
-        if isinstance(_bare(field.type), inspect.BoolType)
+        for field in fields_of(section)
+        if isinstance(bare(field.type), inspect.BoolType)
     }
 
 
 def _add_flag(group: Any, field: inspect.Field, others: Sequence[str], *, positional: bool, commas: bool) -> None:
-    kind = _bare(field.type)
+    kind = bare(field.type)
     flags = ["--" + name.replace("_", "-") for name in (field.name, *others)]
     options: dict[str, Any] = {"help": _help(field), "default": argparse.SUPPRESS}
+    metavar = _metavar(field.type)
     if positional:
         group.add_argument(field.name, nargs="?", metavar=field.name.upper(), **options)
     elif isinstance(kind, inspect.BoolType):
@@ -59,28 +61,19 @@ def _add_flag(group: Any, field: inspect.Field, others: Sequence[str], *, positi
     elif isinstance(kind, inspect.LiteralType):
         group.add_argument(*flags, choices=kind.values, **options)
     elif commas:
-        each = _metavar(_bare(kind.item_type)) if isinstance(kind, inspect.VarTupleType) else "NAME"
-        metavar = f"{each}[,{each}]"
+        metavar = f"{metavar}[,{metavar}]"
         group.add_argument(*flags, action="extend", type=lambda text: text.split(","), metavar=metavar, **options)
     elif isinstance(kind, inspect.VarTupleType):
-        group.add_argument(*flags, action="append", metavar="TEXT", **options)
+        group.add_argument(*flags, action="append", metavar=metavar, **options)
     else:
-        group.add_argument(*flags, metavar=_metavar(kind), **options)
+        group.add_argument(*flags, type=lambda text: _read(text, field.type), metavar=metavar, **options)
 
 
-def _bare(kind: inspect.Type) -> inspect.Type:
-    """Without bounds and descriptions."""
-    while isinstance(kind, inspect.Metadata):
-        kind = kind.type
-    return kind
-
-
-@cache  # several commands have the same settings
-def _fields(section: type[msgspec.Struct]) -> Sequence[inspect.Field]:
-    info = inspect.type_info(section)
-    if not isinstance(info, inspect.StructType):
-        raise TypeError(f"{section} is not a struct")
-    return info.fields
+def _read(text: str, kind: inspect.Type) -> Any:
+    try:
+        return plain(text, kind)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _help(field: inspect.Field) -> str:
@@ -88,20 +81,27 @@ def _help(field: inspect.Field) -> str:
         (field.type.extra_json_schema or {}).get("description", "") if isinstance(field.type, inspect.Metadata) else ""
     )
     silent = field.default in (None, (), "", NODEFAULT)
-    return text if silent else f"{text} (default: {_shown(field.default)})"
+    return text if silent else f"{text} (default: {_shown(field)})"
 
 
-def _shown(default: object) -> object:
-    """As one would write it: switches are on or off, whole seconds have no fraction."""
+def _shown(field: inspect.Field) -> object:
+    """As one would write it: switches are on or off, quantities have units, whole numbers no fraction."""
+    default, unit = field.default, extra(field.type, "unit")
     if isinstance(default, bool):
         return "on" if default else "off"
+    if unit is not None:
+        return quantity_text(default, unit)
     if isinstance(default, float) and default.is_integer():
         return int(default)
     return ",".join(map(str, default)) if isinstance(default, tuple) else default
 
 
 def _metavar(kind: inspect.Type) -> str:
-    names = {inspect.IntType: "N", inspect.FloatType: "X"}
-    if isinstance(kind, inspect.UnionType):
-        kind = _bare(next(member for member in kind.types if not isinstance(member, inspect.NoneType)))
-    return names.get(type(kind), "TEXT")
+    unit = extra(kind, "unit")
+    if unit is not None:
+        return "SIZE" if unit in ("bytes", "memory") else "DURATION"
+    plain_kind = bare(kind)
+    if isinstance(plain_kind, inspect.VarTupleType):
+        plain_kind = bare(plain_kind.item_type)
+    number = isinstance(plain_kind, inspect.IntType | inspect.FloatType)
+    return extra(kind, "metavar") or ("N" if number else "TEXT")

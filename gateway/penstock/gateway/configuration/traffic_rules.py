@@ -41,12 +41,12 @@ class ShadowRule(Target, frozen=True, forbid_unknown_fields=True):
     """Numbers a and b count as equal when |a - b| <= absolute + relative * |a|, where a is what was answered."""
     max_in_flight: Annotated[int, Meta(ge=1, le=1024)] = 8
     """More are dropped, and counted as that."""
-    timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    timeout_s: Annotated[float, Meta(gt=0, le=3600, extra={"unit": "s"})] = 30.0
 
 
 class ShiftStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     percent: Annotated[float, Meta(gt=0, le=100)]
-    seconds: Annotated[float, Meta(ge=0)]
+    seconds: Annotated[float, Meta(ge=0, extra={"unit": "s"})]
 
 
 class ShiftRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class ShiftRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """That `to` has answered in a step before it is judged, and before the next step begins."""
     max_error_rate: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """Of what `to` has answered in a step."""
-    max_latency_ms: Annotated[float, Meta(gt=0)] | None = None
+    max_latency_ms: Annotated[float, Meta(gt=0, extra={"unit": "ms"})] | None = None
     """The 95th percentile of `to` in a step."""
     max_latency_ratio: Annotated[float, Meta(gt=0)] | None = None
     """That percentile over the one of the other targets."""

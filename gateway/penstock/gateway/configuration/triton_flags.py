@@ -1,6 +1,8 @@
-"""Triton's flags that have no counterpart here, and why: the errors tell what to change in a start script."""
+"""Triton's flags: those that mean the same here, and those that have no counterpart, with the reason."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 _LOOP = "one event loop serves the port"
 _CACHE = "the response caches are part of the server"
@@ -46,3 +48,32 @@ TRITON_REFUSED: dict[str, str] = {
     "--vertex-ai-thread-count": _VERTEX,
     "--vertex-ai-default-model": _VERTEX,
 }
+"""The errors tell what to change in a start script."""
+TRITON_SERVED = frozenset(
+    "--" + name
+    for name in (
+        *("model-repository", "model-store", "exit-on-error", "disable-auto-complete-config", "strict-readiness"),
+        *("model-control-mode", "repository-poll-secs", "load-model", "model-config-name", "model-load-thread-count"),
+        *("model-load-retry-count", "id", "exit-timeout-secs", "allow-http", "http-address", "http-port"),
+        *("http-header-forward-pattern", "http-max-input-size", "http-restricted-api", "allow-grpc", "grpc-address"),
+        *("grpc-port", "grpc-header-forward-pattern", "grpc-restricted-protocol", "grpc-use-ssl"),
+        *("grpc-use-ssl-mutual", "grpc-server-cert", "grpc-server-key", "grpc-root-cert"),
+        *("grpc-infer-response-compression-level", "grpc-keepalive-time", "grpc-keepalive-timeout"),
+        *("grpc-keepalive-permit-without-calls", "grpc-http2-max-pings-without-data"),
+        *("grpc-http2-min-recv-ping-interval-without-data", "grpc-http2-max-ping-strikes"),
+        *("grpc-max-connection-age", "grpc-max-connection-age-grace", "allow-metrics", "metrics-address"),
+        *("metrics-port", "metrics-config", "log-verbose", "log-info", "log-warning", "log-error", "log-format"),
+        *("trace-config", "cache-config", "response-cache-byte-size", "rate-limit", "rate-limit-resource"),
+        *("allow-client-shm", "backend-directory", "backend-config"),
+    )
+)
+"""Triton reads its command line by getopt_long, which takes the beginning of a name for it where only one begins so:
+start scripts have --model-repo."""
+
+
+def in_full(flag: str, known: Iterable[str]) -> str:
+    """A flag of Triton's that may be abbreviated, where no other flag begins so; any other flag as it is. `known`: all
+    flags that there are."""
+    longer = {each for each in (*known, *TRITON_REFUSED) if each.startswith(flag)}
+    one = next(iter(longer)) if len(longer) == 1 else flag
+    return one if one in TRITON_SERVED or one in TRITON_REFUSED else flag

@@ -12,7 +12,8 @@ from msgspec import Meta
 Api = Literal["chat", "completions", "embeddings"]
 
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
-_Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+_File = Annotated[_Name, Meta(extra={"metavar": "FILE"})]
+_Seconds = Annotated[float, Meta(gt=0, le=86_400, extra={"unit": "s"})]
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]{0,4096}")
 _PATH = re.compile(r"[\x21-\x7e]*")
@@ -71,7 +72,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """What the other server calls it; None: the same."""
     apis: tuple[Api, ...] = ("chat", "completions")
     """What clients may ask it by."""
-    api_key_file: _Name | None = None
+    api_key_file: _File | None = None
     """Holds the key for the other server. It is read again when it changes."""
     api_key_env: _Name | None = None
     """The variable that holds the key."""
@@ -79,7 +80,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The other server gets the key that the client sent to this one."""
     headers: dict[str, str] = {}
     """More headers for the other server."""
-    ca_file: _Name | None = None
+    ca_file: _File | None = None
     """PEM file with the authorities that may vouch for the other server; None: those of the system."""
     connect_timeout: _Seconds = 5.0
     first_token_timeout: _Seconds = 60.0
@@ -103,7 +104,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """For how long; twice as long each time, up to a minute or this, whichever is more."""
     fallbacks: tuple[_Name, ...] = ()
     """Models that answer instead, in this order, when no server can: of this server or of others."""
-    hedge_after: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    hedge_after: Annotated[float, Meta(ge=0, le=3600, extra={"unit": "s"})] = 0.0
     """Seconds without a first byte after which a second server is asked as well, which counts as a retry; 0: never."""
 
     def __post_init__(self) -> None:

@@ -35,11 +35,12 @@ def add_key_command(commands: Any) -> None:
         "two servers share when one uses the other's engine.",
     )
     kind = new.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--tenant", help="the key's owner, as metrics and logs show it")
+    kind.add_argument("--tenant", metavar="NAME", help="the key's owner, as metrics and logs show it")
     kind.add_argument("--engine", action="store_true", help="a key for engines, not for the callers of an API")
     new.add_argument(
         "--file",
         type=Path,
+        metavar="FILE",
         help="the key file to add the entry to; the key is then what is printed. With --engine: the file to make",
     )
     new.add_argument(
@@ -48,9 +49,14 @@ def add_key_command(commands: Any) -> None:
         choices=[str(role) for role in Role],
         help=f"what the key allows; may be repeated (default: {', '.join(sorted(USER_ROLES))})",
     )
-    new.add_argument("--model", action="append", help="a model that it may use, * for any text; may be repeated")
     new.add_argument(
-        "--priority", type=int, default=0, help="with --policy=priority: of its requests; lower runs first"
+        "--model",
+        action="append",
+        metavar="NAME",
+        help="a model that it may use, * for any text; may be repeated",
+    )
+    new.add_argument(
+        "--priority", type=int, default=0, metavar="N", help="with --policy=priority: of its requests; lower runs first"
     )
     for limit in _LIMITS:
         new.add_argument("--" + limit.replace("_", "-"), type=int, metavar="N")

@@ -12,7 +12,7 @@ import threading
 from typing import Any, ClassVar
 
 import huggingface_hub
-from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from tqdm import tqdm
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
@@ -74,11 +74,15 @@ def problem_text(hub_id: str, error: Exception) -> str:
     """One line for the operator. Below the hub's library there are others, each with errors of its own."""
     if isinstance(error, RevisionNotFoundError):
         return f"{hub_id} has no such revision"
+    if isinstance(error, GatedRepoError):
+        return f"{hub_id} is for those who have accepted its terms on the hub: set HF_TOKEN to a token of theirs"
+    alone = "" if "/" in hub_id else " (ORG/NAME)"
     if isinstance(error, HFValidationError | RepositoryNotFoundError):
-        return f"there is no folder and no hub model called {hub_id!r}"
+        return f"{hub_id} is neither a folder or file here nor a model of the hub{alone}"
     first = next(iter(str(error).splitlines()), "")
     kind = "" if first and isinstance(error, OSError) else f"{type(error).__name__}: "
-    return f"{hub_id} cannot be downloaded: {kind}{first}".removesuffix(": ")
+    here = f" is neither a folder or file here nor a model of the hub{alone}: it" if alone else ""
+    return f"{hub_id}{here} cannot be downloaded: {kind}{first}".removesuffix(": ")
 
 
 def main() -> None:

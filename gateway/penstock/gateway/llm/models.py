@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +32,11 @@ from penstock.tokenizers.token_table import DecoderFamily
 logger = logging.getLogger("penstock")
 
 DEMO_NAME = "penstock-demo"
+_LIKE_PATHS = (".", "/", "~")
+_HUB_ID = re.compile(r"(?:[\w.-]+/)?[\w.-]+", re.ASCII)
+"""ORG/NAME, or one of the oldest models, which have no ORG: gpt2."""
+_OF_MODELS = ("config.json", "tokenizer.json", "tokenizer.model", "modules.json")
+"""A folder with none of them has no model. Of those that lack another, what reads the file says so."""
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -171,14 +178,43 @@ def find_model(model: str | None) -> ModelSource:
     """The demo model, a local folder, or a GGUF file. Raises ConfigError for anything else."""
     if model is None or model == DEMO_NAME:
         return ModelSource(Path(str(files("penstock.gateway") / "demo_model")), DEMO_NAME)
-    path = Path(model).expanduser()
+    path = _path(model)
     if path.suffix == SUFFIX and path.is_file():
         return ModelSource(unpack(path), path.stem)
     if path.is_dir() and not (path / "config.json").exists() and any(path.glob("*" + SUFFIX)):
         return ModelSource(unpack(_only_file(path)), path.resolve().name)
     if not path.is_dir():
-        raise ConfigError(f"model: {model} is not a folder with a Hugging Face model, nor a GGUF file")
+        raise ConfigError(f"model: {_no_folder(model, path)}")
+    if not any((path / name).exists() for name in _OF_MODELS):
+        raise ConfigError(f"model: {_no_model(path)}")
     return ModelSource(path, path.resolve().name)
+
+
+def _path(model: str) -> Path:
+    """Without an error for ~NAME where there is no such user."""
+    return Path(os.path.expanduser(model))
+
+
+def _no_folder(model: str, path: Path) -> str:
+    if path.is_file():
+        hint = "; a file of settings is given by --config" if path.suffix in (".toml", ".yaml", ".yml") else ""
+        return f"{model} is neither a GGUF file ({SUFFIX}) nor a folder with a model{hint}"
+    if model.endswith(SUFFIX):
+        return f"there is no file {model}"
+    if model.startswith(_LIKE_PATHS):
+        return f"there is no folder or file {model}"
+    hint = "; NAME:TAG is how Ollama names models" if ":" in model else ""
+    return f"{model} is neither a folder or file here nor a model of the hub (ORG/NAME){hint}"
+
+
+def _no_model(folder: Path) -> str:
+    """Of a folder with none of the files that a model begins with."""
+    inner = sorted(each for each in folder.iterdir() if each.is_dir())
+    if any((each / "config.pbtxt").exists() or (each / "1").is_dir() for each in inner):
+        return f"{folder} looks like a Triton model repository: penstock serve --model-repository {folder}"
+    models = [each for each in inner if (each / "config.json").exists()]
+    hint = f"; did you mean {models[0]}?" if models else ""
+    return f"{folder} has no model: neither config.json and tokenizer.json nor a GGUF file ({SUFFIX}){hint}"
 
 
 def _only_file(folder: Path) -> Path:
@@ -192,9 +228,9 @@ def _only_file(folder: Path) -> Path:
 
 def is_hub_id(model: str | None) -> bool:
     """Whether it names a model of the hub: nothing that is here, and nothing that looks like a path."""
-    if model is None or model == DEMO_NAME or Path(model).expanduser().exists():
+    if model is None or model == DEMO_NAME or _path(model).exists():
         return False
-    return not model.startswith((".", "/", "~")) and not model.endswith(SUFFIX) and model.count("/") <= 1
+    return not model.startswith(_LIKE_PATHS) and not model.endswith(SUFFIX) and _HUB_ID.fullmatch(model) is not None
 
 
 def default_params(folder: Path) -> dict[str, Any]:

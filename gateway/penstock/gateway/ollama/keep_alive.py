@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import math
-import re
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.quantities import parse_duration
 from penstock.gateway.llm.model_sleep import ModelSleep
 
-_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"-?(?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h))+")
 _FOR_EVER = 100 * 365 * 86400.0
 """As long as that, or longer: neither timers nor dates go on for ever."""
-_PART = re.compile(r"([\d.]+)(ms|s|m|h)")
 
 
 def seconds_of(keep_alive: float | str) -> float:
     """Of a number of seconds, or a text such as "5m" or "1h30m". Negative: for ever. Raises InvalidRequestError."""
-    if isinstance(keep_alive, str) and _DURATION.fullmatch(keep_alive):
-        total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(keep_alive))
-        return -total if keep_alive.startswith("-") else total
+    negative = isinstance(keep_alive, str) and keep_alive.startswith("-")
     try:
-        seconds = float(keep_alive)
+        seconds = parse_duration(keep_alive.removeprefix("-")) if isinstance(keep_alive, str) else float(keep_alive)
     except ValueError:
         seconds = math.nan
     if math.isnan(seconds):
         message = 'keep_alive must be a number of seconds, or a duration such as "5m".'
         raise InvalidRequestError(message, param="keep_alive")
-    return seconds
+    return -seconds if negative else seconds
 
 
 def keep(sleep: ModelSleep, keep_alive: float | str | None) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, inspect
 
 from penstock.gateway.configuration.config import ConfigError, explain
+from penstock.gateway.configuration.plain_values import plain
 from penstock.gateway.configuration.sections.types import Name, Port, Positive, Seconds
 
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -70,8 +71,8 @@ class RaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_ray_settings(table: Any) -> RaySettings:
     """Raises ConfigError."""
     try:
-        settings = msgspec.convert(table, RaySettings)
-    except msgspec.ValidationError as error:
+        settings = msgspec.convert(plain(table, inspect.type_info(RaySettings)), RaySettings)
+    except ValueError as error:  # msgspec's among them
         raise ConfigError(f"ray: {explain(str(error))}") from None
     scaling = settings.autoscaling
     if scaling is not None and settings.replicas is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.classic.caching.cache import ResponseCache
 from penstock.classic.caching.local import LocalCache
+from penstock.engines.quantities import parse_size
 from penstock.gateway.configuration.config import ConfigError
 
 _FLAG = "cache-config"
@@ -34,7 +35,10 @@ def build_cache(texts: tuple[str, ...], byte_size: int) -> ResponseCache | None:
 
 def _local(options: Mapping[str, str]) -> ResponseCache:
     _check_names("local", options, {"size"})
-    size = _number("local,size", options.get("size", ""))
+    try:
+        size = parse_size(options.get("size", ""))
+    except ValueError as error:
+        raise ConfigError(f"{_FLAG}: local,size: {error}") from None
     if size == 0:
         raise ConfigError(f"{_FLAG}: local,size must be at least 1 byte")
     return LocalCache(size)

@@ -26,8 +26,8 @@ def add_chat_command(commands: Any, formatter: Callable[..., argparse.HelpFormat
         "one prompt, and prints nothing but the answer.",
         formatter_class=formatter,
     )
-    chat.add_argument("--url", default=_URL, help=f"the server's address (default: {_URL})")
-    chat.add_argument("--model", help="which model (default: the server's first)")
+    chat.add_argument("--url", default=_URL, metavar="URL", help=f"the server's address (default: {_URL})")
+    chat.add_argument("--model", metavar="NAME", help="which model (default: the server's first)")
     chat.add_argument("--system", metavar="TEXT", help="tells the model how to answer")
     chat.add_argument("--api-key", metavar="KEY", help="default: the variable OPENAI_API_KEY")
     chat.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest (default: the model's)")

@@ -16,6 +16,7 @@ import msgspec
 from penstock.classic.base import InferModel, ModelContext
 from penstock.classic.model_config import ModelConfig
 from penstock.gateway.configuration.config import ConfigError, explain
+from penstock.gateway.configuration.plain_values import plain_settings
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 from penstock.gateway.llm.kserve.folder_layout import beside, check_one_instance, read_settings
 from penstock.gateway.upstream.kserve_model import FORM, KServeUpstream
@@ -56,6 +57,7 @@ def upstream_settings(config: ModelConfig, folder: Path) -> UpstreamSettings:
         if isinstance(given.get(name), str):
             given[name] = beside(given[name], folder)
     try:
-        return msgspec.convert({**given, "name": config.name}, UpstreamSettings, strict=False)
-    except msgspec.ValidationError as error:
+        plain = plain_settings(UpstreamSettings, {**given, "name": config.name})
+        return msgspec.convert(plain, UpstreamSettings, strict=False)
+    except ValueError as error:  # msgspec's among them
         raise ConfigError(explain(str(error))) from None

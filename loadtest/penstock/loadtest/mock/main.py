@@ -8,20 +8,15 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.mock.options import MockOptions
 from penstock.loadtest.mock.server import Mock
+from penstock.loadtest.options import converted
 
 
 def main(settings: Mapping[str, Any]) -> int:
     """Serves until it is told to stop. Raises LoadTestError when it cannot."""
-    try:
-        options = msgspec.convert(settings, MockOptions, strict=False)
-    except msgspec.ValidationError as error:
-        problem, _, where = str(error).partition(" - at `$.")
-        raise LoadTestError(f"{where.rstrip('`').replace('_', '-')}: {problem}") from None
+    options = converted(settings, MockOptions)
     try:
         asyncio.run(serve(options, asyncio.Event()))  # not uvloop: it gathers writes
     except OSError as error:

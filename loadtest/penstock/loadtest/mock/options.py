@@ -7,15 +7,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-Milliseconds = Annotated[float, Meta(ge=0)]
+Milliseconds = Annotated[float, Meta(ge=0, extra={"unit": "ms"})]
 
 
 class MockOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Its address, and when it writes what."""
 
-    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
-    port: Annotated[int, Meta(description="port to listen on; 0: a free one", ge=0, le=65535)] = 18900
-    model: Annotated[str, Meta(description="the model's name")] = "mock"
+    host: Annotated[str, Meta(extra={"metavar": "ADDR"}, description="address to listen on")] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(extra={"metavar": "PORT"}, description="port to listen on; 0: a free one", ge=0, le=65535)
+    ] = 18900
+    model: Annotated[str, Meta(extra={"metavar": "NAME"}, description="the model's name")] = "mock"
     ttft_ms: Annotated[Milliseconds, Meta(description="from the request's last byte to the first token")] = 50.0
     itl_ms: Annotated[Milliseconds, Meta(description="between tokens; 0: as fast as they can be written")] = 10.0
     tokens_per_write: Annotated[

@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-import msgspec
-
 from penstock.loadtest.clients.registry import make_client
-from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.errors import LoadTestError, UsageError
 from penstock.loadtest.main import CANNOT, STOPPED, ended, status, write_row
-from penstock.loadtest.options import Options, options
+from penstock.loadtest.options import Options, converted, options
 from penstock.loadtest.search.runs import RealRunner
 from penstock.loadtest.search.study import check_output
 from penstock.loadtest.search.values import one_of_a_row
@@ -35,7 +33,7 @@ def main(settings: Mapping[str, Any]) -> int:
     if load.get("label"):
         raise LoadTestError("label: reports call each server here by the options that are tried")
     words = load.pop("server", [])
-    tune = _tune_options({name: load.pop(name) for name in TuneOptions.__struct_fields__ if name in load})
+    tune = converted({name: load.pop(name) for name in TuneOptions.__struct_fields__ if name in load}, TuneOptions)
     base, url = plan(words, load.get("url"), str(load.get("protocol", "")), tune)
     chosen = one_of_a_row(options(load | {"url": url}))
     check_output(chosen.output)
@@ -65,23 +63,15 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _tune_options(settings: Mapping[str, Any]) -> TuneOptions:
-    try:
-        return msgspec.convert(settings, TuneOptions, strict=False)
-    except msgspec.ValidationError as error:
-        problem, _, where = str(error).partition(" - at `$.")
-        raise LoadTestError(f"{where.rstrip('`').replace('_', '-')}: {problem}") from None
-
-
 def plan(words: Sequence[str], url: str | None, protocol: str, tune: TuneOptions) -> tuple[Base, str]:
     """What to start, and the address to measure. Raises LoadTestError."""
     if not words:
-        raise LoadTestError("which server? Its command stands at the end: -- serve MODEL ...")
+        raise UsageError("which server? Its command stands at the end: -- serve MODEL ...")
     ours = words[0] in ("serve", "penstock")
     as_given = ["penstock", *words] if words[0] == "serve" else list(words)
     command = [*_OURS, *as_given[1:]] if ours else as_given
     if url is None and not ours:
-        raise LoadTestError("url: where does this server listen? (only the ports of penstock are chosen here)")
+        raise UsageError("url: where does this server listen? (only the ports of penstock are chosen here)")
     if any(param.of_model for param in parse_params(tune.param)):
         if not ours:
             raise LoadTestError("param: models of a repository can be tuned with penstock's server only")

@@ -17,8 +17,9 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     param: Annotated[
         tuple[str, ...],
         Meta(
+            extra={"metavar": "NAME=VALUES"},
             description="values of a flag of the server, as max_num_seqs=16,32,64; of a model in a repository "
-            "MODEL.instance_count, MODEL.max_batch_size or MODEL.max_queue_delay_microseconds; may be repeated"
+            "MODEL.instance_count, MODEL.max_batch_size or MODEL.max_queue_delay_microseconds; may be repeated",
         ),
     ] = ()
     objective: Annotated[

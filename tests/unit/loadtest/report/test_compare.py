@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.loadtest.compare import as_markdown, differences, main, names, ratio_interval, ratios, warnings
+from penstock.gateway import cli
+from penstock.loadtest.compare import as_markdown, differences, names, ratio_interval, ratios, warnings
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
 from penstock.loadtest.report.file import to_json
@@ -16,6 +17,10 @@ from penstock.loadtest.report.model import Report, Validity
 
 MakeReport = Callable[..., Report]
 MakeRuns = Callable[..., Report]
+
+
+def main(arguments: Sequence[str]) -> int:
+    return cli.main(["loadtest", "compare", *arguments])
 
 
 @pytest.fixture

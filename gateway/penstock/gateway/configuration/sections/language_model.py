@@ -8,7 +8,21 @@ import msgspec
 from msgspec import Meta
 
 from penstock.engines.scheduler import config as scheduler_config
-from penstock.gateway.configuration.sections.types import Name, Positive, Seconds
+from penstock.gateway.configuration.sections.types import (
+    Bytes,
+    File,
+    Memory,
+    Microseconds,
+    Milliseconds,
+    Name,
+    Positive,
+    Seconds,
+    SomeAddress,
+    SomeBytes,
+    SomeFile,
+    SomeFolder,
+    SomeSeconds,
+)
 
 
 class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +53,7 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     device: Annotated[
         str,
         Meta(
+            extra={"metavar": "DEVICE"},
             description="cpu, cuda or cuda:N; auto: the GPU where the engine can use one",
             pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
         ),
@@ -63,7 +78,7 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         ),
     ] = "auto"
     weights_cache: Annotated[
-        int, Meta(ge=0, description="bytes of quantized weights kept on disk for later starts; 0: none")
+        Bytes, Meta(description="bytes of quantized weights kept on disk for later starts; 0: none")
     ] = 20 << 30
     kv_cache_dtype: Annotated[
         Literal["auto", "u8", "u8-u4", "u4", "fp8", "bf16", "f16", "f32"],
@@ -74,24 +89,29 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     ] = "auto"
     threads: Annotated[Positive | None, Meta(description="compute threads; default: by model size and cores")] = None
     cpus: Annotated[
-        Name | None, Meta(description="CPUs that the engine's process runs on, as 0-15,32-47; default: all")
+        Name | None,
+        Meta(
+            extra={"metavar": "LIST"}, description="CPUs that the engine's process runs on, as 0-15,32-47; default: all"
+        ),
     ] = None
     numa_nodes: Annotated[
         Name | None,
         Meta(
+            extra={"metavar": "LIST"},
             description="NUMA nodes whose CPUs and memory the engine's process uses, as 0 or 0-1; auto: those of the "
-            "socket with the most free memory; default: all"
+            "socket with the most free memory; default: all",
         ),
     ] = None
     speculative_model: Annotated[
         Name | None,
         Meta(
+            extra={"metavar": "MODEL"},
             description="openvino: a smaller model with the same vocabulary (a folder, a GGUF file or a hub id), or an "
-            "EAGLE-3 head, that guesses next tokens, of which several are verified in a step; answers stay the same"
+            "EAGLE-3 head, that guesses next tokens, of which several are verified in a step; answers stay the same",
         ),
     ] = None
     chat_template: Annotated[
-        str | None, Meta(description="file with a chat template to use instead of the model's own")
+        File | None, Meta(description="file with a chat template to use instead of the model's own")
     ] = None
     chat_template_content_format: Annotated[
         Literal["auto", "string", "openai"],
@@ -105,10 +125,18 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         Meta(description="the text of a special token in a chat message is that token; off: it is ordinary text"),
     ] = False
     tool_parser: Annotated[
-        str, Meta(description="finds tool calls in answers: a parser's name, none, or auto: by the chat template")
+        str,
+        Meta(
+            extra={"metavar": "NAME"},
+            description="finds tool calls in answers: a parser's name, none, or auto: by the chat template",
+        ),
     ] = "auto"
     reasoning_parser: Annotated[
-        str, Meta(description="finds reasoning in answers: a parser's name, none, or auto: by the chat template")
+        str,
+        Meta(
+            extra={"metavar": "NAME"},
+            description="finds reasoning in answers: a parser's name, none, or auto: by the chat template",
+        ),
     ] = "auto"
 
 
@@ -123,7 +151,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 1
     replica_address: Annotated[
-        tuple[Name, ...],
+        tuple[SomeAddress, ...],
         Meta(description="engine-doors of other servers with the same model, whose engines are further replicas"),
     ] = ()
     replica_routing: Annotated[
@@ -141,7 +169,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0
     handover_bytes: Annotated[
-        Positive, Meta(description="most bytes of shared memory for what the prefill-replicas hand over")
+        SomeBytes, Meta(description="most bytes of shared memory for what the prefill-replicas hand over")
     ] = 2 << 30
     handover_min_tokens: Annotated[
         Positive,
@@ -178,8 +206,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_args: Annotated[
         str | dict[str, Any],
         Meta(
+            extra={"metavar": "JSON"},
             description="more options of the engine itself, as a JSON object: fields of vLLM's EngineArgs, arguments "
-            "of TensorRT-LLM's LLM"
+            "of TensorRT-LLM's LLM",
         ),
     ] = {}
 
@@ -188,7 +217,7 @@ class DoorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine for several servers: others use this server's, or this one uses another server's."""
 
     engine_door: Annotated[
-        Name | None,
+        SomeAddress | None,
         Meta(
             description="address at which other servers can use the engine of MODEL, as ipc:///PATH or "
             "tcp://HOST:PORT; default: none"
@@ -196,11 +225,11 @@ class DoorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     engine_door_clients: Annotated[Positive, Meta(description="most servers that use it at one time")] = 64
     engine_address: Annotated[
-        Name | None,
+        SomeAddress | None,
         Meta(description="the engine-door of another server, whose engine runs MODEL; no engine is started here"),
     ] = None
     engine_key: Annotated[
-        Name | None,
+        SomeFile | None,
         Meta(description="file with the key that both sides share, made by `penstock key new --engine`; tcp needs one"),
     ] = None
 
@@ -209,10 +238,14 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """LoRA adapters, each a model of its own for clients; on the openvino, vllm, tensorrt_llm and torch engines."""
 
     lora: Annotated[
-        tuple[Name, ...], Meta(description="an adapter, as NAME=FOLDER with files in PEFT's format; may be repeated")
+        tuple[Name, ...],
+        Meta(
+            extra={"metavar": "NAME=DIR"},
+            description="an adapter, as NAME=FOLDER with files in PEFT's format; may be repeated",
+        ),
     ] = ()
     lora_directory: Annotated[
-        Name | None,
+        SomeFolder | None,
         Meta(description="clients may load and unload adapters in this folder at run time; default: they may not"),
     ] = None
     max_loras: Annotated[Positive, Meta(description="adapters that may be loaded at the same time")] = 8
@@ -223,7 +256,7 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory for keys and values."""
 
     kv_cache_memory: Annotated[
-        str | Positive | None,
+        Memory | None,
         Meta(description="bytes, a size like 4GiB, or a share of free memory like 40%%; default: a bounded share"),
     ] = None
     num_kv_blocks: Annotated[Positive | None, Meta(description="the size as a number of blocks")] = None
@@ -231,27 +264,29 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         True
     )
     kv_offload_dir: Annotated[
-        Name | None,
+        SomeFolder | None,
         Meta(
             description="openvino, vllm on CPUs, simulated: folder that keeps what the prefix cache evicts, also for "
             "later starts; default: none"
         ),
     ] = None
-    kv_offload_bytes: Annotated[Positive, Meta(description="most bytes of a model's blocks in kv-offload-dir")] = (
+    kv_offload_bytes: Annotated[SomeBytes, Meta(description="most bytes of a model's blocks in kv-offload-dir")] = (
         10 << 30
     )
     kv_events: Annotated[
-        Name | None,
+        SomeAddress | None,
         Meta(
             description="address, as tcp://127.0.0.1:5557, where routers learn which blocks the prefix cache has; "
             "every program that reaches it can read the tokens of all prompts; default: none"
         ),
     ] = None
     kv_events_replay: Annotated[
-        Name | None, Meta(description="address where they can ask for events that they have missed; default: none")
+        SomeAddress | None,
+        Meta(description="address where they can ask for events that they have missed; default: none"),
     ] = None
     kv_events_topic: Annotated[
-        str | None, Meta(description="topic of these events; default: kv@HOST@MODEL, as llm-d reads it")
+        str | None,
+        Meta(extra={"metavar": "NAME"}, description="topic of these events; default: kv@HOST@MODEL, as llm-d reads it"),
     ] = None
 
 
@@ -274,7 +309,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = None
     itl_target_ms: Annotated[
-        Annotated[float, Meta(ge=0)],
+        Milliseconds,
         Meta(
             description="target for the milliseconds between two tokens: while requests generate, prompts get only as "
             "much of a step as keeps it this short (while none generates: four times as long); 0: as much as "
@@ -298,7 +333,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="fcfs: by arrival; priority: lower first, with ageing; fair: by tokens served per tenant"),
     ] = "fcfs"
     ageing: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="policy priority: seconds of waiting per priority level gained")
+        SomeSeconds, Meta(description="policy priority: seconds of waiting per priority level gained")
     ] = 10.0
     max_queued_requests: Annotated[
         Annotated[int, Meta(ge=0)], Meta(description="requests that may wait; more get 503 with Retry-After")
@@ -316,9 +351,9 @@ OF_OUR_SCHEDULER = {name: getattr(SchedulingConfig(), name) for name in schedule
 class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The simulated engine's latency model."""
 
-    sim_step_ms: Annotated[Seconds, Meta(description="milliseconds per step")] = 0.0
-    sim_prefill_us: Annotated[Seconds, Meta(description="microseconds per prompt token")] = 0.0
-    sim_sequence_us: Annotated[Seconds, Meta(description="microseconds per sequence in a step")] = 0.0
+    sim_step_ms: Annotated[Milliseconds, Meta(description="milliseconds per step")] = 0.0
+    sim_prefill_us: Annotated[Microseconds, Meta(description="microseconds per prompt token")] = 0.0
+    sim_sequence_us: Annotated[Microseconds, Meta(description="microseconds per sequence in a step")] = 0.0
     sim_faults: Annotated[
         str, Meta(description='faults by marker token in the prompt, e.g. "kill=7,slow=8:2.5"; for tests')
     ] = ""

@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.gateway.configuration.sections.types import Name, Positive
+from penstock.gateway.configuration.sections.types import (
+    Bytes,
+    Folder,
+    Name,
+    Positive,
+    Seconds,
+    SomeFolder,
+    SomeSeconds,
+)
 from penstock.gateway.configuration.traffic_rules import TrafficRule
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 
@@ -18,7 +26,9 @@ class EmbeddingsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embedding_model: Annotated[
         tuple[Name, ...],
         Meta(
-            description="an embedding or ranking model beside MODEL, as FOLDER, hub id, or NAME=FOLDER; may be repeated"
+            extra={"metavar": "MODEL"},
+            description="an embedding or ranking model beside MODEL, as FOLDER, hub id, or NAME=FOLDER; may be "
+            "repeated",
         ),
     ] = ()
     embedding_batch_tokens: Annotated[
@@ -30,16 +40,16 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Models from Triton model repositories, under Triton's own flags."""
 
     model_repository: Annotated[
-        tuple[Name, ...],
+        tuple[SomeFolder, ...],
         Meta(description="folder or s3://, gs://, as:// location of a model repository; may be repeated"),
     ] = ()
     model_control_mode: Annotated[
         Literal["none", "poll", "explicit"],
         Meta(description="none: load all models at start; poll: follow changes; explicit: load and unload by request"),
     ] = "none"
-    repository_poll_secs: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="control mode poll: polling interval in seconds")
-    ] = 15.0
+    repository_poll_secs: Annotated[SomeSeconds, Meta(description="control mode poll: polling interval in seconds")] = (
+        15.0
+    )
     load_model: Annotated[
         tuple[Name, ...], Meta(description="control mode explicit: models to load at start, * for all; may be repeated")
     ] = ()
@@ -51,14 +61,14 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = False
     load_on_demand_wait: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="seconds that a request waits at most for its model")
+        SomeSeconds, Meta(description="seconds that a request waits at most for its model")
     ] = 300.0
     load_on_demand_queue: Annotated[
         Positive, Meta(description="most requests that wait for models at the same time, for all models together")
     ] = 1024
     unload_after_idle: Annotated[
-        float,
-        Meta(ge=0, description="with --load-on-demand: unload a model that was not used for so many seconds; 0: never"),
+        Seconds,
+        Meta(description="with --load-on-demand: unload a model that was not used for so many seconds; 0: never"),
     ] = 0.0
     exit_on_error: Annotated[bool, Meta(description="end the server when a model cannot be loaded at start")] = True
     strict_readiness: Annotated[bool, Meta(description="the server is ready only while all models are")] = True
@@ -66,7 +76,11 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bool, Meta(description="do not complete configurations from the model files")
     ] = False
     model_config_name: Annotated[
-        str, Meta(description="use configs/NAME.pbtxt of a model where there is one, else config.pbtxt")
+        str,
+        Meta(
+            extra={"metavar": "NAME"},
+            description="use configs/NAME.pbtxt of a model where there is one, else config.pbtxt",
+        ),
     ] = ""
     model_load_thread_count: Annotated[Positive, Meta(description="models that are loaded at the same time")] = 4
     model_load_retry_count: Annotated[
@@ -75,11 +89,12 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_config: Annotated[
         tuple[Name, ...],
         Meta(
-            description="the response cache: local,size=BYTES, or redis,host=NAME, redis,port=NUMBER; may be repeated"
+            extra={"metavar": "KEY=VALUE"},
+            description="the response cache: local,size=BYTES, or redis,host=NAME, redis,port=NUMBER; may be repeated",
         ),
     ] = ()
     response_cache_byte_size: Annotated[
-        int, Meta(ge=0, description="bytes of a local response cache; 0: none, or that of --cache-config")
+        Bytes, Meta(description="bytes of a local response cache; 0: none, or that of --cache-config")
     ] = 0
     rate_limit: Annotated[
         Literal["off", "execution_count"],
@@ -91,14 +106,20 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate_limit_resource: Annotated[
         tuple[Name, ...],
         Meta(
+            extra={"metavar": "NAME:COUNT"},
             description="how much there is of a resource, as NAME:COUNT, or NAME:COUNT:DEVICE for one device; default: "
-            "as much as one instance needs at most; may be repeated"
+            "as much as one instance needs at most; may be repeated",
         ),
     ] = ()
-    backend_directory: Annotated[str, Meta(description="folder with backends: NAME/backend.py or NAME/model.py")] = ""
+    backend_directory: Annotated[Folder, Meta(description="folder with backends: NAME/backend.py or NAME/model.py")] = (
+        ""
+    )
     backend_config: Annotated[
         tuple[Name, ...],
-        Meta(description="a backend's setting, as BACKEND,KEY=VALUE, or KEY=VALUE for all; may be repeated"),
+        Meta(
+            extra={"metavar": "KEY=VALUE"},
+            description="a backend's setting, as BACKEND,KEY=VALUE, or KEY=VALUE for all; may be repeated",
+        ),
     ] = ()
 
 
@@ -108,8 +129,9 @@ class TrafficConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     traffic: Annotated[
         tuple[TrafficRule, ...],
         Meta(
+            extra={"metavar": "JSON"},
             description="a public name with its targets, their weights, a shadow and a shift, as a JSON object; a file "
-            "has them as tables; may be repeated"
+            "has them as tables; may be repeated",
         ),
     ] = ()
 
@@ -120,7 +142,8 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upstream: Annotated[
         tuple[UpstreamSettings, ...],
         Meta(
+            extra={"metavar": "NAME=URL"},
             description="a model of a server with OpenAI's API, as NAME=URL or a JSON object with more settings; a "
-            "file has them as tables; may be repeated"
+            "file has them as tables; may be repeated",
         ),
     ] = ()

@@ -9,7 +9,23 @@ import msgspec
 from msgspec import Meta
 
 from penstock.engines.host.user_cache import user_cache
-from penstock.gateway.configuration.sections.types import ListeningPort, Name, Port, Positive, Seconds
+from penstock.gateway.configuration.sections.types import (
+    Address,
+    File,
+    Folder,
+    Key,
+    ListeningPort,
+    Memory,
+    Milliseconds,
+    Name,
+    Port,
+    Positive,
+    Seconds,
+    SomeBytes,
+    SomeMilliseconds,
+    SomeSeconds,
+    WholeMilliseconds,
+)
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -17,14 +33,14 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: Annotated[Name, Meta(description="the server's name in its KServe metadata")] = "penstock"
     host: Annotated[
-        str,
+        Address,
         Meta(
             description="address to listen on; 0.0.0.0 for all; beyond this machine, it needs keys or --allow-anonymous"
         ),
     ] = "127.0.0.1"
-    http_address: Annotated[str | None, Meta(description="address for HTTP; default: host")] = None
-    grpc_address: Annotated[str | None, Meta(description="address for gRPC; default: host")] = None
-    metrics_address: Annotated[str | None, Meta(description="address for metrics; default: host")] = None
+    http_address: Annotated[Address | None, Meta(description="address for HTTP; default: host")] = None
+    grpc_address: Annotated[Address | None, Meta(description="address for gRPC; default: host")] = None
+    metrics_address: Annotated[Address | None, Meta(description="address for metrics; default: host")] = None
     http_port: Annotated[Port, Meta(description="OpenAI API, KServe v2 and health")] = 8000
     grpc_port: Annotated[Port, Meta(description="KServe v2 over gRPC, and the standard health service")] = 8001
     metrics_port: Annotated[
@@ -38,14 +54,14 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_grpc: Annotated[bool, Meta(description="listen for gRPC")] = True
     allow_metrics: Annotated[bool, Meta(description="listen on the metrics port")] = True
     http_max_input_size: Annotated[
-        Positive, Meta(description="bytes of a KServe request, decompressed; gRPC messages have the same limit")
+        SomeBytes, Meta(description="bytes of a KServe request, decompressed; gRPC messages have the same limit")
     ] = 64 << 20
     strict_liveness: Annotated[
         bool,
         Meta(description="not live once one language model is down for good; off: only when no other model is left"),
     ] = False
     body_memory: Annotated[
-        Positive, Meta(description="most bytes of request bodies, also decompressed ones, in memory at one time")
+        SomeBytes, Meta(description="most bytes of request bodies, also decompressed ones, in memory at one time")
     ] = 1 << 30
     stored_responses: Annotated[
         int, Meta(ge=0, description="responses that are kept, and as many conversations and chats; 0: none")
@@ -54,13 +70,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Positive | None, Meta(description="the same for one key's tenant; default: stored-responses")
     ] = None
     stored_responses_memory: Annotated[
-        Positive,
+        SomeBytes,
         Meta(
             description="bytes of all kept responses, of all conversations, of all chats; least recently used go first"
         ),
     ] = 64 << 20
     stored_responses_memory_per_tenant: Annotated[
-        Positive | None, Meta(description="the same for one key's tenant; default: stored-responses-memory")
+        SomeBytes | None, Meta(description="the same for one key's tenant; default: stored-responses-memory")
     ] = None
     background_responses: Annotated[
         int, Meta(ge=0, description="responses in progress in the background at one time; 0: none")
@@ -73,30 +89,38 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="while the event loop is this many seconds late, inference requests get 503; 0: never"),
     ] = 2.0
     body_timeout: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="seconds that the whole body of an HTTP request may take")
+        SomeSeconds, Meta(description="seconds that the whole body of an HTTP request may take")
     ] = 600.0
     http_header_forward_pattern: Annotated[
-        str, Meta(description="HTTP headers whose whole name matches this become request parameters")
+        str,
+        Meta(
+            extra={"metavar": "REGEX"},
+            description="HTTP headers whose whole name matches this become request parameters",
+        ),
     ] = ""
     grpc_header_forward_pattern: Annotated[
-        str, Meta(description="gRPC metadata whose whole name matches this become request parameters")
+        str,
+        Meta(
+            extra={"metavar": "REGEX"},
+            description="gRPC metadata whose whole name matches this become request parameters",
+        ),
     ] = ""
     allow_client_shm: Annotated[
         bool, Meta(description="clients on this machine may pass tensors through system shared memory")
     ] = False
     api_key: Annotated[
-        tuple[Name, ...],
+        tuple[Key, ...],
         Meta(
             description="accepted bearer keys for inference, metadata and metrics; each is a tenant of its own; "
             "default: no key is asked for"
         ),
     ] = ()
     admin_key: Annotated[
-        tuple[Name, ...],
+        tuple[Key, ...],
         Meta(description="accepted bearer keys that may also load and unload models and change settings"),
     ] = ()
     api_key_file: Annotated[
-        str | None,
+        File | None,
         Meta(
             description="a TOML file of keys with tenants, roles and limits, written by `penstock key new`; read again "
             "on SIGHUP"
@@ -105,12 +129,17 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     http_restricted_api: Annotated[
         tuple[str, ...],
         Meta(
-            description="as API[,API]:HEADER=VALUE: requests to these KServe APIs need this header too; may be repeated"
+            extra={"metavar": "API:HEADER=VALUE"},
+            description="as API[,API]:HEADER=VALUE: requests to these KServe APIs need this header too; may be "
+            "repeated",
         ),
     ] = ()
     grpc_restricted_protocol: Annotated[
         tuple[str, ...],
-        Meta(description="the same over gRPC, where the header is triton-grpc-protocol-HEADER; may be repeated"),
+        Meta(
+            extra={"metavar": "API:HEADER=VALUE"},
+            description="the same over gRPC, where the header is triton-grpc-protocol-HEADER; may be repeated",
+        ),
     ] = ()
     allow_anonymous: Annotated[
         bool,
@@ -125,17 +154,20 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     allowed_origins: Annotated[
         tuple[Name, ...],
-        Meta(description="origins of web pages that may use the server, as http://localhost:3000; with keys also *"),
+        Meta(
+            extra={"metavar": "URL"},
+            description="origins of web pages that may use the server, as http://localhost:3000; with keys also *",
+        ),
     ] = ()
     memory_limit: Annotated[
-        str | Positive | None,
+        Memory | None,
         Meta(
             description="what the language models may take together, as bytes, a size like 16GiB, or a share of free "
             "memory; a model that would not fit is not loaded; default: what is free"
         ),
     ] = None
     fronts: Annotated[
-        Annotated[int, Meta(ge=1, le=64)] | Literal["auto"],
+        Annotated[int, Meta(ge=1, le=64, extra={"metavar": "N"})] | Literal["auto"],
         Meta(
             description="front processes that handle connections, all on the same ports; auto: one for every 8 cores, "
             "at least 1 and at most 8"
@@ -166,7 +198,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         30.0
     )
     stream_interval_ms: Annotated[
-        Seconds,
+        Milliseconds,
         Meta(
             description="running streams get their new tokens at most this often; first tokens never wait; 0: each step"
         ),
@@ -179,7 +211,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = False
     keep_alive: Annotated[
-        Annotated[float, Meta(gt=0)],
+        SomeSeconds,
         Meta(description="seconds that an idle HTTP connection stays open; set more than in proxies before the server"),
     ] = 75.0
     heartbeat_s: Annotated[
@@ -197,18 +229,18 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0.0
     send_timeout: Annotated[
-        Annotated[float, Meta(gt=0)],
+        SomeSeconds,
         Meta(description="seconds after which a client that does not read its answer is disconnected"),
     ] = 60.0
     watchdog_timeout: Annotated[
-        Annotated[float, Meta(ge=0.4)],
+        Annotated[float, Meta(ge=0.4, extra={"unit": "s"})],
         Meta(
             description="seconds without progress after which the engine is replaced; a step that was expected to take "
             "long gets more"
         ),
     ] = 60.0
     ready_timeout: Annotated[
-        Annotated[float, Meta(ge=0.2)] | None,
+        Annotated[float, Meta(ge=0.2, extra={"unit": "s"})] | None,
         Meta(
             description="seconds without progress of the engine after which the server is not ready; a step that was "
             "expected to take long gets more; default: 10, or half of watchdog-timeout where that is less"
@@ -239,14 +271,16 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace_config: Annotated[
         tuple[Name, ...],
         Meta(
-            description="a setting of Triton's request trace, as level=, rate=, count=, triton,file=; may be repeated"
+            extra={"metavar": "KEY=VALUE"},
+            description="a setting of Triton's request trace, as level=, rate=, count=, triton,file=; may be repeated",
         ),
     ] = ()
     metrics_config: Annotated[
         tuple[Name, ...],
         Meta(
+            extra={"metavar": "KEY=VALUE"},
             description="which latencies nv_* show: summary_latencies=, histogram_latencies= or counter_latencies= "
-            "true or false, summary_quantiles=0.5:0.05,0.9:0.01; may be repeated"
+            "true or false, summary_quantiles=0.5:0.05,0.9:0.01; may be repeated",
         ),
     ] = ()
 
@@ -287,9 +321,9 @@ class HttpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     http_use_ssl: Annotated[bool, Meta(description="TLS; needs a certificate and its key")] = False
     http_use_ssl_mutual: Annotated[bool, Meta(description="clients must show a certificate, too")] = False
-    http_server_cert: Annotated[str, Meta(description="PEM file with the server's certificate")] = ""
-    http_server_key: Annotated[str, Meta(description="PEM file with its private key")] = ""
-    http_root_cert: Annotated[str, Meta(description="PEM file with the authority of clients' certificates")] = ""
+    http_server_cert: Annotated[File, Meta(description="PEM file with the server's certificate")] = ""
+    http_server_key: Annotated[File, Meta(description="PEM file with its private key")] = ""
+    http_root_cert: Annotated[File, Meta(description="PEM file with the authority of clients' certificates")] = ""
 
 
 class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -301,29 +335,33 @@ class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "penstock"
     grpc_use_ssl: Annotated[bool, Meta(description="TLS; needs a certificate and its key")] = False
     grpc_use_ssl_mutual: Annotated[bool, Meta(description="clients must show a certificate, too")] = False
-    grpc_server_cert: Annotated[str, Meta(description="PEM file with the server's certificate")] = ""
-    grpc_server_key: Annotated[str, Meta(description="PEM file with its private key")] = ""
-    grpc_root_cert: Annotated[str, Meta(description="PEM file with the authority of clients' certificates")] = ""
+    grpc_server_cert: Annotated[File, Meta(description="PEM file with the server's certificate")] = ""
+    grpc_server_key: Annotated[File, Meta(description="PEM file with its private key")] = ""
+    grpc_root_cert: Annotated[File, Meta(description="PEM file with the authority of clients' certificates")] = ""
     grpc_infer_response_compression_level: Annotated[
         Literal["none", "low", "medium", "high"], Meta(description="compression of inference responses")
     ] = "none"
-    grpc_keepalive_time: Annotated[Positive, Meta(description="milliseconds of silence before a ping")] = 7_200_000
-    grpc_keepalive_timeout: Annotated[Positive, Meta(description="milliseconds that its answer may take")] = 20_000
+    grpc_keepalive_time: Annotated[SomeMilliseconds, Meta(description="milliseconds of silence before a ping")] = (
+        7_200_000
+    )
+    grpc_keepalive_timeout: Annotated[SomeMilliseconds, Meta(description="milliseconds that its answer may take")] = (
+        20_000
+    )
     grpc_keepalive_permit_without_calls: Annotated[bool, Meta(description="ping connections without calls")] = False
     grpc_http2_max_pings_without_data: Annotated[
         Annotated[int, Meta(ge=0)], Meta(description="pings in a row without data between them; 0: any number")
     ] = 2
     grpc_http2_min_recv_ping_interval_without_data: Annotated[
-        Positive, Meta(description="milliseconds that clients must leave between pings without data")
+        SomeMilliseconds, Meta(description="milliseconds that clients must leave between pings without data")
     ] = 300_000
     grpc_http2_max_ping_strikes: Annotated[
         Annotated[int, Meta(ge=0)], Meta(description="premature pings tolerated on a connection; 0: any number")
     ] = 2
     grpc_max_connection_age: Annotated[
-        Annotated[int, Meta(ge=0)], Meta(description="milliseconds after which a connection is closed; 0: never")
+        WholeMilliseconds, Meta(description="milliseconds after which a connection is closed; 0: never")
     ] = 0
     grpc_max_connection_age_grace: Annotated[
-        Annotated[int, Meta(ge=0)], Meta(description="milliseconds that its calls get then; 0: as long as they take")
+        WholeMilliseconds, Meta(description="milliseconds that its calls get then; 0: as long as they take")
     ] = 0
 
 
@@ -347,7 +385,7 @@ class OpenTelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """Spans of requests, for a collector."""
 
     otlp_endpoint: Annotated[
-        Annotated[str, Meta(pattern=r"^https?://[^\s/?#]+[^\s?#]*$")] | None,
+        Annotated[str, Meta(pattern=r"^https?://[^\s/?#]+[^\s?#]*$", extra={"metavar": "URL"})] | None,
         Meta(
             description="URL of a collector that gets spans of requests by OTLP over HTTP, as http://localhost:4318; "
             "needs the extra [otel]; default: none"
@@ -363,15 +401,15 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Files, batches, and responses that are kept."""
 
     data_dir: Annotated[
-        str | None,
+        Folder | None,
         Meta(
             description="folder for files, batches and responses, for this server alone; default: none: files and "
             "batches are refused, and responses are kept in memory"
         ),
     ] = None
-    data_size: Annotated[Positive, Meta(description="bytes of all files together")] = 10 << 30
+    data_size: Annotated[SomeBytes, Meta(description="bytes of all files together")] = 10 << 30
     data_size_per_tenant: Annotated[
-        Positive | None, Meta(description="bytes of the files of one key's tenant; default: data-size")
+        SomeBytes | None, Meta(description="bytes of the files of one key's tenant; default: data-size")
     ] = None
     data_retention: Annotated[
         Seconds,

@@ -15,7 +15,7 @@ from penstock.engines.host.control_groups import group_folders
 from penstock.engines.host.memory import available_memory, memory_events
 
 _PACKAGES = (
-    *("penstock", "openvino", "tokenizers", "numpy", "msgspec", "pyzmq", "uvloop", "grpcio", "llguidance"),
+    *("penstock-server", "openvino", "tokenizers", "numpy", "msgspec", "pyzmq", "uvloop", "grpcio", "llguidance"),
     *("torch", "transformers", "vllm", "tensorrt-llm", "onnxruntime", "onnxruntime-gpu", "tensorflow-cpu", "ray"),
 )
 _LIMITS = {

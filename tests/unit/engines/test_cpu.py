@@ -15,7 +15,12 @@ flags\t\t: fpu avx2 fma avx_vnni avx512f avx512bw avx512_vnni avx512_bf16 avx512
 processor\t: 1
 flags\t\t: another
 """
-ARM = "processor\t: 0\nFeatures\t: fp asimd fphp asimdhp bf16\nCPU part\t: 0xd4f\n"
+ARM = """processor\t: 0
+Features\t: fp asimd fphp asimdhp bf16
+CPU implementer\t: 0x41
+CPU variant\t: 0x1
+CPU part\t: 0xd4f
+"""
 
 
 def read(text: str, folder: Path, machine: str = "x86_64", **environ: str) -> tuple[str, set[str]]:
@@ -31,7 +36,7 @@ def test_name_and_instructions(tmp_path: Path) -> None:
     assert name == "A Xeon"
     assert {"fpu", "avx512_bf16", "amx_bf16"} <= flags
     assert "another" not in flags
-    assert read(ARM, tmp_path, "aarch64") == ("aarch64", {"fp", "asimd", "fphp", "asimdhp", "bf16"})
+    assert read(ARM, tmp_path, "aarch64") == ("aarch64 0x41 0xd4f 0x1", {"fp", "asimd", "fphp", "asimdhp", "bf16"})
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,14 @@ _INTEL_GENERATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("AVX512_CORE_AMX_FP16", ("amx_fp16",)),
 )
 """oneDNN's values of that variable, from old to new, and the kernel's names for what each adds to those before it."""
+_DESIGN = ("CPU implementer", "CPU part", "CPU variant")
 _OLDEST = ("SSE41", "AVX")
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
     name: str
-    """As the system has it; the architecture where it has none."""
+    """As the system has it; on Arm, which has none, the numbers of its maker and design."""
     machine: str
     """The architecture: x86_64, aarch64, arm64 ..."""
     flags: frozenset[str]
@@ -51,7 +52,9 @@ def read_cpu(cpuinfo: Path, machine: str, environ: Mapping[str, str]) -> Cpu:
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
     flags = frozenset((fields.get("flags") or fields.get("Features") or "").split())  # x86, Arm
     limit = next((environ[name] for name in _ONEDNN_LIMITS if environ.get(name)), "")
-    return Cpu(fields.get("model name") or machine, machine, flags - _above(limit.upper()))
+    design = [fields[name] for name in _DESIGN if name in fields]
+    name = fields.get("model name") or " ".join([machine, *design])
+    return Cpu(name, machine, flags - _above(limit.upper()))
 
 
 def _above(limit: str) -> frozenset[str]:

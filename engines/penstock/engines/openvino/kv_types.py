@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,13 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.openvino.config import KVCacheType
 
 QUANTIZED_KV = ("u8", "u8-u4", "u4")
-_ALLOWED = {
+KV_ON_X86 = {
     "bf16": ("bf16", *QUANTIZED_KV),
     "f16": ("f16", *QUANTIZED_KV),
     "f32": ("f32", "f16", *QUANTIZED_KV),
 }
-"""What the CPU's attention kernels take, by precision of the computation; the first is the default."""
+"""What the plugin's attention kernels take, by precision of the computation; the first is the default."""
+KV_ON_ARM = {"f16": ("u8",), "f32": ("f32", "u8")}
 
 _LEAST_GROUP, _MOST_GROUP = 16, 40
 """Values of a head that share a scale in 4 bits. Smaller groups lose less: with 32 values in a group, divergence on the
@@ -51,10 +53,15 @@ class KVType:
         return found
 
 
-def kv_cache_type(wish: KVCacheType, precision: str, head_size: int) -> KVType:
-    """Raises InvalidRequestError for a type that does not go with the precision of the computation, UnsupportedError
-    for one that does not go with the model's heads."""
-    allowed = _ALLOWED[precision]
+def kv_cache_type(
+    wish: KVCacheType, precision: str, head_size: int, types: Mapping[str, Sequence[str]] = KV_ON_X86
+) -> KVType:
+    """`types`: those that go with each precision.
+
+    Raises InvalidRequestError for a type that does not go with the precision of the computation, UnsupportedError for
+    one that does not go with the model's heads.
+    """
+    allowed = types[precision]
     name = allowed[0] if wish == "auto" else wish
     if name not in allowed:
         raise InvalidRequestError(

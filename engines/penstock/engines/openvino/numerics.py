@@ -6,14 +6,14 @@ prove itself on this machine before it is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.host.cpu import Cpu
 from penstock.engines.openvino.config import Activations, KVCacheType, Precision, WeightsType
-from penstock.engines.openvino.kv_types import QUANTIZED_KV, KVType, kv_cache_type
+from penstock.engines.openvino.kv_types import KV_ON_ARM, KV_ON_X86, QUANTIZED_KV, KVType, kv_cache_type
 
 Dtype = Literal["bf16", "f16", "f32"]
 
@@ -21,6 +21,7 @@ _X86 = ("x86_64", "amd64", "i686")
 _BF16 = {"avx512_bf16", "amx_bf16"}
 _F16 = {"avx512_fp16", "amx_fp16"}
 _AMX = "amx_tile"
+_NO_INSTRUCTIONS = "this CPU has no instructions for it"
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,15 @@ class CpuFacts:
     rounds: frozenset[Dtype]
     """Where weights in 8 and 4 bits are multiplied with activations that are rounded to int8."""
     failures: Mapping[str, str] = field(default_factory=dict)
-    """Why a trial took something away, by dtype."""
+    """Why it does not compute in others, by dtype."""
+    kv_types: Mapping[str, Sequence[str]] = field(default_factory=lambda: KV_ON_X86)
+    """Those of KV caches, by dtype; the first is the default."""
+    has_attention: bool = True
+    """OpenVINO has paged attention for it."""
 
     def without(self, dtype: Dtype, why: str) -> CpuFacts:
-        """Raises UnsupportedError for f32: there is nothing else."""
-        if dtype == "f32":
-            raise UnsupportedError(f"OpenVINO does not compute on this machine: {why}", param="dtype")
         left: tuple[Dtype, ...] = tuple(each for each in self.dtypes if each != dtype)
-        return CpuFacts(left, self.rounds - {dtype}, {**self.failures, dtype: why})
+        return replace(self, dtypes=left, rounds=self.rounds - {dtype}, failures={**self.failures, dtype: why})
 
     def without_rounding(self, dtype: Dtype) -> CpuFacts:
         return replace(self, rounds=self.rounds - {dtype})
@@ -126,27 +128,41 @@ def cpu_facts(cpu: Cpu) -> CpuFacts:
     and give way to those of AMX, which unpack the weights instead.
     """
     if cpu.machine.lower() not in _X86:
-        dtypes: tuple[Dtype, ...] = ("f32", "f16") if "asimdhp" in cpu.flags else ("f32",)
-        return CpuFacts(dtypes, frozenset({"f32"}))
-    dtypes = ("bf16", "f32") if cpu.flags & _BF16 else ("f32",)
+        return _arm_facts(cpu)
+    dtypes: tuple[Dtype, ...] = ("bf16", "f32") if cpu.flags & _BF16 else ("f32",)
     if cpu.flags & _F16:
         dtypes = (*dtypes, "f16")
     rounds: frozenset[Dtype] = frozenset({"f32"} if _AMX in cpu.flags else dtypes)
     return CpuFacts(dtypes, rounds)
 
 
+def _arm_facts(cpu: Cpu) -> CpuFacts:
+    """OpenVINO 2026.4 was tried on emulated CPUs: without SVE it has no paged attention, it rounds no activations, and
+    it offers no bf16. A system that does not list instructions is left to the trials."""
+    return CpuFacts(
+        dtypes=("f32", "f16") if "asimdhp" in cpu.flags else ("f32",),
+        rounds=frozenset(),
+        failures={"bf16": "OpenVINO does not offer it on Arm"},
+        kv_types=KV_ON_ARM,
+        has_attention="sve" in cpu.flags or not cpu.flags,
+    )
+
+
 def resolve(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
     """Raises InvalidRequestError for settings that do not go with each other, UnsupportedError for those that do not go
     with the CPU or the model."""
+    if model.head_size and not cpu.has_attention:
+        raise UnsupportedError("OpenVINO runs language models on Arm only where the CPU has SVE; use --engine torch")
     if wish.activations == "mixed" and model.head_size:
         return _mixed(cpu, wish, model)
     dtype, reason = _dtype(cpu, wish, model)
     is_lowered = wish.dtype == "auto" and dtype == "f32" and (model.is_capped or cpu.dtypes[0] != "f32")
-    kv_cache_dtype = "f16" if is_lowered and wish.kv_cache_dtype == "auto" else wish.kv_cache_dtype
+    halves = is_lowered and wish.kv_cache_dtype == "auto" and "f16" in cpu.kv_types[dtype]
+    kv_cache_dtype = "f16" if halves else wish.kv_cache_dtype
     return Numerics(
         dtype=dtype,
         activations=_activations(cpu, wish, dtype, model.integers),
-        kv=kv_cache_type(kv_cache_dtype, dtype, model.head_size) if model.head_size else None,
+        kv=kv_cache_type(kv_cache_dtype, dtype, model.head_size, cpu.kv_types) if model.head_size else None,
         integers=model.integers,
         is_exported=model.is_exported,
         reason=reason,
@@ -159,23 +175,23 @@ def _dtype(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> tuple[Dtype, str]:
         _check_capped(wish)
     if wish.dtype != "auto":
         if wish.dtype not in cpu.dtypes:
-            why = cpu.failures.get(wish.dtype, "it has no instructions for it")
+            why = cpu.failures.get(wish.dtype, _NO_INSTRUCTIONS)
             raise UnsupportedError(
                 f"dtype={wish.dtype} is not offered by this CPU: {why}; it has {', '.join(sorted(cpu.dtypes))}",
                 param="dtype",
             )
-        return wish.dtype, "as set"
+        return wish.dtype, f"dtype={wish.dtype}"
     if model.is_capped:
-        return "f32", "attention with capped scores needs it"
+        return "f32", "attention with capped scores needs f32"
     best = cpu.dtypes[0]
     prefers_int8 = wish.activations == "auto" and model.all_integers and "f32" in cpu.rounds
     if best != "f32" and best not in cpu.rounds and (prefers_int8 or wish.activations == "int8"):
         # With AMX a step of 4 requests takes half as long as in bf16, one of 16 two thirds, one of 64 as long; prompts
         # take 1.4 times as long. Keys and values are f16 then: as many bytes as bf16.
-        return "f32", f"activations in int8 need it on this CPU, which computes in {best}, too"
+        return "f32", f"activations in int8 need f32 on this CPU, which computes in {best}, too"
     if best == "f32":
-        return best, cpu.failures.get("bf16", "this CPU has no instructions for bf16")
-    return best, "this CPU computes in it"
+        return best, f"not bf16: {cpu.failures.get('bf16', _NO_INSTRUCTIONS)}"
+    return best, f"this CPU has instructions for {best}"
 
 
 def _check_capped(wish: Wish) -> None:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.engines.errors import UnsupportedError
 from penstock.engines.host.cpu import Cpu, this_cpu
 from penstock.engines.host.user_cache import user_cache
 from penstock.engines.openvino.kv_types import KVType
@@ -60,10 +61,9 @@ def settle(wish: Wish, model: ModelFacts) -> Numerics:
     facts, numerics = cpu_facts(this_cpu()), None
     while numerics is None:
         choice = resolve(facts, wish, model)
-        trials = _trials(choice)
-        memory.learn(trials)
-        facts, numerics = _judged(facts, choice, trials, memory.results)
-    logger.info("computing in %s (%s: %s)", numerics.words, numerics.dtype, numerics.reason)
+        memory.learn(_trials(choice))
+        facts, numerics = _judged(facts, wish, choice, memory.results)
+    logger.info("computing in %s (%s)", numerics.words, numerics.reason)
     return numerics
 
 
@@ -73,7 +73,7 @@ def predict(wish: Wish, model: ModelFacts) -> Numerics:
     facts, numerics = cpu_facts(this_cpu()), None
     while numerics is None:
         choice = resolve(facts, wish, model)
-        facts, numerics = _judged(facts, choice, _trials(choice), results)
+        facts, numerics = _judged(facts, wish, choice, results)
     return numerics
 
 
@@ -86,16 +86,20 @@ def _trials(numerics: Numerics) -> list[Trial]:
     return trials + ([Trial("rounding", numerics.dtype)] if numerics.activations == "int8" else [])
 
 
-def _judged(
-    facts: CpuFacts, choice: Numerics, trials: Sequence[Trial], results: Results
-) -> tuple[CpuFacts, Numerics | None]:
-    """The choice, or else what the CPU has after a trial that failed."""
-    for trial in trials:
+def _judged(facts: CpuFacts, wish: Wish, choice: Numerics, results: Results) -> tuple[CpuFacts, Numerics | None]:
+    """The choice, or else what the CPU has after a trial that failed. Raises UnsupportedError where f32 has failed:
+    there is nothing else."""
+    for trial in _trials(choice):
         fault = results.get(trial.name)
-        if fault and trial.operation == "rounding":
+        if not fault:
+            continue
+        if trial.operation == "rounding":
             return facts.without_rounding(trial.dtype), None
-        if fault:
+        if trial.dtype != "f32":
             return facts.without(trial.dtype, fault), None
+        if wish.kv_cache_dtype != "auto":
+            raise UnsupportedError(f"kv_cache_dtype={wish.kv_cache_dtype}: {fault}; use auto", param="kv_cache_dtype")
+        raise UnsupportedError(f"OpenVINO does not compute on this machine: {fault}", param="dtype")
     return facts, choice
 
 

@@ -72,8 +72,8 @@ def test_choices(
 @pytest.mark.parametrize(
     ("cpu", "model", "settings", "message", "param"),
     [
-        (ICE_LAKE, FLOATS, {"dtype": "bf16"}, "by this CPU: it has no instructions for it; it has f32", "dtype"),
-        (AMX, FLOATS, {"dtype": "f16"}, "by this CPU: it has no instructions for it; it has bf16, f32", "dtype"),
+        (ICE_LAKE, FLOATS, {"dtype": "bf16"}, "this CPU has no instructions for it; it has f32", "dtype"),
+        (AMX, FLOATS, {"dtype": "f16"}, "this CPU has no instructions for it; it has bf16, f32", "dtype"),
         (AMX, INTEGERS, {"dtype": "bf16", "activations": "int8"}, "int8 with dtype=f32, or bf16 is", "activations"),
         (NO_INT8, INTEGERS, {"activations": "int8"}, "by this CPU with dtype=f32; f32 is", "activations"),
         (ZEN4, FLOATS, {"activations": "int8"}, "activations=int8 does not go with weights=auto", "activations"),
@@ -110,9 +110,23 @@ def test_what_a_cpu_computes_in_by_its_instructions() -> None:
     assert cpu(*avx512, "avx512_bf16") == ZEN4
     assert cpu(*avx512, "avx512_bf16", "amx_tile", "amx_bf16") == AMX
     assert cpu(*avx512, "avx512_bf16", "avx512_fp16").dtypes == ("bf16", "f32", "f16")
-    assert cpu("asimd", machine="aarch64").dtypes == ("f32",)
-    assert cpu("asimd", "asimdhp", "bf16", machine="aarch64").dtypes == ("f32", "f16"), "f16 only where it is set"
     assert cpu() == ICE_LAKE, "a system that does not list them"
+
+
+def test_arm() -> None:
+    graviton = cpu("asimd", "asimdhp", "bf16", "sve", machine="aarch64")
+    assert types(resolve(graviton, Wish(), INTEGERS)) == ("f32", "f32", "f32")
+    assert types(resolve(graviton, Wish(), CAPPED)) == ("f32", "f32", "f32")
+    assert types(resolve(graviton, Wish(dtype="f16"), FLOATS)) == ("f16", "u8", "f16")
+    with pytest.raises(UnsupportedError, match=r"dtype=bf16 .* does not offer it on Arm; it has f16, f32"):
+        resolve(graviton, Wish(dtype="bf16"), FLOATS)
+    with pytest.raises(PenstockError, match="kv_cache_dtype=u4 does not go with dtype=f32; f32, u8 do"):
+        resolve(graviton, Wish(kv_cache_dtype="u4"), FLOATS)
+    older = cpu("asimd", "asimdhp", machine="aarch64")
+    with pytest.raises(UnsupportedError, match="only where the CPU has SVE; use --engine torch"):
+        resolve(older, Wish(), FLOATS)
+    assert resolve(older, Wish(), ENCODER).dtype == "f32", "it needs no paged attention"
+    assert resolve(cpu(machine="arm64"), Wish(), FLOATS).dtype == "f32", "not known: trials will show it"
 
 
 @pytest.fixture
@@ -132,7 +146,7 @@ def test_the_next_candidate_is_taken_where_a_trial_fails(
     assert predict(Wish(), FLOATS).dtype == "bf16", "not tried yet"
     with caplog.at_level("INFO"):
         assert types(settle(Wish(), FLOATS)) == ("f32", "f32", "f32")
-    assert caplog.messages == ["computing in f32, kv f32 (f32: its attention is wrong)"]
+    assert caplog.messages == ["computing in f32, kv f32 (not bf16: its attention is wrong)"]
     assert types(settle(Wish(kv_cache_dtype="u8"), FLOATS)) == ("bf16", "u8", "bf16"), "another kernel"
     assert predict(Wish(), FLOATS).dtype == "f32", "known by now"
 
@@ -158,6 +172,10 @@ def test_nothing_is_left_where_f32_fails(results: dict[str, str]) -> None:
     results |= {f"attention {dtype} {dtype}": "it is wrong" for dtype in ("bf16", "f32")}
     with pytest.raises(UnsupportedError, match="does not compute on this machine: it is wrong"):
         settle(Wish(), FLOATS)
+    results["attention f32 u4"] = "it is wrong"
+    with pytest.raises(UnsupportedError, match="kv_cache_dtype=u4: it is wrong; use auto") as error:
+        settle(Wish(dtype="f32", kv_cache_dtype="u4"), FLOATS)
+    assert error.value.param == "kv_cache_dtype"
 
 
 def test_a_trial_runs_once(results: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,9 @@ PARTS = ("Start", "Serve a real model", "Without a server")
 NOT_HERE = {
     "pip install -e '.[test]'": "the tests' environment takes minutes: .ci/run makes it, and runs them",
     "serve Qwen/Qwen2.5-0.5B-Instruct": "the hub",
-    "serve ./my-model-gptq-int4": "no such checkpoint: tests/flow and tests/unit/engines/quantized write their own",
-    "serve ./my-model-q8_0.gguf": "no such file: tests/flow and tests/unit/engines/gguf write their own",
-    "serve ./my-model-int4-ov": "no such folder: tests/unit/engines/openvino export their own",
+    "serve ./my-model-gptq-int4": "no such checkpoint: tests/unit/engines/openvino pack their own",
+    "serve ./my-model-q8_0.gguf": "no such file: tests/protocol/test_server_gguf.py writes its own",
+    "serve ./my-model-int4-ov": "no such folder: tests/protocol/test_server_exported.py exports its own",
     "--max-model-len 8192": "the demo model's context is 2048",
     "--engine vllm": "vLLM: .ci/vllm",
     "--lora legal=": "no such adapter: tests/protocol/test_lora.py makes its own",

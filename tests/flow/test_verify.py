@@ -136,7 +136,7 @@ LOSING = (
     [
         (INST, "warn", "it does not write <|im_start|>"),
         (WITHOUT_OPENING, "warn", "it begins answers in a history with '<|im_start|>assistant'"),
-        (WITHOUT_SYSTEM + OPENING, "warn", "fails with a system message: no system"),
+        (WITHOUT_SYSTEM + OPENING, "pass", "the template default insists on no system message"),
         (LOSING, "FAIL", "with several turns, leaves out 2 of 3 texts"),
         ("{{ messages[0]['content'].lower().strip() + none }}", "FAIL", "fails with a question"),
     ],

@@ -11,6 +11,7 @@ from penstock.gateway.verify.prompts import ROUND_TRIPS, WEATHER, Message
 from penstock.gateway.verify.report import Notes, Result, Row
 from penstock.gateway.verify.subject import Subject
 from penstock.tokenizers import ChatTemplateError, Tokenizer
+from penstock.tokenizers.messages import NO_NEEDS
 
 NO_TEMPLATE = "the model has no chat template"
 _USER, _ANSWER, _SYSTEM, _LATER, _RESULT = "Zebra4127", "Walrus5238", "Ostrich6349", "Badger7451", "Heron8562"
@@ -69,6 +70,9 @@ def check_template(subject: Subject) -> Row:
     works = [chat.name for chat in chats if _renders(subject, chat, notes)]
     if works:
         notes.add("pass", f"renders {', '.join(works)}")
+    for name, template in subject.model.chat_template.by_name.items():
+        if template.needs != NO_NEEDS:
+            notes.add("pass", f"the template {name} insists on {template.needs}")
     if not calls_tools:
         notes.add("pass", "no tool parser fits it, so chats have no tools")
     if _CHATS[0].name in works:

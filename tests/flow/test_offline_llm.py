@@ -247,7 +247,7 @@ class TestErrors:
                 LLM(engine="simulated", **{server_s: 1})
         with pytest.raises(ConfigError, match="max_num_seqs"):
             LLM(engine="simulated", max_num_seqs=0)
-        with pytest.raises(ConfigError, match="is not a folder"):
+        with pytest.raises(ConfigError, match="there is no folder or file"):
             LLM(tmp_path / "nothing")
 
     def test_one_that_cannot_be_loaded_leaves_nothing(self) -> None:

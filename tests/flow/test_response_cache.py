@@ -233,7 +233,7 @@ def test_what_an_answer_depends_on_is_in_its_key(other: InferRequest) -> None:
         (("memcached,host=a",), "neither local,KEY=VALUE nor redis,KEY=VALUE"),
         (("local",), "neither"),
         (("local,size=0",), "at least 1 byte"),
-        (("local,size=lots",), "local,size is a number, not 'lots'"),
+        (("local,size=lots",), "local,size: 'lots' is not a size such as 10GiB"),
         (("local,ttl=5",), "local has no option 'ttl', only size"),
         (("redis,port=1",), "redis needs redis,host=NAME"),
         (("redis,host=a", "redis,tls_enabled=maybe"), "redis,tls_enabled is true or false"),

@@ -292,10 +292,10 @@ def test_a_folder_is_known_by_its_files(folders: dict[str, Path]) -> None:
         (["{exported}", "--weights", "int8"], "weights: model.onnx is computed with the weights that it has"),
         (["{embedder}", "--device", "cuda"], "device: encoders run on cpu"),
         (["{embedder}", "--chat-template", "x"], "chat-template: this model gives embeddings"),
-        (["{embedder}", "--max-model-len", "999"], "max_model_len=999 is more than the model's 80 tokens"),
+        (["{embedder}", "--max-model-len", "999"], "--max-model-len 999 is more than the model's 80 tokens"),
         (["--embedding-model", "x={embedder},x={scorer}"], "`x` is taken"),
         (["penstock-demo", "--embedding-model", "penstock-demo={embedder}"], "`penstock-demo` is taken"),
-        (["--embedding-model", "/nowhere"], "/nowhere is not a folder"),
+        (["--embedding-model", "/nowhere"], "there is no folder or file /nowhere"),
     ],
 )
 def test_flags_that_do_not_fit(

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from helpers_server import Server, refusal, serving
+from helpers_server import Server, serving
+from penstock.gateway.cli import main
 
 CONTROL = ("--model-control-mode", "explicit")
 BLOCKS = 512
@@ -42,13 +43,16 @@ def test_a_model_that_does_not_fit_ends_the_start() -> None:
     server.wait_for_log(
         "ERROR .* the models could not be loaded: model 'penstock-demo' "
         + REFUSED
-        + r".*; 100 MiB of memory_limit 100 MiB are left; make it smaller \(kv_cache_memory, num_kv_blocks, weights"
+        + r".*; 100 MiB of --memory-limit 100 MiB are left; "
+        + r"make it smaller \(--kv-cache-memory, --num-kv-blocks, --weights"
     )
 
 
-def test_a_limit_that_is_none_ends_the_start(caplog: pytest.LogCaptureFixture) -> None:
-    said = refusal(caplog, "--engine", "simulated", "--memory-limit", "much")
-    assert said.startswith("memory-limit: 'much' is not an amount of memory")
+@pytest.mark.parametrize("flag", ["--memory-limit", "--kv-cache-memory"])
+def test_a_limit_that_is_none_ends_the_start(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "--engine", "simulated", flag, "much"])
+    assert capsys.readouterr().err.startswith(f"penstock serve: error: {flag}: 'much' is not an amount of memory")
 
 
 def test_the_second_model_has_to_wait_until_the_first_has_gone(repository: Path) -> None:

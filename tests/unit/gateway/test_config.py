@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def test_a_key_is_never_empty(monkeypatch, capsys, text):
     monkeypatch.setattr(cli, "_serve", lambda config, _: 0)
     with pytest.raises(SystemExit):
         cli.main(["serve", "--api-key", text])
-    assert "api_key" in capsys.readouterr().err
+    assert re.search(r"--api-key\[\d\]: it must not be empty", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("text", "memory"), [("4294967296", 4294967296), ('"4GiB"', "4GiB"), ('"40%"', "40%")])
@@ -162,7 +163,7 @@ def test_the_help_says_whether_a_switch_is_on_and_shows_whole_seconds(capsys):
     )
     assert "listen for gRPC (default: on)" in text
     assert "other machines may use a server without keys; on a server with keys, only /metrics (default: off)" in text
-    assert "seconds that running requests get to finish after SIGTERM (default: 30)" in text
+    assert "seconds that running requests get to finish after SIGTERM (default: 30s)" in text
 
 
 def test_the_short_help_is_short_and_leads_to_the_whole(capsys):
@@ -207,7 +208,7 @@ def test_a_bad_flag_ends_with_usage_and_status_2(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "--http-port", "70000"])
     assert ended.value.code == 2
-    assert "http_port" in capsys.readouterr().err
+    assert capsys.readouterr().err == "penstock serve: error: --http-port 70000: expected a whole number <= 65535\n"
 
 
 @pytest.mark.parametrize(
@@ -215,9 +216,9 @@ def test_a_bad_flag_ends_with_usage_and_status_2(capsys):
     [
         ("--http-thread-count=8", "one event loop"),
         ("--cache-directory=/x", "response cache"),
-        ("--no-such-flag", "unrecognized"),
+        ("--no-such-flag", "there is no flag --no-such-flag\n`penstock serve --help` shows what there is"),
         ("--model=./x", "written without a flag"),
-        ("--htp-port=1", "unrecognized arguments: --htp-port=1; did you mean --http-port?"),
+        ("--htp-port=1", "there is no flag --htp-port\ndid you mean --http-port?"),
     ],
 )
 def test_what_triton_has_and_we_have_not_is_told(flag, told, capsys):

@@ -63,11 +63,8 @@ def expanded(words: Iterable[str], variables: dict[str, str]) -> Iterator[str]:
 
 
 def parse(arguments: list[str]) -> None:
-    serves = arguments[0] == "serve"
-    known, unknown = PARSER.parse_known_args(cli._without_triton_forms(PARSER, arguments) if serves else arguments)
-    assert not unknown
-    if serves:
-        settings = vars(known)
+    settings = vars(PARSER.parse_args(arguments))
+    if arguments[0] == "serve":
         load_config({name: settings[name] for name in settings.keys() - {"run_command", "config"}}, environ={})
 
 

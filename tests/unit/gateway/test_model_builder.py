@@ -170,6 +170,7 @@ def test_the_models_own_head_guesses_for_openvino_alone() -> None:
 
 
 def test_a_draft_model_guesses_for_openvino_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
     found = spec(engine="openvino", speculative_model=str(tmp_path), max_draft_tokens=4)
     assert found.options["draft_model_dir"] == str(tmp_path)
     assert (found.scheduler.speculative, found.scheduler.max_draft_tokens) == ("draft_model", 4)
@@ -181,7 +182,7 @@ def test_a_draft_model_guesses_for_openvino_alone(tmp_path: Path) -> None:
         spec(engine="openvino", speculative_model=str(tmp_path), speculative="ngram")
     with pytest.raises(ConfigError, match="speculative-model: guesses are either those of a draft model or those of"):
         spec(engine="openvino", speculative_model=str(tmp_path), speculative="mtp")
-    with pytest.raises(ConfigError, match=r"speculative-model: \./nope is not a folder"):
+    with pytest.raises(ConfigError, match=r"speculative-model: there is no folder or file \./nope"):
         spec(engine="openvino", speculative_model="./nope")
 
 

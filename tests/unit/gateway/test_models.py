@@ -17,18 +17,38 @@ from penstock.gateway.llm.hub import fetch_draft_model, fetch_model
 
 def test_a_local_folder_is_called_by_its_name(tmp_path):
     (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "config.json").touch()
     source = models.find_model(str(tmp_path / "my-model"))
     assert source == models.ModelSource(tmp_path / "my-model", "my-model")
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./nope", "a/b/c"])
-def test_what_looks_like_a_path_is_not_looked_up_on_the_hub(name):
-    with pytest.raises(ConfigError, match="is not a folder"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("/no/such/folder", "there is no folder or file /no/such/folder"),
+        ("./nope", r"there is no folder or file \./nope"),
+        ("~/no/such/folder", "there is no folder or file "),
+        ("a/b/c", r"a/b/c is neither a folder or file here nor a model of the hub \(ORG/NAME\)"),
+        ("no such name", r"no such name is neither a folder or file here nor a model of the hub \(ORG/NAME\)"),
+        ("./missing.gguf", r"there is no file \./missing\.gguf"),
+    ],
+)
+def test_what_looks_like_a_path_is_not_looked_up_on_the_hub(name, message):
+    with pytest.raises(ConfigError, match=message):
         models.find_model(name)
 
 
+def test_a_folder_without_a_model(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no model: neither config\.json and tokenizer\.json nor a GGUF file"):
+        models.find_model(str(tmp_path))
+    (tmp_path / "add_sub").mkdir()
+    (tmp_path / "add_sub" / "config.pbtxt").touch()
+    with pytest.raises(ConfigError, match="--model-repository"):
+        models.find_model(str(tmp_path))
+
+
 def test_a_file_is_not_a_model(tmp_path):
-    for name, message in (("model.bin", "is not a folder"), ("model.gguf", r"model\.gguf cannot be read")):
+    for name, message in (("model.bin", "is neither a GGUF file"), ("model.gguf", r"model\.gguf cannot be read")):
         file = tmp_path / name
         file.touch()
         with pytest.raises(ConfigError, match=message):
@@ -95,7 +115,7 @@ async def test_a_draft_model_of_the_hub(hub, tmp_path):
     for local in ({}, {"speculative_model": str(tmp_path)}):
         given = load_config(local, environ={})
         assert await fetch_draft_model(given, lambda report: None) is given
-    with pytest.raises(ConfigError, match=r"speculative-model: .* no hub model called 'org/absent'"):
+    with pytest.raises(ConfigError, match="speculative-model: org/absent is neither a folder or file here nor"):
         await fetch_draft_model(load_config({"speculative_model": "org/absent"}, environ={}), lambda report: None)
 
 
@@ -118,14 +138,15 @@ async def test_a_folder_has_no_revision(tmp_path):
 
 
 async def test_an_unknown_hub_model_is_a_clear_error(hub):
-    with pytest.raises(ConfigError, match="no hub model called 'org/absent'"):
+    with pytest.raises(ConfigError, match="org/absent is neither a folder or file here nor a model of the hub"):
         await fetch_model("org/absent", lambda report: None)
 
 
 async def test_local_models_are_fetched_from_where_they_are(tmp_path):
     assert (await fetch_model(None, lambda report: None)).name == models.DEMO_NAME
+    (tmp_path / "config.json").touch()
     assert (await fetch_model(str(tmp_path), lambda report: None)).folder == tmp_path
-    with pytest.raises(ConfigError, match="is not a folder"):
+    with pytest.raises(ConfigError, match="there is no folder or file"):
         await fetch_model("./nope", lambda report: None)
 
 

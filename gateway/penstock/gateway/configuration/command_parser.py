@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 """What argparse takes for a value and not for a flag."""
 _HEAD = re.compile(r"[a-z][a-z0-9_-]*(?=: )")
-_ASSIGNED = re.compile(r"(?<![\w./'\"`=-])([a-z][a-z0-9_]*)=([^\s,;:)]+)")
+_ASSIGNED = re.compile(r"(?<![\w./'\"`=,-])([a-z][a-z0-9_]*)=([^\s,;:)]+)")
 _WORD = re.compile(r"(?<![\w./'\"`=-])[a-z]+(?:[_-][a-z0-9]+)+(?!\.\w|[\w/='\"`-])")
 _TABLES = ("upstream", "traffic", "ray")
 """Settings that are tables, whose fields may have the names of other settings."""
@@ -35,6 +35,7 @@ class CommandParser(argparse.ArgumentParser):
         self._fill = fill
         self._prepare = prepare
         self._hints = hints or {}
+        self._args: Sequence[str] = ()
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -43,7 +44,7 @@ class CommandParser(argparse.ArgumentParser):
         fill, self._fill = self._fill, None
         if fill is not None:
             fill(self)
-        args = args or ()
+        args = self._args = args or ()
         if self._prepare is not None:
             args = self._prepare(self, args)
         unknown = next(self._unknown(args), None)  # before others: what follows it may look like a positional
@@ -59,7 +60,7 @@ class CommandParser(argparse.ArgumentParser):
     def flags(self) -> list[str]:
         return list(self._option_string_actions)
 
-    def _unknown(self, args: Iterable[str]) -> Iterable[str]:
+    def _unknown(self, args: Iterable[str]) -> Iterator[str]:
         """Flags that there are not, as far as this parser reads."""
         for arg in args:
             flag = arg.partition("=")[0]
@@ -71,7 +72,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def _is_short(self, arg: str) -> bool:
         """A flag of one letter with its value, or others, behind it."""
-        return not arg.startswith("--") and arg[:2] in self._option_string_actions
+        return not arg.startswith("--") and arg[:2] in self._option_string_actions and arg not in self._hints
 
     def _check_command(self, args: Iterable[str]) -> None:
         """argparse would list all that there are."""
@@ -118,9 +119,19 @@ class CommandParser(argparse.ArgumentParser):
         return f"`{self.prog} --help` shows what there is"
 
     def error(self, message: str) -> NoReturn:
-        message = as_flags(message.removeprefix("argument "), [flag.lstrip("-") for flag in self.flags])
+        message = as_flags(self._one_name(message), [flag.lstrip("-") for flag in self.flags])
         missing = message.startswith("the following arguments are required")
         self.fail(message, (self._choices or self._see_help) if missing else "")
+
+    def _one_name(self, message: str) -> str:
+        """argparse names all names of a flag, "argument -i/--input-file: ...": only the one that was written."""
+        start, head, rest = message.partition("argument ")
+        names, colon, problem = rest.partition(": ")
+        if start or not head or not names.startswith("-"):
+            return message.removeprefix("argument ")
+        written = {arg.partition("=")[0] for arg in self._args}
+        each = names.split("/")
+        return next((name for name in each if name in written), each[-1]) + colon + problem
 
     def fail(self, message: str, hint: str = "") -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n" + (f"{hint}\n" if hint else ""))

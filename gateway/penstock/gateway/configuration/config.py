@@ -202,20 +202,35 @@ def _wrong_value(message: str, tree: Mapping[str, Mapping[str, Any]]) -> str:
     if isinstance(kind, inspect.StrType) and kind.pattern is not None and isinstance(field.type, inspect.Metadata):
         return f"{name}: it must be {(field.type.extra_json_schema or {}).get('description')}"
     if isinstance(kind, inspect.StrType | inspect.VarTupleType | inspect.UnionType):
-        return explain(message)
+        return f"{name}: {_in_words(problem)}"
     return f"{name}={value}: {_in_words(problem)}"
 
 
 def _in_words(problem: str) -> str:
-    for theirs, ours in (("`int`", "a whole number"), ("`float`", "a number"), ("`bool`", "true or false")):
+    for theirs, ours in _WORDS.items():
         problem = problem.replace(theirs, ours)
-    return problem.replace("Expected", "expected").removesuffix(", got `str`")
+    return problem.removesuffix(", got `str`")
+
+
+_WORDS = {
+    "Expected `str` of length >= 1": "it must not be empty",
+    " | null`": "`",
+    "`int | float`": "a number",
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`bool`": "true or false",
+    "`str`": "text",
+    "`array`": "a list",
+    "`object`": "a table",
+    "Expected": "expected",
+}
+"""In place of msgspec's."""
 
 
 def explain(message: str) -> str:
     """msgspec's words for a wrong value, with the name of the setting first."""
     problem, separator, where = message.partition(" - at `$.")
-    return f"{where.rstrip('`').rpartition('.')[2]}: {problem}" if separator else message
+    return f"{where.rstrip('`').rpartition('.')[2]}: {_in_words(problem)}" if separator else message
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from penstock.gateway.llm.dataplane import Generation, TokenLogprob
 from penstock.gateway.llm.token_logprobs import whole_characters
 from penstock.gateway.openai.logprobs import FirstToken
 
-_FARTHEST = 4
-"""Characters that a tokenizer's normalization may leave out of a prompt in one place."""
+_FARTHEST = 256
+"""Characters of a prompt in one place that no token may have: what normalization leaves out, or a run of unknown
+characters, for which one token stands."""
 
 
 class Echo:

@@ -31,7 +31,7 @@ def test_lists_come_as_text() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "dir: where"),
+        ({}, "--dir FOLDER is required: where the peers are"),
         ({"dir": "d", "only": ["vlm"]}, "only: vlm is none of openvino, vllm"),
         ({"dir": "d", "models": ["gpt"]}, "models: gpt is none of tiny, qwen05b-shape"),
         ({"dir": "d", "tables": ["x", "tensors"]}, "tables: x is none of"),

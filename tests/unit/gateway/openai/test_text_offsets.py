@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helpers_dataplane import request
@@ -103,6 +103,7 @@ def test_a_token_waits_while_a_stop_string_may_cut_it_off(tokenizers: dict[str, 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace"])
 @given(text=texts.map(lambda text: f"a{text}"))
+@example("aENDENDENDENDthe ")  # one token may stand for all that is unknown
 def test_offsets_of_an_echoed_prompt(tokenizers: dict[str, Tokenizer], kind: str, text: str) -> None:
     tokenizer = tokenizers[kind]
     begin = cast(int, tokenizer.id_of("<s>"))

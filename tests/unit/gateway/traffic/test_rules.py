@@ -29,7 +29,7 @@ def load(*rules: Any) -> tuple[TrafficRule, ...]:
         ({"targets": [{"model": f"m{n}"} for n in range(17)]}, "needs 1 to 16 targets"),
         ({"targets": [{"model": "a"}, {"model": "a"}]}, "a target is named twice"),
         ({"targets": [{"model": "a", "weight": 0}]}, "all weights are 0"),
-        ({"targets": [{"model": "a", "weight": -1}]}, "weight: Expected `float` >= 0"),
+        ({"targets": [{"model": "a", "weight": -1}]}, "weight: expected a number >= 0"),
         ({"targets": [{"model": "a", "wieght": 1}]}, "unknown field `wieght`"),
         ({"sticky": "cookie"}, "sticky is 'tenant' or 'header:NAME', not 'cookie'"),
         ({"sticky": "header:"}, "sticky is 'tenant' or 'header:NAME'"),

@@ -13,12 +13,12 @@ _SIZES = {"": 1, "B": 1}
 _SIZES |= {f"{prefix}{end}": 1000**power for power, prefix in enumerate("KMGT", 1) for end in ("", "B")}
 _SIZES |= {f"{prefix}{end}": 1024**power for power, prefix in enumerate("KMGT", 1) for end in ("I", "IB")}
 """Bytes of each unit, in capitals. `4G` and `4Gi` are Kubernetes' for 4GB and 4GiB."""
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)")
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)", re.ASCII)
 _TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
 _TIMES |= {"m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
 """Nanoseconds of each unit."""
-_PART = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*(ns|us|µs|ms|s|m|h|d)\s*")
-_DURATION = re.compile(f"(?:{_PART.pattern})+")
+_PART = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*(ns|us|µs|ms|s|m|h|d)\s*", re.ASCII)
+_DURATION = re.compile(f"(?:{_PART.pattern})+", re.ASCII)
 _NAMES = {"ns": "nanoseconds", "us": "microseconds", "ms": "milliseconds", "s": "seconds"}
 
 

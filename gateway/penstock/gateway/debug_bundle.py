@@ -67,7 +67,7 @@ def add_debug_command(commands: Any, formatter: Any) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: penstock-debug-TIME.tar.gz")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the server's configuration file")
     parser.add_argument("--crash-dir", metavar="DIR", help="the server's crash-dir, where no configuration names it")
-    parser.add_argument("--url", help="a running server's port for metrics, as http://127.0.0.1:8002")
+    parser.add_argument("--url", metavar="URL", help="a running server's port for metrics, as http://127.0.0.1:8002")
     parser.add_argument("--api-key", metavar="KEY", help="an admin's, for --url; default: the variable OPENAI_API_KEY")
     parser.set_defaults(run_command=lambda args: _run(parser, args))
 

@@ -102,6 +102,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def _hint(self, flag: str) -> str:
         flag = flag.replace("_", "-")
+        if flag in self.flags:
+            return f"did you mean {flag}?"
         hints = {name: hint for name, hint in self._hints.items() if self._has(flags_in(hint))}
         longer = [each for each in self.flags if flag.startswith("--") and each.startswith(flag)]
         near = longer[:3] or _near(flag, [*self.flags, *hints])

@@ -1,4 +1,4 @@
-"""What a report of a problem says of the machine and of what is installed."""
+"""Facts about the machine and its packages, for reports of problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be shown of settings and of text: no keys, tokens or passwords.
+"""Redaction: settings and texts without keys, tokens and passwords.
 
 Names decide first: the value of a setting or variable with such a name is left out, and wherever else that value turns
 up, it is left out as well. Then forms decide: passwords in URLs, `password=...` in a text, keys that begin as those of

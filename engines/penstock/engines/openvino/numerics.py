@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.host.cpu import Cpu
-from penstock.engines.openvino.config import Activations, KVCacheType, Precision, WeightsType
+from penstock.engines.openvino.config import Activations, KVCacheType, OpenVINOConfig, Precision, WeightsType
 from penstock.engines.openvino.kv_types import KV_ON_ARM, KV_ON_X86, QUANTIZED_KV, KVType, kv_cache_type
 
 Dtype = Literal["bf16", "f16", "f32"]
@@ -57,9 +57,8 @@ class Wish:
     kv_cache_dtype: KVCacheType = "auto"
 
     @classmethod
-    def of(cls, settings: Any) -> Wish:
-        """`settings` has the same fields."""
-        return cls(settings.dtype, settings.weights, settings.activations, settings.kv_cache_dtype)
+    def of(cls, config: OpenVINOConfig) -> Wish:
+        return cls(config.dtype, config.weights, config.activations, config.kv_cache_dtype)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Trials of number types: what `numerics.resolve` chooses is believed once a tiny graph has shown it.
 
-A graph that fails can leave the plugin in a state in which the next one crashes. So trials run in a child process,
-which takes some 50 ms. Results are kept on disk for each CPU and version: a trial runs once.
+A graph that fails can leave the plugin in a state in which the next one crashes. So trials run in a child process.
+Results are kept on disk for each CPU and version: a trial runs once.
 """
 
 from __future__ import annotations
@@ -11,33 +11,38 @@ import hashlib
 import json
 import logging
 import os
+import re
 import resource
 import select
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.host.cpu import Cpu, this_cpu
+from penstock.engines.host.kernel_files import kernel_text
 from penstock.engines.host.user_cache import user_cache
 from penstock.engines.openvino.kv_types import KVType
 from penstock.engines.openvino.numerics import CpuFacts, Dtype, ModelFacts, Numerics, Wish, cpu_facts, resolve
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = "2"
+_FORMAT = "3"
 """Of the trials: a change runs all of them again."""
 _TIMEOUT = 30.0
 """Seconds for a child: one that hangs shows nothing, on a busy machine."""
-_FATAL = (signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
-"""Other signals come from outside, such as that of a system without memory."""
+_CRASHES = {-number for number in (signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)}
+"""Exit statuses. Other signals come from outside, such as that of a system without memory."""
+_THREADED = re.compile(r"openvino_intel_cpu_plugin|lib(?:g|i)?omp[-.\d]")
+"""Libraries with threads of their own, once they are used."""
 
 Results = dict[str, str]
 """What went wrong, by the name of a trial; empty: nothing did."""
@@ -137,51 +142,76 @@ class _Memory:
 def run_trials(trials: Sequence[Trial], timeout: float = _TIMEOUT) -> Results:
     """One that crashes its process has failed. Those that are not reached, because the time is over or the system has
     ended the process, have no result."""
-    if sys.platform != "linux":
-        return {trial.name: _fault(trial) for trial in trials}
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the child touches nothing that they hold
-        child = os.fork()
-    if child == 0:
-        _run_as_child(trials, writing)
-    os.close(writing)
-    try:
-        lines = _lines(reading, time.monotonic() + timeout)
-    finally:
-        os.close(reading)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)  # it has said all, or hangs
-        _, status = os.waitpid(child, 0)
-    results: Results = dict(json.loads(line) for line in lines)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _FATAL:
-        name = trials[len(results)].name
-        results[name] = f"OpenVINO crashed with {signal.Signals(os.WTERMSIG(status)).name}"
+    results, status = _run_in(_forked if _is_fresh() else _spawned, trials, timeout)
+    if status in _CRASHES and _is_fresh():
+        results, status = _run_in(_spawned, trials, timeout)  # forking itself must not be what crashed
+    if status in _CRASHES:
+        results[trials[len(results)].name] = f"OpenVINO crashed with {signal.Signals(-status).name}"
     elif len(results) < len(trials):
         logger.warning("a trial of %s had no result and is taken to work", trials[len(results)].name)
     return results
 
 
-def _lines(reading: int, end: float) -> list[bytes]:
-    """Whole lines, until the other side has closed the pipe or the time is over."""
+def _is_fresh() -> bool:
+    """Nothing in this process has computed with OpenVINO or OpenMP: a copy of it can. Elsewhere the copy would lack
+    their threads, and could crash."""
+    return sys.platform == "linux" and _THREADED.search(kernel_text(Path("/proc/self/maps"))) is None
+
+
+def _run_in(
+    start: Callable[[Sequence[Trial], int], int], trials: Sequence[Trial], timeout: float
+) -> tuple[Results, int]:
+    """Results, and the exit status of a child: below zero the number of a signal."""
+    reading, writing = os.pipe()
+    child = start(trials, writing)
+    os.close(writing)
+    try:
+        lines = _lines(reading, len(trials), time.monotonic() + timeout)
+    finally:
+        os.close(reading)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)  # it has said all, or hangs
+        _, status = os.waitpid(child, 0)
+    return dict(json.loads(line) for line in lines), os.waitstatus_to_exitcode(status)
+
+
+def _forked(trials: Sequence[Trial], writing: int) -> int:
+    """The child's process id. It takes some 50 ms, as everything is imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the child touches nothing that they hold
+        child = os.fork()
+    if child == 0:
+        try:
+            faulthandler.disable()  # its report would be the parent's
+            _compute(trials, writing)
+        finally:
+            os._exit(0)  # neither back into the parent's code nor through its exit handlers
+    return child
+
+
+def _spawned(trials: Sequence[Trial], writing: int) -> int:
+    """The process id of a new interpreter, which takes half a second."""
+    command = [sys.executable, "-m", __name__, str(writing), msgspec.json.encode(trials).decode()]
+    os.set_inheritable(writing, True)
+    silent = (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)
+    return os.posix_spawn(sys.executable, command, os.environ, file_actions=[silent])
+
+
+def _compute(trials: Sequence[Trial], writing: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for trial in trials:
+        os.write(writing, json.dumps([trial.name, _fault(trial)]).encode() + b"\n")
+
+
+def _lines(reading: int, count: int, end: float) -> list[bytes]:
+    """Whole lines, until there are `count`, the other side has closed the pipe, or the time is over."""
     received = b""
-    while select.select([reading], [], [], max(0.0, end - time.monotonic()))[0]:
+    while received.count(b"\n") < count and select.select([reading], [], [], max(0.0, end - time.monotonic()))[0]:
         piece = os.read(reading, 1 << 16)
         if not piece:
             break
         received += piece
     return received.split(b"\n")[:-1]
-
-
-def _run_as_child(trials: Sequence[Trial], writing: int) -> None:
-    """Ends the process at once: it must neither return into the parent's code nor run its exit handlers."""
-    try:
-        faulthandler.disable()  # its report would be the parent's
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for trial in trials:
-            os.write(writing, json.dumps([trial.name, _fault(trial)]).encode() + b"\n")
-    finally:
-        os._exit(0)
 
 
 def _fault(trial: Trial) -> str:
@@ -195,3 +225,7 @@ def _fault(trial: Trial) -> str:
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return f"OpenVINO refuses it: {lines[-1][:300] if lines else type(error).__name__}"
+
+
+if __name__ == "__main__":
+    _compute(msgspec.json.decode(sys.argv[2], type=list[Trial]), int(sys.argv[1]))

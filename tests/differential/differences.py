@@ -306,14 +306,19 @@ ANSWERS = (
         "traceback",
         "an exception of a Python model",
         "its text, and where in the files of the server it was raised",
-        "its text; the traceback is in the log",
+        "its text, and at load its line in the model's file; the traceback is in the log",
         "callers need not know the server's files",
         (
             worded("http: model's error: raise"),
             detailed("grpc: infer, model's error: raise"),
             at(
                 "repository: index",
-                **{"*_reason": ("Internal: ValueError*At:*", "Internal: ValueError: it cannot be initialised")},
+                **{
+                    "*_reason": (
+                        "Internal: ValueError*At:*",
+                        "Internal: ValueError: it cannot be initialised (line 5 of model.py)",
+                    )
+                },
             ),
         ),
     ),

@@ -42,7 +42,7 @@ RULES = [
         "name": "chat",
         "targets": [{"model": "llm-a"}, {"model": "llm-b"}],
         "sticky": "header:x-session",
-        "shadow": {"model": "llm-c"},
+        "shadow": {"model": "llm-c", "max_in_flight": 64},
     },
 ]
 
@@ -313,7 +313,7 @@ def test_chats_are_sticky_and_compared_with_a_shadow(server: Server) -> None:
         assert answer.headers["x-penstock-target"] in ("llm-a", "llm-b"), path
     wait_until(lambda: not state(server, "chat")["shadow"]["in_flight"])
     found = state(server, "chat")
-    assert found["shadow"]["results"]["equal"] >= 24
+    assert found["shadow"]["results"]["equal"] >= 24, found
     assert set(found["shadow"]["results"]) <= {"equal", "uncompared", "dropped", "skipped"}
     assert sum(each["accepted"] for each in found["targets"]) == 24 + 1 + len(sent) - 1  # /tokenize generates nothing
     assert [each["in_flight"] for each in found["targets"]] == [0, 0]

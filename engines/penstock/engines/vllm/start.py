@@ -17,6 +17,7 @@ from vllm.v1.executor import Executor
 
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
 from penstock.engines.host.memory import available_memory
+from penstock.engines.host.numa import read_nodes
 from penstock.engines.kit.package_contract import refuse
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.engine_args import checked
@@ -154,9 +155,9 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
     memory = config.kv_cache_memory
     if config.num_blocks is not None:
         arguments["num_gpu_blocks_override"] = blocks_to_ask_for(config.num_blocks)
-        memory = memory or (available_memory() // 2 if cpu else None)  # a bound that is not used up
+        memory = memory or (_memory_of_a_node() // 2 if cpu else None)  # a bound that is not used up
     elif memory is None and cpu:
-        memory = min(_CPU_CACHE_BYTES, available_memory() // 2)
+        memory = min(_CPU_CACHE_BYTES, _memory_of_a_node() // 2)
     if memory is not None:
         arguments["kv_cache_memory_bytes"] = memory
     if config.adapter_slots:
@@ -167,3 +168,9 @@ def engine_arguments(config: VLLMConfig) -> dict[str, Any]:
             "max_lora_rank": next(rank for rank in get_args(MaxLoRARanks) if rank >= config.max_lora_rank),
         }
     return arguments
+
+
+def _memory_of_a_node() -> int:
+    """Free bytes of the NUMA node that has the fewest: a worker on CPUs puts its KV cache on one node, and vLLM refuses
+    more than that has."""
+    return min([available_memory(), *(node.free for node in read_nodes())])

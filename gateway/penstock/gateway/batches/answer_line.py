@@ -90,7 +90,8 @@ class LineAsker:
                     break
             seat.leave()
             await asyncio.sleep(_AGAIN_AFTER_S)
-        return answered(line, answer.status, answer.request_id, answer.body), answer.status >= _ERRORS_FROM
+        result = answered(line, answer.status, answer.request_id, answer.body, answer.warnings)
+        return result, answer.status >= _ERRORS_FROM
 
     async def _ask(self, line: Line, principal: Principal, seat: Seat, *, suspected: bool) -> InnerAnswer:
         endpoint = self._endpoints[line.url]

@@ -4,7 +4,7 @@ output."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,9 +118,13 @@ def check_lines(path: Path, endpoints: Collection[str], max_line: int) -> tuple[
     return len(seen), errors
 
 
-def answered(line: Line, status: int, request_id: str, body: bytes) -> bytes:
-    """The result of a line that was answered, with an error's status, too."""
-    response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
+def answered(
+    line: Line, status: int, request_id: str, body: bytes, warnings: Sequence[Mapping[str, str]] = ()
+) -> bytes:
+    """The result of a line that was answered, with an error's status, too. `warnings`: of its record."""
+    response: dict[str, object] = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
+    if warnings:
+        response["warnings"] = warnings
     return _result(line, response, None)
 
 

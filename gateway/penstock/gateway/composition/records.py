@@ -19,6 +19,7 @@ from penstock.gateway.front.journal import Hook, RequestJournal
 from penstock.gateway.front.load_report import LoadReporter, ReportForm
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.metrics.ignored_fields import IgnoredFields, be_strict
 from penstock.gateway.metrics.requests import RequestMetrics
 from penstock.gateway.metrics.server_load import EndedRequests, EngineLoad, ServerLoad
 from penstock.gateway.responses.service import ResponseService
@@ -38,10 +39,15 @@ class RequestRecords:
         """`on_end` is told of requests that have ended, too. Raises ConfigError."""
         self._access_log = build_access_log(config)
         self._spans = build_spans(config)
-        self.metrics = RequestMetrics()
+        self.metrics, self.ignored_fields = RequestMetrics(), IgnoredFields()
         ended = EndedRequests()
         self.load_reports = build_load_reports(config, dataplane, ended)
-        self.journal = build_journal(self._access_log, self._spans, self.metrics, ended, on_end)
+        self.journal = build_journal(
+            self._access_log,
+            self._spans,
+            *(self.metrics, self.ignored_fields, ended, on_end),
+            strict=config.server.strict_requests,
+        )
         self.metrics.in_flight = self.journal.in_flight
 
     def close(self) -> None:
@@ -89,14 +95,16 @@ def build_spans(config: Config) -> RequestSpans | None:
         raise ConfigError(f"otlp-endpoint: {error}") from None
 
 
-def build_journal(access_log: AccessLog | None, spans: RequestSpans | None, *on_end: Hook) -> RequestJournal:
+def build_journal(
+    access_log: AccessLog | None, spans: RequestSpans | None, *on_end: Hook, strict: bool = False
+) -> RequestJournal:
     """`on_end`: who else is told of requests that have ended; they are told first."""
-    hooks = list(on_end)
+    hooks, begin = list(on_end), [be_strict] if strict else []
     if access_log is not None:
         hooks.append(access_log)
     if spans is None:
-        return RequestJournal(hooks)
-    return RequestJournal([*hooks, spans.end], [spans.begin], [spans.leave])
+        return RequestJournal(hooks, begin)
+    return RequestJournal([*hooks, spans.end], [*begin, spans.begin], [spans.leave])
 
 
 def open_database(config: Config) -> Database:

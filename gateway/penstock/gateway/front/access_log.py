@@ -124,6 +124,8 @@ def _json(context: RequestContext, total: float) -> str:
         "bytes_in": record.bytes_in,
         "bytes_out": record.bytes_out,
     }
+    if record.ignored:
+        fields["ignored"] = record.ignored
     if record.target:
         fields["target"] = record.target
     if usage is not None:

@@ -13,13 +13,20 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
-from penstock.engines.errors import CancelledError, DeadlineExceededError, InvalidRequestError, PermissionDeniedError
+from penstock.engines.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    UnsupportedError,
+)
 from penstock.gateway.front.intake import BodyBudget
 from penstock.gateway.front.quota import Quota
-from penstock.gateway.front.record import Outcome, RequestRecord
+from penstock.gateway.front.record import MAX_IGNORED, Outcome, RequestRecord
 
 _NOT_IN_REQUEST_ID = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_INDEX = re.compile(r"\[[0-9]+\]")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _MAX_REQUEST_ID = 128
 _MAX_TRACESTATE = 512
@@ -102,6 +109,8 @@ class RequestContext:
     record: RequestRecord = field(default_factory=RequestRecord)
     headers: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)
     """By lower-case name; of several with the same name the first one."""
+    strict: bool = False
+    """What `ignore` would note is refused (--strict-requests)."""
     routed: object = None
     """What stands for the model, where the request's name has several (`traffic/`): chosen once."""
     infers: bool = False
@@ -147,6 +156,20 @@ class RequestContext:
         other._bodies, self._bodies = self._bodies, None
         other._held, self._held = self._held, []
         other._used, self._used = self._used, {}
+
+    def ignore(self, path: str, reason: str) -> None:
+        """Notes a field that is not used as it was sent: a hint that cannot be followed, or history that is carried
+        another way. The answer's headers, the log and the metrics name it. Never for what constrains the answer.
+
+        `path` has the schema's own words and indexes, such as `tools[3].type`, and nothing that the client made up;
+        noted without the indexes. `reason` says why, for those who run with --strict-requests: then raises
+        UnsupportedError."""
+        if self.strict:
+            raise UnsupportedError(f"{path}: {reason}", param=path)
+        field = _INDEX.sub("[]", path)
+        ignored = self.record.ignored
+        if field not in ignored and len(ignored) < MAX_IGNORED:
+            self.record.ignored = (*ignored, field)
 
     def uses(self, model: str) -> bool:
         return model in self._used

@@ -47,6 +47,7 @@ REQUEST_ON_STREAM = "/request"
 
 _MAX_NOTED = 128
 """Calls of other models, and pieces of prompts, that are noted of a request, which may have any number."""
+MAX_IGNORED = 16
 
 
 class Outcome(StrEnum):
@@ -121,10 +122,22 @@ class RequestRecord:
     """Of the choices that have ended, in the order of their ends."""
     stages: list[tuple[Stage, float]] | None = None
     """Each stage with its beginning, of a request that is traced."""
+    ignored: tuple[str, ...] = ()
+    """Fields that were not used as they were sent, as `RequestContext.ignore` notes them; at most MAX_IGNORED."""
     calls: tuple[tuple[str, float, float], ...] = ()
     """Models that models have called for such a request, each with its beginning and end."""
     prompt_chunks: tuple[tuple[float, float, int], ...] = ()
     """What steps have computed of such a request's prompts: beginning, end, tokens."""
+
+    @property
+    def ignored_told(self) -> str:
+        """`ignored` as headers can have it."""
+        return ", ".join(self.ignored)
+
+    @property
+    def warnings(self) -> list[dict[str, str]]:
+        """The same where an answer's schema has room for it."""
+        return [{"code": "ignored", "param": field} for field in self.ignored]
 
     @property
     def target_told(self) -> str:

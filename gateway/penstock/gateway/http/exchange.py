@@ -27,6 +27,8 @@ SENDER_KEY = "penstock.sender"
 """In the scope: the BodyWriter of the response, where the server has one."""
 TARGET_HEADER = b"x-penstock-target"
 """Of answers to a public name that several models serve: the one that has answered."""
+IGNORED_HEADER = b"x-penstock-ignored"
+"""Of answers to requests with fields that were not used as they were sent."""
 _JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _STREAM_HEADERS = [
@@ -236,6 +238,8 @@ class Exchange:
         headers = [*((name, request_id) for name in self.error_form.id_headers), *self.extra_headers]
         if self.context.record.target:
             headers.append((TARGET_HEADER, self.context.record.target_told.encode()))
+        if self.context.record.ignored:
+            headers.append((IGNORED_HEADER, self.context.record.ignored_told.encode()))
         if self.context.principal.quota is not None:
             headers += self.context.principal.quota.headers()
         if self.load is not None:

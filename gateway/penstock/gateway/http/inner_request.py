@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp, Message
@@ -22,6 +22,8 @@ class InnerAnswer:
     request_id: str
     status: int = 0
     body: bytes = b""
+    warnings: list[dict[str, str]] = field(default_factory=list)
+    """Of its record."""
 
 
 async def ask_in_background(
@@ -69,5 +71,6 @@ async def ask_in_background(
         await exchange.fail(error)
     finally:
         exchange.close_record()
+        answer.warnings = context.record.warnings
         settings.journal.end(context)
     return answer

@@ -6,7 +6,6 @@ from typing import Any
 
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.answer_shape import answer_shape
-from penstock.gateway.generating.answer_stages import check_reasoning_parser
 from penstock.gateway.generating.thought_budget import asked_budget
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest
@@ -27,9 +26,9 @@ async def chat_generation(
     model = dataplane.model(request.model, context)
     opens, continues = generation_prompt(request)
     use = tool_use(request)
-    if request.reasoning_effort not in (None, "none"):
-        check_reasoning_parser(model.parsers, "reasoning_effort")
-    kwargs = template_kwargs(request, model.template_variables)
+    if request.reasoning_effort not in (None, "none") and model.parsers.reasoning is None:
+        context.ignore("reasoning_effort", "this model's chat template shows no reasoning (--reasoning-parser).")
+    kwargs = template_kwargs(request, model.template_variables, context)
     documents = template_documents(request, model.template_variables)
     wanted = chat_generate_request(request, model, settings, context)
     budget = asked_budget(

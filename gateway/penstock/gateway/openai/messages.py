@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.bounded_json import decode_json
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.openai.schemas import ChatMessage, ChatRequest, ContentPart, ToolCall
 from penstock.tokenizers import ChatTemplateError, check_kwargs
 
@@ -28,33 +29,31 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     return converted
 
 
-def template_kwargs(request: ChatRequest, variables: frozenset[str] | None) -> dict[str, Any]:
-    """`variables`: what the template reads, where that is known. Raises InvalidRequestError for a key that it does not
-    read, or that is not the client's to set; UnsupportedError for a verbosity that it does not read."""
+def template_kwargs(request: ChatRequest, variables: frozenset[str] | None, context: RequestContext) -> dict[str, Any]:
+    """`variables`: what the template reads, where that is known; hints that it does not read are noted as ignored.
+    Raises InvalidRequestError for a key that is not the client's to set."""
     kwargs = request.chat_template_kwargs or {}
     try:
         check_kwargs(kwargs)
     except ChatTemplateError as error:
         raise InvalidRequestError(f"{error}.", param="chat_template_kwargs") from None
-    for key in kwargs:
-        if variables is not None and key not in variables:
-            message = f"chat_template_kwargs: this model's chat template does not use {key[:64]!r}."
-            raise InvalidRequestError(message, param="chat_template_kwargs")
+    if variables is not None and not kwargs.keys() <= variables:
+        context.ignore("chat_template_kwargs", "this model's chat template does not read all of them.")
     effort = request.reasoning_effort
-    verbosity = _verbosity(request, variables)
+    verbosity = _verbosity(request, variables, context)
     if effort is None:
         return verbosity | kwargs
     thinking = {"enable_thinking": False} if effort == "none" else {}
     return {"reasoning_effort": effort, **thinking, **verbosity, **kwargs}
 
 
-def _verbosity(request: ChatRequest, variables: frozenset[str] | None) -> dict[str, str]:
+def _verbosity(request: ChatRequest, variables: frozenset[str] | None, context: RequestContext) -> dict[str, str]:
     """`medium` is what every model does by itself."""
-    given = request.verbosity
-    if given is not None and variables is not None and "verbosity" in variables:
-        return {"verbosity": given}
-    if given not in (None, "medium"):
-        raise UnsupportedError("verbosity: this model's chat template does not use it.", param="verbosity")
+    verbosity = request.verbosity
+    if verbosity is not None and variables is not None and "verbosity" in variables:
+        return {"verbosity": verbosity}
+    if verbosity not in (None, "medium"):
+        context.ignore("verbosity", "this model's chat template does not read it.")
     return {}
 
 

@@ -107,7 +107,7 @@ class Tokenize(_Endpoint):
             continue_final_message=continues,
             tools=request.tools if use.tools else None,
             documents=template_documents(request, model.template_variables),
-            template_kwargs=template_kwargs(request, model.template_variables),
+            template_kwargs=template_kwargs(request, model.template_variables, context),
         )
         return prompt.token_ids
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.errors import public_message, wire_shape
+from penstock.gateway.front.record import RequestRecord
 from penstock.gateway.llm.dataplane import Usage
 from penstock.gateway.responses.items import new_id
 from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest, TextOptions
@@ -19,7 +20,15 @@ class ResponseObject:
     """Of one request: what it says of itself from the beginning."""
 
     def __init__(
-        self, request: ResponsesRequest, usage: Usage, *, temperature: float, top_p: float, store: bool, tier: str
+        self,
+        request: ResponsesRequest,
+        usage: Usage,
+        record: RequestRecord,
+        *,
+        temperature: float,
+        top_p: float,
+        store: bool,
+        tier: str,
     ) -> None:
         """`temperature` and `top_p` hold where the request is silent. `tier`: of `real_tier`."""
         self.id = new_id("resp")
@@ -55,6 +64,8 @@ class ResponseObject:
             "truncation": "disabled",
             "user": request.user,
         }
+        if record.ignored:
+            self._fields["warnings"] = record.warnings
 
     def queued(self) -> dict[str, Any]:
         return self._with("queued", [])

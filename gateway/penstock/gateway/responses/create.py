@@ -79,7 +79,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         self._dataplane.model(request.model, context)
         messages = await self._messages(asked, context)
         chat = chat_request(request)
-        with in_words_of_responses():
+        with in_words_of_responses(context.record):
             wanted = await chat_generation(self._dataplane, self._settings, chat, messages, context)
         if wanted.stages and asked.include.logprobs:
             message = "include: this model's answers may have reasoning or calls, for which there are no logprobs here."
@@ -148,8 +148,9 @@ class CreateResponse(TranslatingEndpoint[Asked]):
     def _respond_from(self, exchange: Exchange, asked: Asked, answer: OtherAnswer) -> Awaitable[None]:
         given = asked.request.temperature
         temperature = 1.0 if given is None else given
+        record, store = exchange.context.record, self._kept(asked)
         response = ResponseObject(
-            asked.request, answer.usage, temperature=temperature, top_p=1.0, store=self._kept(asked), tier="default"
+            asked.request, answer.usage, record, temperature=temperature, top_p=1.0, store=store, tier="default"
         )
         return self._send(exchange, asked, response, answer)
 
@@ -183,7 +184,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
 
 
 def _object(asked: Asked, wanted: GenerateRequest, usage: Usage, *, store: bool) -> ResponseObject:
-    params, tier = wanted.params, real_tier(asked.request.service_tier, wanted)
+    params, tier, record = wanted.params, real_tier(asked.request.service_tier, wanted), wanted.context.record
     return ResponseObject(
-        asked.request, usage, temperature=params.temperature, top_p=params.top_p, store=store, tier=tier
+        asked.request, usage, record, temperature=params.temperature, top_p=params.top_p, store=store, tier=tier
     )

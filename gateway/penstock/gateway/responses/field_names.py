@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.engines.errors import PenstockError
+from penstock.gateway.front.record import RequestRecord
 
 _NAMES = {
     "max_completion_tokens": "max_output_tokens",
@@ -21,10 +22,13 @@ _CHAT_NAME = re.compile(rf"\b({'|'.join(sorted(_NAMES, reverse=True))})\b|(?<=\]
 
 
 @contextmanager
-def in_words_of_responses() -> Iterator[None]:
-    """Raises what is raised inside, with other names."""
+def in_words_of_responses(record: RequestRecord) -> Iterator[None]:
+    """Raises what is raised inside, and renames what is noted as ignored there."""
+    before = len(record.ignored)
     try:
         yield
+        if len(record.ignored) > before:
+            record.ignored = (*record.ignored[:before], *map(_renamed, record.ignored[before:]))
     except PenstockError as error:
         if error.param is not None and error.param != _renamed(error.param):
             error.message, error.param = _renamed(error.message), _renamed(error.param)

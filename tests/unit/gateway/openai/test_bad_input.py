@@ -179,7 +179,7 @@ UNSUPPORTED_CHAT = [
     ("tools", [{"type": "function", "function": {"name": "f"}}]), ("functions", [{"name": "f"}]),
     ("function_call", "auto"), ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}),
     ("prediction", {"type": "content", "content": "x"}),
-    ("web_search_options", {}), ("reasoning_effort", "low"),
+    ("web_search_options", {}),
     ("chat_template", "{{ x }}"), ("add_special_tokens", True),
 ]  # fmt: skip
 

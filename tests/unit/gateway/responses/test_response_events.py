@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from helpers_messages import events_of
 from helpers_responses import accumulated, validated_response
 from penstock.engines.errors import EngineError, RateLimitedError
+from penstock.gateway.front.record import RequestRecord
 from penstock.gateway.llm.dataplane import ChoiceDelta, Usage
 from penstock.gateway.llm.token_logprobs import TokenLogprob
 from penstock.gateway.responses.answer import ResponseObject
@@ -31,7 +32,9 @@ TEXT = st.text('a"\\\n é🙂', min_size=1, max_size=5)
 class Stream:
     def __init__(self, include: Include = NOTHING, usage: Usage | None = None) -> None:
         asked = msgspec.convert({"model": "m", "input": "hi"}, ResponsesRequest)
-        response = ResponseObject(asked, usage or Usage(), temperature=1.0, top_p=1.0, store=True, tier="default")
+        response = ResponseObject(
+            asked, usage or Usage(), RequestRecord(), temperature=1.0, top_p=1.0, store=True, tier="default"
+        )
         self.kept: list[Mapping[str, Any]] = []
         self.events = ResponseEvents(response, self.kept.append, include)
 

@@ -210,6 +210,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "always ask for many; off: they are refused, with the number that would fit"
         ),
     ] = False
+    strict_requests: Annotated[
+        bool,
+        Meta(
+            description="requests with fields that this server would ignore or read another way are refused; off: they "
+            "are answered, and the header x-penstock-ignored names those fields"
+        ),
+    ] = False
     keep_alive: Annotated[
         SomeSeconds,
         Meta(description="seconds that an idle HTTP connection stays open; set more than in proxies before the server"),

@@ -253,9 +253,14 @@ def call_in_flight(drain: DrainState, context: RequestContext) -> Call:
 
 
 def _name(rpc: Rpc, context: RequestContext, load: tuple[tuple[str, str | bytes], ...] = ()) -> None:
-    """The RPC's end tells its id, as an HTTP answer does, which target has answered, and the load."""
-    target = context.record.target_told
-    told = (("x-request-id", context.id), ("x-penstock-target", target)) if target else (("x-request-id", context.id),)
+    """The RPC's end tells what an HTTP answer's headers do: its id, which target has answered, which fields were not
+    used, and the load."""
+    record = context.record
+    told = (("x-request-id", context.id),)
+    if record.target:
+        told += (("x-penstock-target", record.target_told),)
+    if record.ignored:
+        told += (("x-penstock-ignored", record.ignored_told),)
     rpc.set_trailing_metadata((*told, *load))
 
 

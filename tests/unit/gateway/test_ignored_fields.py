@@ -1,0 +1,120 @@
+"""Hints that cannot be followed never cost a request: its answer names them, and they are counted and logged."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from penstock.engines.errors import UnsupportedError
+from penstock.gateway.batches.lines import answered, parse_line
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.record import MAX_IGNORED
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.llm.dataplane import ServedModel
+from penstock.gateway.metrics.ignored_fields import IgnoredFields, be_strict
+from penstock.gateway.ports.http_apps import build_app
+from protocol.asgi_client import AsgiCall, call
+from protocol.fake_dataplane import INFO, FakeDataPlane
+
+CHAT, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+HI = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "tiny", "messages": HI},
+    RESPONSES: {"model": "tiny", "input": "hi"},
+    ANTHROPIC: {"model": "tiny", "messages": HI, "max_tokens": 5},
+}
+MODEL = ServedModel("tiny", "root", 0, INFO, template_variables=frozenset())
+"""It has no thoughts, and a template that reads messages alone."""
+
+
+async def ask(path: str, fields: dict[str, Any], **settings: Any) -> AsgiCall:
+    return await call(build_app(FakeDataPlane(models=(MODEL,)), AppSettings(**settings)), path, BODIES[path] | fields)
+
+
+HINTS: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"verbosity": "low"}, "verbosity"),
+    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
+    (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
+]
+"""Fields, and which of them the answer names."""
+
+
+@pytest.mark.parametrize(("path", "fields", "names"), HINTS)
+async def test_a_hint_that_is_not_followed_is_named_in_the_answer(
+    path: str, fields: dict[str, Any], names: str
+) -> None:
+    answer = await ask(path, fields)
+    assert (answer.status, answer.headers.get("x-penstock-ignored")) == (200, names), answer.json()
+
+
+@pytest.mark.parametrize(("path", "fields", "names"), HINTS)
+async def test_a_strict_server_refuses_it(path: str, fields: dict[str, Any], names: str) -> None:
+    answer = await ask(path, fields, journal=RequestJournal(on_begin=[be_strict]))
+    assert answer.status == 400
+    assert names.split(", ")[0] in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_answer_to_a_request_that_is_used_whole_has_no_such_header(path: str) -> None:
+    assert "x-penstock-ignored" not in (await ask(path, {})).headers
+
+
+async def test_a_response_lists_them_too() -> None:
+    answer = await ask(RESPONSES, {"reasoning": {"effort": "low"}, "text": {"verbosity": "low"}})
+    fields = ["reasoning.effort", "text.verbosity"]
+    assert answer.json()["warnings"] == [{"code": "ignored", "param": field} for field in fields]
+    assert "warnings" not in (await ask(RESPONSES, {})).json()
+
+
+def test_a_line_of_a_batch_lists_them_too() -> None:
+    line = parse_line(1, b'{"custom_id": "a", "url": "/v1/x", "body": {}}', ["/v1/x"])
+    context = RequestContext()
+    context.ignore("verbosity", "")
+    assert b'"warnings":[{"code":"ignored","param":"verbosity"}]' in answered(
+        line, 200, "r", b"{}", context.record.warnings
+    )
+    assert b"warnings" not in answered(line, 200, "r", b"{}", RequestContext().record.warnings)
+
+
+def test_fields_are_noted_once_without_their_indexes_and_up_to_a_number() -> None:
+    context = RequestContext()
+    for number in range(100):
+        context.ignore(f"tools[{number}].type", "")
+    assert context.record.ignored == ("tools[].type",)
+    for number in range(100):
+        context.ignore(f"field_{number}", "")
+    assert len(context.record.ignored) == MAX_IGNORED
+
+
+def test_the_next_request_on_a_stream_has_a_list_of_its_own() -> None:
+    context = RequestContext(strict=True)
+    with pytest.raises(UnsupportedError, match=r"tools\[1\]: nobody runs it") as refused:
+        context.ignore("tools[1]", "nobody runs it.")
+    assert refused.value.param == "tools[1]"
+    assert context.record.ignored == ()
+    context.strict = False
+    context.ignore("a", "")
+    following = context.next_request()
+    assert (following.record.ignored, context.record.ignored) == ((), ("a",))
+
+
+def test_each_field_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    counts = IgnoredFields()
+    context = RequestContext()
+    context.ignore("verbosity", "")
+    context.ignore("user", "")
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            counts(context)
+        counts(RequestContext())
+    assert len(caplog.records) == 2
+    [family] = counts.collect()
+    assert {each.labels["field"]: each.value for each in family.samples if each.name.endswith("_total")} == {
+        "verbosity": 3,
+        "user": 3,
+    }

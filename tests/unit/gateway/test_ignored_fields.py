@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -118,3 +119,51 @@ def test_each_field_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture)
         "verbosity": 3,
         "user": 3,
     }
+
+
+BROKEN = [
+    '{"city": "Os',
+    '{"city": "Oslo"}}',
+    '{"city": "Os\nlo"}',
+    '{"x": NaN}',
+    "[1]",
+    "Oslo",
+    "{" * 5000,
+    '"text"',
+    "7",
+]
+
+
+def conversation(path: str, arguments: str | None) -> dict[str, Any]:
+    call = {"name": "weather", "arguments": arguments}
+    if path == RESPONSES:
+        items = [{"type": "function_call", "call_id": "c", **call}, *_answer("function_call_output")]
+        return {"input": [*HI, *items, *HI]}
+    calls = [{"id": "c", "type": "function", "function": call}]
+    answer = {"role": "tool", "tool_call_id": "c", "content": "invalid"}
+    return {"messages": [*HI, {"role": "assistant", "content": None, "tool_calls": calls}, answer]}
+
+
+def _answer(kind: str) -> list[dict[str, Any]]:
+    return [{"type": kind, "call_id": "c", "output": "invalid"}]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize("arguments", BROKEN)
+async def test_a_call_of_the_history_with_broken_arguments_is_shown_with_their_text(path: str, arguments: str) -> None:
+    """A model wrote them, or an answer was cut off: the client cannot take them back."""
+    dataplane = FakeDataPlane(models=(MODEL,))
+    answer = await call(build_app(dataplane, AppSettings()), path, BODIES[path] | conversation(path, arguments))
+    assert answer.status == 200, answer.json()
+    assert "arguments" in answer.headers["x-penstock-ignored"]
+    [shown] = [each["tool_calls"] for each in dataplane.prompts[0][0] if each.get("tool_calls")]
+    assert json.loads(shown[0]["function"]["arguments"]) == {"malformed_arguments": arguments}
+
+
+@pytest.mark.parametrize("arguments", ["", "null", " null ", None])
+async def test_a_call_without_arguments_has_none(arguments: str | None) -> None:
+    dataplane = FakeDataPlane(models=(MODEL,))
+    answer = await call(build_app(dataplane, AppSettings()), CHAT, BODIES[CHAT] | conversation(CHAT, arguments))
+    assert (answer.status, "x-penstock-ignored" in answer.headers) == (200, False)
+    [shown] = [each["tool_calls"] for each in dataplane.prompts[0][0] if each.get("tool_calls")]
+    assert json.loads(shown[0]["function"]["arguments"]) == {}

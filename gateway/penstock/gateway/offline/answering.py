@@ -58,8 +58,9 @@ class Answering:
 
     async def _wanted_chat(self, request: ChatRequest) -> GenerateRequest:
         self._host.dataplane.model(request.model)
-        messages = template_messages(request.messages)
-        return await chat_generation(self._host.dataplane, self._settings, request, messages, RequestContext())
+        context = RequestContext()
+        messages = template_messages(request.messages, context)
+        return await chat_generation(self._host.dataplane, self._settings, request, messages, context)
 
     async def _completion(self, request: CompletionRequest) -> Answer:
         wanted = self._wanted_completion(request)

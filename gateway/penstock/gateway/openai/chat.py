@@ -66,7 +66,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
 
     async def _generate_request(self, request: ChatRequest, context: RequestContext) -> GenerateRequest:
         self._dataplane.model(request.model, context)
-        messages = template_messages(request.messages)
+        messages = template_messages(request.messages, context)
         return await chat_generation(self._dataplane, self._settings, request, messages, context)
 
     def _respond(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.context import RequestContext
@@ -11,6 +13,9 @@ from penstock.gateway.openai.schemas import ChatMessage, ChatRequest, ContentPar
 from penstock.tokenizers import ChatTemplateError, check_kwargs
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_MALFORMED = "malformed_arguments"
+"""What the model is shown of a call whose arguments are no JSON object, as their only argument. Chat templates need an
+object."""
 _KNOWN_PARTS = frozenset(
     {
         *("image", "image_url", "input_image", "image_embeds", "audio", "audio_url", "input_audio"),
@@ -19,12 +24,12 @@ _KNOWN_PARTS = frozenset(
 )
 
 
-def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+def template_messages(messages: list[ChatMessage], context: RequestContext) -> list[dict[str, Any]]:
     """Raises InvalidRequestError for an unknown role or a message without content, UnsupportedError for parts other
     than text."""
     if not messages:
         raise InvalidRequestError("messages must not be empty.", param="messages")
-    converted = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    converted = [_message(message, f"messages[{number}]", context) for number, message in enumerate(messages)]
     _check_tool_answers(messages)
     return converted
 
@@ -98,7 +103,7 @@ def echoed_text(request: ChatRequest) -> str:
     return "".join([part.text or "" for part in last.content])
 
 
-def _message(message: ChatMessage, where: str) -> dict[str, Any]:
+def _message(message: ChatMessage, where: str, context: RequestContext) -> dict[str, Any]:
     role = _ROLES.get(message.role)
     if role is None:
         text = f"{where}.role must be system, developer, user, assistant or tool."
@@ -119,7 +124,10 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
         if role != "assistant":
             text = f"{where}.tool_calls: only the assistant calls tools."
             raise InvalidRequestError(text, param=f"{where}.tool_calls")
-        result["tool_calls"] = [_tool_call(call, where) for call in message.tool_calls]
+        result["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{number}].function.arguments", context)
+            for number, call in enumerate(message.tool_calls)
+        ]
     return result
 
 
@@ -145,21 +153,23 @@ def _part(part: ContentPart, where: str) -> dict[str, str]:
     raise InvalidRequestError("Unknown type of content part.", param=f"{where}.type")
 
 
-def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
-    """Arguments stay the text that the model wrote, because some templates take it as it is."""
+def _tool_call(call: ToolCall, where: str, context: RequestContext) -> dict[str, Any]:
+    """`where`: of its arguments, which stay the text that the model wrote: some templates take it as it is."""
     arguments = call.function.arguments
-    if isinstance(arguments, str):
-        arguments = checked_arguments(arguments, f"{where}.tool_calls")
+    if not isinstance(arguments, dict):
+        arguments = history_arguments(arguments, where, context)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def checked_arguments(text: str, where: str) -> str:
-    """The arguments of a call, which are none in an empty text. Raises InvalidRequestError for what is not a JSON
-    object."""
-    text = text or "{}"
+def history_arguments(text: str | None, where: str, context: RequestContext) -> str:
+    """The arguments of an earlier call as JSON of an object: `{}` for None, `null` and an empty text. A model may have
+    written something else, or the end of its answer may have cut them off: then the object has the text as it is."""
+    if text is None or text.strip() in ("", "null"):
+        return "{}"
     try:
         decode_json(text.encode(), dict[str, Any])
     except InvalidRequestError:
-        raise InvalidRequestError(f"{where}: the arguments are not a JSON object.", param=where) from None
+        context.ignore(where, "the arguments are not a JSON object.")
+        return msgspec.json.encode({_MALFORMED: text}).decode()
     return text

@@ -55,7 +55,7 @@ class ContentPart(msgspec.Struct):
 
 class FunctionCall(msgspec.Struct):
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(msgspec.Struct):

@@ -101,7 +101,7 @@ class Tokenize(_Endpoint):
         check_tool_parser(model.parsers, use)
         prompt = await self._dataplane.chat_prompt(
             name,
-            template_messages(request.messages),
+            template_messages(request.messages, context),
             context,
             add_generation_prompt=opens,
             continue_final_message=continues,

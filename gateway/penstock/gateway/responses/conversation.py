@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.openai.messages import checked_arguments
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.openai.messages import history_arguments
 from penstock.gateway.responses.items import content_text
 from penstock.gateway.responses.schemas import InputItem
 
@@ -15,11 +16,12 @@ def template_messages(
     instructions: str | None,
     earlier: Sequence[InputItem],
     given: Sequence[InputItem],
+    context: RequestContext,
     before: str = "previous_response_id",
 ) -> list[dict[str, Any]]:
     """`earlier` are the items before this request's, which its field `before` names. Raises InvalidRequestError for
     calls and outputs that do not belong together."""
-    conversation = _Conversation(instructions)
+    conversation = _Conversation(instructions, context)
     for item in earlier:
         conversation.add(item, before)
     for number, item in enumerate(given):
@@ -34,7 +36,8 @@ _TEXTS = ("content", "reasoning_content")
 
 
 class _Conversation:
-    def __init__(self, instructions: str | None) -> None:
+    def __init__(self, instructions: str | None, context: RequestContext) -> None:
+        self._context = context
         self.messages: list[dict[str, Any]] = []
         """Each text as a list of its pieces: there may be very many, and each `+` would copy all before it."""
         self.unanswered: dict[str, str] = {}
@@ -72,7 +75,10 @@ class _Conversation:
             self.messages.append({"role": "system", "content": [text]})
 
     def _add_call(self, item: InputItem, where: str) -> None:
-        function = {"name": item.name, "arguments": checked_arguments(item.arguments or "", f"{where}.arguments")}
+        function = {
+            "name": item.name,
+            "arguments": history_arguments(item.arguments, f"{where}.arguments", self._context),
+        }
         call_id = item.call_id or ""
         self._turn().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
         self._called.add(call_id)

@@ -91,7 +91,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         request = asked.request
         earlier = await asked.earlier(self._responses, context.tenant)
         before = "previous_response_id" if request.conversation_id is None else "conversation"
-        return template_messages(request.instructions, earlier, asked.items, before)
+        return template_messages(request.instructions, earlier, asked.items, context, before)
 
     async def _answer_at_once(self, exchange: Exchange, asked: Asked) -> bool:
         if not asked.request.background:

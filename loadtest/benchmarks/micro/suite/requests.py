@@ -50,7 +50,7 @@ def _chat() -> Work:
 
     def run() -> None:
         request = parse(body, ChatRequest, CHAT)
-        template_messages(request.messages)
+        template_messages(request.messages, RequestContext())
         chat_generate_request(request, model, settings, RequestContext())
 
     return Work(run)

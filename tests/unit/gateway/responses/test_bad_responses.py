@@ -117,8 +117,6 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (talk(HI, CALL, HI), "input[1]"),
     (talk(RESULT), "input[0].call_id"),
     (talk(RESULT, CALL), "input[0].call_id"),
-    (talk(CALL | {"arguments": CANARY}, RESULT), "input[0].arguments"),
-    (talk(CALL | {"arguments": "[]"}, RESULT), "input[0].arguments"),
     (talk(CALL | {"arguments": {}}, RESULT), "input[0].arguments"),
     (talk(CALL | {"name": None}, RESULT), "input[0].name"),
     (talk(CALL | {"call_id": None}, RESULT), "input[0].call_id"),

@@ -95,7 +95,7 @@ def test_what_a_grammar_takes_the_schema_allows(writer: BlindWriter, schema: dic
     try:
         for instance in taken(writer, schema):
             assert validator.is_valid(instance), (instance, rewritten(json.dumps(schema)))
-    except GrammarError:
+    except (GrammarError, RecursionError):  # jsonschema does not end where a definition is its own condition
         pass
 
 

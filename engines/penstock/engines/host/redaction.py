@@ -29,11 +29,13 @@ _ASSIGNED = re.compile(
     rf"((?:\b|_)(?:{'|'.join(_WORDS)})[\"']?\s*(?:[=:]\s*|\s+(?=Bearer\b))[\"']?(?:Bearer\s+)?)([^\s\"',;&}}\]]+)",
     re.IGNORECASE,
 )
-_URL_USER = re.compile(r"([a-z][a-z0-9+.-]*://)[^\s/@\"']*@", re.IGNORECASE)
+_URL_USER = re.compile(r"([a-z][a-z0-9+.-]{0,31}://)[^\s/@\"']*@", re.IGNORECASE)
+"""Bounds on the parts keep the search linear in a text of whatever kind."""
 _KNOWN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|psk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{8,}"
     r"|github_pat_\w{8,}|glpat-[\w-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[0-9A-Z]{12,}|ASIA[0-9A-Z]{12,}"
-    r"|AIza[\w-]{20,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [^-]*-----|$)",
+    r"|AIza[\w-]{20,}|eyJ[\w-]{8,512}\.[\w-]{8,}\.[\w-]*)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [^-]*-----|$)",
     re.DOTALL,
 )
 

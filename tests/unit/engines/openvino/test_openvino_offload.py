@@ -51,6 +51,8 @@ def cores(make_runner: Any, tmp_path: Path) -> Iterator[Any]:
 def ask(core: Core, tokens: list[int], count: int = 8, **params: Any) -> tuple[list[int], int]:
     [request] = core.add(tokens, count, **params)
     core.run()
+    core.core.blocks._writer.submit(bool).result(60)  # type: ignore[union-attr]
+    core.step()  # what was evicted is written, and this step takes it in
     return core.tokens[request], core.cached[request]
 
 

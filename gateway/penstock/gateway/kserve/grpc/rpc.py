@@ -256,11 +256,11 @@ def _name(rpc: Rpc, context: RequestContext, load: tuple[tuple[str, str | bytes]
     """The RPC's end tells what an HTTP answer's headers do: its id, which target has answered, which fields were not
     used, and the load."""
     record = context.record
-    told = (("x-request-id", context.id),)
+    told: tuple[tuple[str, str], ...] = (("x-request-id", context.id),)
     if record.target:
-        told += (("x-penstock-target", record.target_told),)
+        told = (*told, ("x-penstock-target", record.target_told))
     if record.ignored:
-        told += (("x-penstock-ignored", record.ignored_told),)
+        told = (*told, ("x-penstock-ignored", record.ignored_told))
     rpc.set_trailing_metadata((*told, *load))
 
 

@@ -164,8 +164,11 @@ class _Front:
         self._journal, load = self._records.journal, self._records.load_reports
         self._metrics = Metrics(
             lambda: (
-                *(self._records.metrics, self._records.ignored_fields),
-                *(IntakeMetrics(self._intake, pools), *self._port_metrics(), self),
+                self._records.metrics,
+                self._records.ignored_fields,
+                IntakeMetrics(self._intake, pools),
+                *self._port_metrics(),
+                self,
             ),
             list,
         )

@@ -27,7 +27,7 @@ class _State:
         """The prefixes that are one character longer."""
         self.fallback = fallback
         """The longest shorter prefix of any stop string that this one ends with; None for the empty prefix."""
-        self.match = None if fallback is None else fallback.match
+        self.match: str | None = None if fallback is None else fallback.match
         """The longest stop string that the text ends with in this state."""
         if stops and len(stops[0]) == depth:
             self.match = stops[0]

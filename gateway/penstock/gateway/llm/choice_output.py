@@ -239,15 +239,16 @@ class StagedChoiceOutput(ChoiceOutput):
 
     def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
         delta = super().advance(output, tokenizer)
-        parts = self._found(delta) if self._searched is None else self._searched.take()
+        if self._searched is not None:
+            parts = self._searched.take()
+        else:
+            parts = [*self._stages.push(delta.text)] if delta.text else []
+            if delta.finish_reason is not None:
+                parts += self._stages.flush()
         self._count(delta, parts)
         delta.text = "".join([part.text for part in parts if isinstance(part, TextPart)])
         delta.parts = parts if self._show_reasoning else [part for part in parts if not isinstance(part, ReasoningPart)]
         return delta
-
-    def _found(self, delta: ChoiceDelta) -> list[Part]:
-        parts = [*self._stages.push(delta.text)] if delta.text else []
-        return parts if delta.finish_reason is None else [*parts, *self._stages.flush()]
 
     def _count(self, delta: ChoiceDelta, parts: Sequence[Part]) -> None:
         """Text does not tell which token it came from: where reasoning comes with other parts, it counts for as many of

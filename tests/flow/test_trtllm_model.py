@@ -196,7 +196,7 @@ def test_the_sample_s_tensors_are_kept() -> None:
         ({"return_cumulative_logprob": True}, {}, UnsupportedError, "logprobs"),
         ({"p.max_tokens": 0}, {}, InvalidRequestError, "max_tokens"),
         ({"p.temperature": float("nan")}, {}, InvalidRequestError, "temperature"),
-        ({"p.stop": ["a"] * 9}, {}, InvalidRequestError, "stop: at most"),
+        ({"p.stop": ["a"] * 1025}, {}, InvalidRequestError, "stop: at most"),
         ({"text_input": ["a", "b"]}, {}, InvalidRequestError, "Expected a scalar tensor for tensor text_input"),
         ({"stop": True}, {}, InvalidRequestError, "A request id must be provided for request cancellation"),
         ({"streaming": True}, {}, UnsupportedError, "many responses"),

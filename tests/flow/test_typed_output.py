@@ -61,15 +61,34 @@ async def test_parts_and_usage_do_not_depend_on_how_tokens_were_merged(setup):
     assert found[0] == found[1]
 
 
-async def test_a_stop_string_ends_the_parts_and_the_engine_s_work(setup):
-    generation = await setup.plane.generate(request(max_tokens=0, stages=STAGES, stop=('": 1',)))
+async def test_a_stop_string_in_the_text_ends_the_parts_and_the_engine_s_work(setup):
+    wanted = request(max_tokens=0, n=2, stages=STAGES, stop=("look", "mom", "</think>"))
+    generation = await setup.plane.generate(wanted)
     deltas = [delta async for each in generation for delta in each]
-    assert parts_of(deltas) == [*PARTS[:2], ToolCallPart(0, '{"at', "look")]
-    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", '": 1')
+    for index in range(2):
+        assert parts_of(deltas, index) == [PARTS[0], TextPart("One ")]
+    ends = [(delta.finish_reason, delta.stop_reason) for delta in deltas if delta.finish_reason]
+    assert ends == [("stop", "mom")] * 2
     tokens = [token for delta in deltas for token in delta.token_ids]
     assert generation.usage.completion_tokens == len(tokens)
     await setup.generate(max_tokens=1)
-    assert setup.engine.stats.finished == {"abort": 1, "length": 1}
+    assert setup.engine.stats.finished["length"] == 1
+    assert "stop" not in setup.engine.stats.finished
+
+
+async def test_stop_strings_in_thoughts_markup_and_calls_are_not_looked_for(setup):
+    stop = ("look", "</think>", "<tool>", '": 1', "}", "see", ".<tool>", "moment.see")
+    generation = await setup.plane.generate(request(max_tokens=0, stages=STAGES, stop=stop))
+    deltas = [delta async for each in generation for delta in each]
+    assert parts_of(deltas) == PARTS
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", None)
+    assert setup.engine.stats.finished == {"stop": 1}
+
+
+async def test_without_stages_all_that_the_model_wrote_is_searched(setup):
+    deltas = await setup.generate(max_tokens=0, stop=('": 1',))
+    assert "".join(delta.text for delta in deltas) == ANSWER[: ANSWER.index('": 1')]
+    assert deltas[-1].stop_reason == '": 1'
 
 
 async def test_each_token_has_its_logprob_whatever_part_it_is_in(setup):

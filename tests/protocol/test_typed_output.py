@@ -129,12 +129,23 @@ def test_a_call_that_is_cut_short_ends_with_length(client: openai.OpenAI) -> Non
 
 
 @pytest.mark.usefixtures("staged")
+def test_stop_strings_of_which_the_text_has_none(client: openai.OpenAI) -> None:
+    stop = ["<tool>", "look", "}", "</think>", *(f"never {number}" for number in range(20))]
+    whole, answer = (client.chat.completions.create(**ASKED, **fields) for fields in ({}, {"stop": stop}))
+    assert answer.choices[0].message.tool_calls is not None
+    assert [(call.function.name, call.function.arguments) for call in answer.choices[0].message.tool_calls] == CALLS
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.usage == whole.usage
+    assert pieces(client, stop=stop)[-1].finish_reason == "tool_calls"
+
+
+@pytest.mark.usefixtures("staged")
 def test_without_calls_a_choice_stops_as_ever(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(**ASKED, stop="<tool>")
-    assert answer.choices[0].message.content == "One moment."
+    answer = client.chat.completions.create(**ASKED, stop="moment")
+    assert answer.choices[0].message.content == "One "
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].finish_reason == "stop"
-    assert [each.finish_reason for each in pieces(client, stop="<tool>") if each.finish_reason] == ["stop"]
+    assert [each.finish_reason for each in pieces(client, stop="moment") if each.finish_reason] == ["stop"]
 
 
 def test_without_stages_the_text_is_what_the_model_wrote(client: openai.OpenAI) -> None:

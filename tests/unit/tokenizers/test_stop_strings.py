@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -35,6 +37,23 @@ letters = st.sampled_from("ab🧿")
 @example(pieces=["abc", "abd"], stops=["abcabd", "cab", "b"])
 def test_same_as_searching_the_whole_text(pieces: list[str], stops: list[str]) -> None:
     assert run(StopStrings(stops), pieces) == oracle("".join(pieces), stops)
+
+
+@given(
+    texts=st.lists(st.text(letters, max_size=12), max_size=4),
+    stops=st.lists(st.text(letters, min_size=1, max_size=5), max_size=8),
+)
+def test_a_shared_automaton_and_texts_in_a_row(texts: list[str], stops: list[str]) -> None:
+    """The automaton grows with what one text leads to; the next must not notice."""
+    shared = StopStrings(stops)
+    for text in texts:
+        assert run(shared.unused(), list(text)) == oracle(text, stops)
+    matcher = shared.unused()
+    for text in texts:
+        found = run(matcher, list(text))
+        assert found == oracle(text, stops)
+        if found[1] is not None:
+            break
 
 
 @given(text=st.text(letters, max_size=20), stops=st.lists(st.text(letters, min_size=1, max_size=4), max_size=4))
@@ -97,6 +116,26 @@ def test_without_stop_strings_text_passes() -> None:
 
 def test_characters_with_a_meaning_in_patterns() -> None:
     assert StopStrings(["^x", "]", "\\"]).push("a-b^c\\") == ("a-b^c", "\\")
+
+
+def test_many_stop_strings_cost_what_the_text_leads_to() -> None:
+    """Memory, because it can be counted: all states of these would take megabytes."""
+    stops = [f"<|end_{number}|>" for number in range(1000)] + ["a" * 4096 + "b"]
+    tracemalloc.start()
+    matcher = StopStrings(stops)
+    assert run(matcher.unused(), ["many words <", "|end", "ing", "aaa"]) == ("many words <|endingaaa", None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200_000
+    assert run(matcher.unused(), ["x<|end_7", "77|>"]) == ("x", "<|end_777|>")
+    assert run(matcher.unused(), ["a" * 5000, "b"]) == ("a" * 904, stops[-1])
+
+
+def test_rare_characters() -> None:
+    """Those beyond U+FFFF are looked for in another way."""
+    assert StopStrings(["🧿x", "#"]).push("👋🧿y#") == ("👋🧿y", "#")
+    assert StopStrings(["🧿x", "👋🏽", "\uffff"]).push("👋🧿x") == ("👋", "🧿x")
+    assert StopStrings(["\uffff"]).push("👋\uffff") == ("👋", "\uffff")
 
 
 def test_an_empty_stop_string_is_refused() -> None:

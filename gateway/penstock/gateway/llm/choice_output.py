@@ -1,4 +1,4 @@
-"""From one choice's tokens to its deltas: detokenizer, stop strings, stages."""
+"""From one choice's tokens to its deltas: detokenizer, stages, stop strings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ChoiceDelta:
 
 
 class ChoiceOutput:
-    """One choice's detokenizer and stop strings."""
+    """One choice's detokenizer and stop strings. What the detokenizer gives is the answer's text."""
 
     __slots__ = (
         "_detokenizer",
@@ -64,13 +64,21 @@ class ChoiceOutput:
         "last_token_at",
     )
 
-    def __init__(self, index: int, tokenizer: Tokenizer, request: GenerateRequest, prompt: list[int]) -> None:
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        request: GenerateRequest,
+        prompt: list[int],
+        stops: StopStrings | None,
+    ) -> None:
+        """`stops`: the request's, for this choice alone; None where it has none."""
         self.index = index
         self.last_token_at: float | None = None
         """Of time.monotonic()."""
         self._detokenizer = IncrementalDetokenizer(tokenizer, request.skip_special_tokens, prompt, request.shown_tokens)
         self._include_stop = request.include_stop_str_in_output
-        self._stops = StopStrings(request.stop, self._include_stop) if request.stop else None
+        self._stops: StopStrings | _StopsInText | None = stops
         self._too_early = request.params.min_tokens
         """Tokens still to come whose text is not searched for stop strings, as in vLLM."""
         self.guessed = (0, 0)
@@ -157,23 +165,86 @@ class ChoiceOutput:
             delta.stop_reason = output.stop_token_id
 
 
+class _StopsInText:
+    """Stages, and stop strings behind them: in place of a `StopStrings` it takes what the detokenizer gives, token by
+    token. Other parts end a text: a stop string is found only where all of it lies in one piece between them."""
+
+    def __init__(self, stages: StageChain, stops: StopStrings, too_early: int) -> None:
+        """`too_early`: so many tokens still to come are not searched. What the stages hold back of them is, once it
+        turns out to be text."""
+        self._stages = stages
+        self._stops = stops
+        self._too_early = too_early
+        self._parts: list[Part] = []
+
+    @property
+    def matched(self) -> str | None:
+        return self._stops.matched
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text of the next token as it is, whatever it is part of."""
+        parts = self._stages.push(text) if text else ()
+        if self._too_early:
+            self._too_early -= 1
+            self._parts += parts
+        else:
+            self._search(parts)
+        return text, self.matched
+
+    def flush(self) -> str:
+        self._search(self._stages.flush())
+        self._add_text(self._stops.flush())
+        return ""
+
+    def take(self) -> list[Part]:
+        """The parts that are new, up to a stop string."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _search(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if isinstance(part, TextPart):
+                self._add_text(self._stops.push(part.text)[0])
+            else:
+                self._add_text(self._stops.flush())
+                if self.matched is None:
+                    self._parts.append(part)
+
+    def _add_text(self, text: str) -> None:
+        if text:
+            self._parts.append(TextPart(text))
+
+
 class StagedChoiceOutput(ChoiceOutput):
-    """With stages behind the stop strings. A class of its own, so that plain text does not pay for them."""
+    """With stages, and stop strings behind them. A class of its own, so that plain text does not pay for them."""
 
-    __slots__ = ("_show_reasoning", "_stages", "_uncounted")
+    __slots__ = ("_searched", "_show_reasoning", "_stages", "_uncounted")
 
-    def __init__(self, index: int, tokenizer: Tokenizer, request: GenerateRequest, prompt: list[int]) -> None:
-        super().__init__(index, tokenizer, request, prompt)
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        request: GenerateRequest,
+        prompt: list[int],
+        stops: StopStrings | None,
+    ) -> None:
+        super().__init__(index, tokenizer, request, prompt, stops)
         self._stages = StageChain(request.stages)
+        self._searched = None if stops is None else _StopsInText(self._stages, stops, self._too_early)
+        if self._searched is not None:
+            self._stops, self._too_early = self._searched, 0
         self._show_reasoning = request.show_reasoning
         self._uncounted = 0
         """New tokens whose text no part has shown yet."""
 
     def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
         delta = super().advance(output, tokenizer)
-        parts = [*self._stages.push(delta.text)] if delta.text else []
-        if delta.finish_reason is not None:
-            parts += self._stages.flush()
+        if self._searched is not None:
+            parts = self._searched.take()
+        else:
+            parts = [*self._stages.push(delta.text)] if delta.text else []
+            if delta.finish_reason is not None:
+                parts += self._stages.flush()
         self._count(delta, parts)
         delta.text = "".join([part.text for part in parts if isinstance(part, TextPart)])
         delta.parts = parts if self._show_reasoning else [part for part in parts if not isinstance(part, ReasoningPart)]

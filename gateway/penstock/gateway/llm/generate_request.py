@@ -25,6 +25,7 @@ class GenerateRequest:
     n: int = 1
     """Samples per prompt."""
     stop: tuple[str, ...] = ()
+    """Looked for in each choice's text; with stages, in what they leave as text."""
     include_stop_str_in_output: bool = False
     bad_words: tuple[str, ...] = ()
     """Texts for `params.bad_words`, which has their tokens."""
@@ -32,9 +33,9 @@ class GenerateRequest:
     shown_tokens: frozenset[int] = frozenset()
     """Special tokens that are text although the others are skipped: stages look for them."""
     stages: tuple[StageFactory, ...] = ()
-    """What looks for reasoning, tool calls and other parts in each choice's text, in this order. A stage sees the text
-    behind the stop strings, with the special tokens in `shown_tokens`. Only fronts that have fields for such parts name
-    stages; the others show the text as the model wrote it."""
+    """What looks for reasoning, tool calls and other parts in each choice's text, in this order. The first sees what
+    the model wrote, with the special tokens in `shown_tokens`. Only fronts that have fields for such parts name stages;
+    the others show the text as the model wrote it."""
     show_reasoning: bool = True
     """Whether deltas have the reasoning that stages find. It is counted in any case."""
     suffix: str | None = None

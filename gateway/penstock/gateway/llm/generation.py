@@ -16,7 +16,7 @@ from penstock.gateway.llm.choice_output import ChoiceDelta, ChoiceOutput, Staged
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.token_logprobs import TokenLogprob, with_text
-from penstock.tokenizers import Tokenizer
+from penstock.tokenizers import StopStrings, Tokenizer
 
 if TYPE_CHECKING:
     from penstock.gateway.llm.name_routing import AcceptedCall
@@ -101,8 +101,15 @@ class Generation:
         self._ready: list[ChoiceDelta] | None = None
         self._listener: DeltaListener | None = None
         choice = StagedChoiceOutput if request.stages else ChoiceOutput
+        stops = StopStrings(request.stop, request.include_stop_str_in_output) if request.stop else None
         self._choices = {
-            request_id: choice(prompt * request.n + sample, tokenizer, request, prompts[prompt])
+            request_id: choice(
+                prompt * request.n + sample,
+                tokenizer,
+                request,
+                prompts[prompt],
+                None if stops is None else stops.unused(),
+            )
             for prompt, samples in enumerate(ids)
             for sample, request_id in enumerate(samples)
         }

@@ -20,8 +20,9 @@ _NO_SEED = -1
 """What the clients of llama.cpp, Ollama and vLLM send where every answer may be another one."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
-MAX_STOPS = 4
-MAX_STOP_CHARS = 256
+MAX_STOPS = 1024
+MAX_STOP_BYTES = 16 << 10
+"""Of all stop strings of a request together."""
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 _LIKELIEST_ALONE = 1e-9
@@ -113,12 +114,15 @@ def _grammar(request: SamplingFields, info: ModelInfo) -> Grammar | None:
 
 
 def stop_strings(stop: str | list[str] | None, name: str = "stop") -> tuple[str, ...]:
-    """At most 4 strings of 1 to 256 characters. `name` is the caller's field."""
+    """At most `MAX_STOPS`, none empty, within `MAX_STOP_BYTES` of UTF-8 together. `name` is the caller's field."""
     strings = [stop] if isinstance(stop, str) else stop or []
     if len(strings) > MAX_STOPS:
         raise InvalidRequestError(f"{name}: at most {MAX_STOPS} strings are allowed.", param=name)
-    if any(not 1 <= len(text) <= MAX_STOP_CHARS for text in strings):
-        raise InvalidRequestError(f"{name}: each string must have 1 to {MAX_STOP_CHARS} characters.", param=name)
+    if not all(strings):
+        raise InvalidRequestError(f"{name}: a string must not be empty.", param=name)
+    if sum(len(text.encode(errors="surrogatepass")) for text in strings) > MAX_STOP_BYTES:
+        message = f"{name}: the strings are longer than {MAX_STOP_BYTES} bytes together."
+        raise InvalidRequestError(message, param=name)
     return tuple(strings)
 
 

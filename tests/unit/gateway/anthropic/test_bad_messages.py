@@ -158,7 +158,7 @@ VALUES_OF: dict[str, list[Any]] = {
     "temperature": [-0.1, 2.1, "1", True],
     "top_p": [-0.1, 1.1, "1"],
     "top_k": [-2, 2**31, 1.5, "1"],
-    "stop_sequences": ["###", ["a"] * 5, [""], ["x" * 257], [5]],
+    "stop_sequences": ["###", ["a"] * 1025, [""], ["x" * 8193] * 2, [5]],
     "stream": [1, "true"],
     "metadata": [5, {"user_id": 5}],
     "container": ["c", {}],

@@ -134,7 +134,7 @@ BOTH: dict[str, list[Any]] = {
     "seed": [2**63, -(2**63) - 1, 1.5, "1", True],
     "max_tokens": [0, -2, 2**31, 1.5, "5", True],
     "min_tokens": [-1, 2**31, 1.5, "1"],
-    "stop": ["", ["a", ""], ["a"] * 5, "x" * 257, 5, [5], {}, [["a"]]],
+    "stop": ["", ["a", ""], ["a"] * 1025, "x" * 16385, ["é" * 8192, "x"], 5, [5], {}, [["a"]]],
     "stop_token_ids": [[-1], [100], [0] * 129, [1.0], ["1"], [True], 5, "5"],
     "logit_bias": [
         *[{key: 1} for key in ("100", "-1", "x", "01", " 1", "1.0", "²", "")],
@@ -299,7 +299,7 @@ async def test_values_are_refused_before_the_template_is_rendered() -> None:
 async def test_bounds_themselves_are_allowed(path: str) -> None:
     body = chat() if path == CHAT else text()
     edges = {
-        "n": 128, "temperature": 2, "top_p": 1, "top_k": 0, "min_p": 1, "seed": -(2**63), "stop": ["x" * 256] * 4,
+        "n": 128, "temperature": 2, "top_p": 1, "top_k": 0, "min_p": 1, "seed": -(2**63), "stop": ["x" * 16] * 1024,
         "stop_token_ids": [99] * 128, "logit_bias": {"99": 100}, "presence_penalty": -2, "frequency_penalty": 2,
         "max_tokens": 1, "min_tokens": 1, "cache_salt": "a" * 128,
     }  # fmt: skip

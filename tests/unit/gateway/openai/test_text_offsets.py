@@ -17,7 +17,7 @@ from penstock.gateway.llm.choice_output import ChoiceDelta, ChoiceOutput
 from penstock.gateway.llm.generation import Generation
 from penstock.gateway.llm.token_logprobs import TokenLogprob, with_text
 from penstock.gateway.openai.echo import Echo
-from penstock.tokenizers import Tokenizer
+from penstock.tokenizers import StopStrings, Tokenizer
 
 # Characters of one to four bytes, of which most tokenizers have no token; the same line end twice.
 PIECES = ["the ", "x", "\n", "END", "E", "EN", "ö", "€", "👋🏽", "好", "Q", "<|im_start|>"]
@@ -34,7 +34,8 @@ def stream(
 ) -> list[ChoiceDelta]:
     """What a client gets while an engine gives these tokens, cut anywhere into messages."""
     wanted = request(params={"logprobs": 0}, stop=stop, include_stop_str_in_output=include)
-    choice = ChoiceOutput(0, tokenizer, wanted, tokenizer.encode("x", add_special_tokens=False))
+    prompt = tokenizer.encode("x", add_special_tokens=False)
+    choice = ChoiceOutput(0, tokenizer, wanted, prompt, StopStrings(stop, include) if stop else None)
     places = [0, *sorted(cut for cut in cuts if cut < len(token_ids)), len(token_ids)]
     deltas: list[ChoiceDelta] = []
     for start, end in pairwise(places):

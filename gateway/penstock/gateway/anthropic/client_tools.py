@@ -55,6 +55,7 @@ _BASH: dict[str, Any] = {
             "command": {"type": "string", "description": "The command to run. Needed unless restart is true."},
             "restart": {"type": "boolean", "description": "True: starts the shell again."},
         },
+        "anyOf": [{"required": ["command"]}, {"required": ["restart"]}],
     },
 }
 _TEXT_EDITOR: dict[str, Any] = {

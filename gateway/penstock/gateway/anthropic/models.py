@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import msgspec
-from starlette.requests import QueryParams
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError
@@ -35,8 +35,8 @@ class Models(Protocol):
         ...
 
 
-class ModelsByClient:
-    """`other` answers clients that are not Anthropic's. The path has a name, or is that of the list."""
+class ModelPage:
+    """`other` answers clients that are not Anthropic's."""
 
     query = ("limit", "after_id", "before_id")
 
@@ -49,13 +49,25 @@ class ModelsByClient:
         if not is_of_anthropic(exchange.headers):
             await self._other(scope, receive, send)
             return
-        principal, name = exchange.context.principal, scope["path_params"].get("name")
-        if name is None:
-            query = QueryParams(scope.get("query_string", b""))
-            shown = model_page([_shown(model) for model in self._models.all(principal)], query)
-        else:
-            shown = _shown(self._models.one(name, principal))
-        await exchange.respond(200, msgspec.json.encode(shown))
+        models = [_shown(model) for model in self._models.all(exchange.context.principal)]
+        page = model_page(models, Request(scope).query_params)
+        await exchange.respond(200, msgspec.json.encode(page))
+
+
+class ModelDetail:
+    """The id is all of the path after /v1/models/. `other`: as of `ModelPage`."""
+
+    def __init__(self, models: Models, other: ASGIApp) -> None:
+        self._models = models
+        self._other = other
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        if not is_of_anthropic(exchange.headers):
+            await self._other(scope, receive, send)
+            return
+        model = self._models.one(scope["path_params"]["name"], exchange.context.principal)
+        await exchange.respond(200, msgspec.json.encode(_shown(model)))
 
 
 def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.anthropic import errors as anthropic_errors
+from penstock.gateway.anthropic import models as anthropic_models
 from penstock.gateway.anthropic.count_tokens import CountTokens
 from penstock.gateway.anthropic.messages import Messages
-from penstock.gateway.anthropic.models import ModelsByClient
 from penstock.gateway.batches.batch_routes import CancelBatch, CreateBatch, GetBatch, ListBatches
 from penstock.gateway.batches.file_routes import CreateFile, DeleteFile, FileContent, GetFile, ListFiles
 from penstock.gateway.batches.service import BatchService
@@ -207,7 +207,8 @@ def _usage_routes(ledger: UsageLedger | None) -> list[GuardedRoute]:
 
 def _model_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:
     objects = ModelObjects(dataplane, pooling, settings.text_models)
-    every, one = ModelsByClient(objects, ModelList(objects)), ModelsByClient(objects, ModelDetail(objects))
+    every = anthropic_models.ModelPage(objects, ModelList(objects))
+    one = anthropic_models.ModelDetail(objects, ModelDetail(objects))
     return [
         GuardedRoute("/v1/models", every, SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/models/{name:path}", one, SEE_METADATA, methods=["GET"]),

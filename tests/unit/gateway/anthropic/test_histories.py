@@ -70,7 +70,7 @@ IN_PART: list[tuple[dict[str, Any], str, str]] = [
     ({"type": "document", "source": {}}, DOCUMENT_NOTE, ".source"),
     ({"type": "document"}, DOCUMENT_NOTE, ".source"),
     ({"type": "document", "source": CONTENT}, f"a\n{IMAGE_NOTE}\nb", ".source.content[]"),
-    ({"type": "document", "source": {"type": "content", "content": [5]}}, "", ".source.content"),
+    ({"type": "document", "source": {"type": "content", "content": [5]}}, "", ".source.content[]"),
     ({"type": "made_up", "text": "words"}, "words", ""),
     ({"type": "made_up", "secret": "words"}, "", ""),
     ({"type": "container_upload", "file_id": "f"}, "", ""),

@@ -8,9 +8,9 @@ from typing import Any
 from penstock.gateway.anthropic.schemas import Block
 from penstock.gateway.front.context import RequestContext
 
-IMAGE_NOTE = "[image left out: only text is read here]"
+IMAGE_NOTE = "[image left out: this model reads text only]"
 """Stands for an image, which is neither fetched nor decoded."""
-DOCUMENT_NOTE = "[document left out: only text is read here]"
+DOCUMENT_NOTE = "[document left out: this model reads text only]"
 """Stands for a PDF, and for a document that is somewhere else."""
 _TEXTS = ("title", "context", "url", "tool_name", "text", "stdout", "stderr", "error_code")
 """Fields with text, of blocks that other blocks hold and of what tools of Anthropic's servers return."""
@@ -52,7 +52,7 @@ def _text(
     kind: Any, texts: Iterable[Any], source: Any, content: Any, where: str, context: RequestContext
 ) -> str | None:
     if kind == "image":
-        context.ignore(where, "images are not read here: a note stands for it.")
+        context.ignore(where, "this model reads text only: a note stands for the image.")
         return IMAGE_NOTE
     found = [text for text in texts if isinstance(text, str) and text]
     if source is not None or kind == "document":
@@ -73,5 +73,5 @@ def _source_texts(kind: Any, source: Any, where: str, context: RequestContext) -
         return content_texts(source.get("content"), f"{where}.content", context)
     if kind != "document":
         return []
-    context.ignore(where, "documents other than text are not read here: a note stands for it.")
+    context.ignore(where, "this model reads text only: a note stands for the document.")
     return [DOCUMENT_NOTE]

@@ -17,6 +17,7 @@ _CALL, _RESULT = "tool_use", "tool_result"
 """How the types of calls end and of what they have returned: `server_tool_use`, `mcp_tool_result`."""
 _MALFORMED = "malformed_arguments"
 """What the model is shown of a call whose input is no object, as its only argument. Chat templates need an object."""
+_NO_CALL = "this names no call of an earlier assistant message."
 _BILLING = "x-anthropic-billing-header"
 """Claude Code opens its system prompt with a block of this name that differs from request to request. It says nothing
 to a model, and no cached prefix would ever fit."""
@@ -77,7 +78,7 @@ def _incoming(
             results.append(_tool_message(block, place, context))
             continue
         if is_result:
-            context.ignore(f"{place}.tool_use_id", "this names no call of an earlier assistant message.")
+            context.ignore(f"{place}.tool_use_id", _NO_CALL)
         text = None if is_result and role == "system" else block_text(block, place, context)
         if text is not None:
             texts.append(text)
@@ -93,10 +94,11 @@ def _assistant(blocks: list[tuple[Block, str]], calls: set[str], context: Reques
         if not block.type.endswith(_RESULT):
             turn.add(block, place, calls)
         elif block.tool_use_id in calls:
-            messages += [turn.message(), _tool_message(block, place, context)]
+            messages += [] if turn.is_empty else [turn.message()]
+            messages.append(_tool_message(block, place, context))
             turn = _AssistantTurn(context)
         else:
-            context.ignore(f"{place}.tool_use_id", "this names no call of an earlier assistant message.")
+            context.ignore(f"{place}.tool_use_id", _NO_CALL)
     return messages if messages and turn.is_empty else [*messages, turn.message()]
 
 

@@ -195,6 +195,21 @@ def test_calls_of_servers_are_shown_as_the_client_s(kind: str, answer: str, cont
     assert "messages[].content[]" in noted
 
 
+def test_results_among_what_the_assistant_says_may_follow_each_other() -> None:
+    """Also those of an earlier message's calls."""
+    calls = [USE | {"id": each} for each in "ab"]
+    messages, noted = shown(HI, assistant(*calls, result("1", "a"), result("2", "b")), assistant(result("3", "a")), HI)
+    assert [(each["role"], each["content"]) for each in messages] == [
+        ("user", "hi"),
+        ("assistant", ""),
+        ("tool", "1"),
+        ("tool", "2"),
+        ("tool", "3"),
+        ("user", "hi"),
+    ]
+    assert noted == ()
+
+
 @pytest.mark.parametrize(
     ("block", "words"),
     [

@@ -75,6 +75,15 @@ def test_the_tokens_of_a_prompt(asked: tuple[anthropic.Anthropic, str]) -> None:
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
+def test_the_models(asked: tuple[anthropic.Anthropic, str]) -> None:
+    made, model = asked
+    listed = list(made.models.list(limit=1))
+    assert model in [each.id for each in listed]
+    assert made.models.retrieve(model) in listed
+    with pytest.raises(anthropic.NotFoundError):
+        made.models.retrieve("other")
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "kind"),
     [
@@ -208,6 +217,29 @@ def test_a_call_that_was_cut_off(rig: Rig) -> None:
     assert message.stop_reason == "max_tokens"
     with rig.client.messages.stream(model="m", max_tokens=120, messages=HI, tools=TOOLS) as stream:
         assert stream.get_final_message().stop_reason == "max_tokens"
+
+
+def test_what_claude_code_sends_to_a_server_of_anthropic_s(rig: Rig) -> None:
+    search: Any = {"type": "web_search_20250305", "name": "web_search"}
+    turns: Any = [
+        *HI,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "weather"}},
+                {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+                {"type": "tool_use", "id": "t", "name": "weather", "input": {"city": "Bern"}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}]},
+        {"role": "system", "content": "Be brief."},
+    ]
+    with rig.client.messages.with_streaming_response.create(
+        model="m", max_tokens=190, messages=turns, tools=[*TOOLS, search], metadata={"user_id": "me"}
+    ) as answer:
+        assert shown(answer.parse())[:2] == CONTENT[:2]
+        ignored = answer.headers["x-penstock-ignored"].split(", ")
+    assert ignored == ["messages[].content[]", "messages[].content[].content[]", "tools[]"]
 
 
 def test_a_prompt_with_cache_control_stays_cached(rig: Rig) -> None:

@@ -15,6 +15,7 @@ from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 SIGNATURE = "unsigned"
 """Clients expect a signature behind a thought and send it back. Here nobody asks who has thought it."""
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+_CONTEXT_FULL = "model_context_window_exceeded"
 
 
 def new_id(prefix: str) -> str:
@@ -45,10 +46,15 @@ def usage_object(usage: Usage) -> dict[str, int]:
     }
 
 
-def stop_fields(finish_reason: str | None, stopped_by: str | int | None, *, called: bool) -> dict[str, str | None]:
-    """`stopped_by`: the stop string or token that ended the answer. `called`: it has a tool call."""
+def stop_fields(
+    finish_reason: str | None, stopped_by: str | int | None, *, called: bool, cut: bool = False
+) -> dict[str, str | None]:
+    """`stopped_by`: the stop string or token that ended the answer. `called`: it has a tool call. `cut`: the context
+    left less than `max_tokens`."""
     if isinstance(stopped_by, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": stopped_by}
+    if cut and finish_reason == "length":
+        return {"stop_reason": _CONTEXT_FULL, "stop_sequence": None}
     reason = "tool_use" if called and finish_reason == "stop" else _STOP_REASONS.get(finish_reason or "stop")
     return {"stop_reason": reason, "stop_sequence": None}
 

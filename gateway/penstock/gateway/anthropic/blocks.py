@@ -1,54 +1,77 @@
-"""Content blocks of requests."""
+"""Content blocks of requests, and the text that a model reads of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.anthropic.schemas import Block
+from penstock.gateway.front.context import RequestContext
 
-_BY_ROLE = {
-    "system": frozenset({"text"}),
-    "user": frozenset({"text", "tool_result"}),
-    "assistant": frozenset({"text", "thinking", "redacted_thinking", "tool_use"}),
-}
-_ELSEWHERE = frozenset(
-    {
-        "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result", "compaction",
-        "container_upload", "document", "image", "mcp_tool_result", "mcp_tool_use", "search_result", "server_tool_use",
-        "text_editor_code_execution_tool_result", "tool_reference", "tool_search_tool_result", "web_fetch_tool_result",
-        "web_search_tool_result",
-    }
-)  # fmt: skip
-"""Types that Anthropic's servers know."""
-_ALL = frozenset.union(*_BY_ROLE.values())
+IMAGE_NOTE = "[image left out: this model reads text only]"
+"""Stands for an image, which is neither fetched nor decoded."""
+DOCUMENT_NOTE = "[document left out: this model reads text only]"
+"""Stands for a PDF, and for a document that is somewhere else."""
+_TEXTS = ("title", "context", "url", "tool_name", "text", "stdout", "stderr", "error_code")
+"""Fields with text, of blocks that other blocks hold and of what tools of Anthropic's servers return."""
+_AS_THEY_ARE = frozenset({"document", "image", "search_result", "tool_reference", "tool_result"})
+"""Blocks of which all is shown, or a note says what is not. That others have become text, or nothing, is noted."""
 
 
-def checked_blocks(content: str | list[Block], role: str, where: str) -> list[tuple[Block, str]]:
-    """The blocks, each with its place in the request. Raises InvalidRequestError for types that this role cannot have,
-    UnsupportedError for those that this server does not take."""
+def block_text(block: Block, where: str, context: RequestContext) -> str | None:
+    """What a model reads of a block, whatever its type; None: it has no text. Notes what is lost, as all below."""
+    if block.type == "text":
+        return block.text or ""
+    if block.type not in _AS_THEY_ARE:
+        context.ignore(where, "blocks of this type are shown as their text, or left out where they have none.")
+    texts = (block.title, block.context, block.url, block.tool_name, block.text)
+    return _text(block.type, texts, block.source, block.content, where, context)
+
+
+def content_texts(content: Any, where: str, context: RequestContext) -> list[str]:
+    """What a model reads of a block's own content: a text, blocks, or the object that a tool has returned."""
     if isinstance(content, str):
-        return [(Block("text", content), where)]
-    found = [(block, f"{where}[{number}]") for number, block in enumerate(content)]
-    for block, place in found:
-        if block.type in _BY_ROLE[role]:
-            continue
-        if block.type in _ELSEWHERE:
-            raise UnsupportedError(f"{place}: blocks of type '{block.type}' are not supported.", param=place)
-        if block.type in _ALL:
-            raise InvalidRequestError(f"{place}: {role} content has no blocks of type '{block.type}'.", param=place)
-        raise InvalidRequestError(f"{place}.type: no such type of content block.", param=f"{place}.type")
-    return found
+        return [content]
+    blocks = [content] if isinstance(content, dict) else content if isinstance(content, list) else []
+    found = [_inner_text(block, f"{where}[{number}]", context) for number, block in enumerate(blocks)]
+    return [text for text in found if text is not None]
 
 
-def field(block: Block, name: str, where: str) -> Any:
-    """Raises InvalidRequestError where the block does not have it."""
-    value = getattr(block, name)
-    if value is None:
-        raise InvalidRequestError(f"{where}.{name} is missing.", param=f"{where}.{name}")
-    return value
+def _inner_text(block: Any, where: str, context: RequestContext) -> str | None:
+    """`block`: one that was read as such, or of any type."""
+    if isinstance(block, Block):
+        return block_text(block, where, context)
+    if not isinstance(block, dict):
+        context.ignore(where, "this is no block, and left out.")
+        return None
+    texts = [block.get(name) for name in _TEXTS]
+    return _text(block.get("type"), texts, block.get("source"), block.get("content"), where, context)
 
 
-def texts(found: list[tuple[Block, str]]) -> list[str]:
-    """Of the text blocks."""
-    return [field(block, "text", place) for block, place in found if block.type == "text"]
+def _text(
+    kind: Any, texts: Iterable[Any], source: Any, content: Any, where: str, context: RequestContext
+) -> str | None:
+    if kind == "image":
+        context.ignore(where, "this model reads text only: a note stands for the image.")
+        return IMAGE_NOTE
+    found = [text for text in texts if isinstance(text, str) and text]
+    if source is not None or kind == "document":
+        found += _source_texts(kind, source, f"{where}.source", context)
+    if content is not None:
+        found += content_texts(content, f"{where}.content", context)
+    return "\n".join(found) if found else None
+
+
+def _source_texts(kind: Any, source: Any, where: str, context: RequestContext) -> list[str]:
+    """Of a document its text, of a search result where it is from."""
+    if isinstance(source, str):
+        return [source]
+    form = source.get("type") if isinstance(source, dict) else None
+    if form == "text" and isinstance(source.get("data"), str):
+        return [source["data"]]
+    if form == "content":
+        return content_texts(source.get("content"), f"{where}.content", context)
+    if kind != "document":
+        return []
+    context.ignore(where, "this model reads text only: a note stands for the document.")
+    return [DOCUMENT_NOTE]

@@ -1,90 +1,202 @@
-"""System prompt and messages as chat templates know them, which is OpenAI's form."""
+"""System prompt and messages as chat templates know them, which is OpenAI's form. A history is shown as well as it can
+be, and never refused for what it holds; what a user or a tool has said stays theirs."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.anthropic.blocks import checked_blocks, field, texts
+from penstock.gateway.anthropic.blocks import block_text, content_texts
 from penstock.gateway.anthropic.schemas import Block, Message
+from penstock.gateway.front.bounded_json import decode_json
+from penstock.gateway.front.context import RequestContext
 
-_ROLES = ("user", "assistant", "system")
+_ROLES = frozenset({"user", "assistant", "system"})
+_CALL, _RESULT = "tool_use", "tool_result"
+"""How the types of calls end and of what they have returned: `server_tool_use`, `mcp_tool_result`."""
+_MALFORMED = "malformed_arguments"
+"""What the model is shown of a call whose input is no object, as its only argument. Chat templates need an object."""
+_NO_CALL = "this names no call of an earlier assistant message."
 _BILLING = "x-anthropic-billing-header"
 """Claude Code opens its system prompt with a block of this name that differs from request to request. It says nothing
 to a model, and no cached prefix would ever fit."""
 
 
-def template_messages(system: str | list[Block] | None, messages: list[Message]) -> list[dict[str, Any]]:
-    """Raises InvalidRequestError for what makes no conversation, UnsupportedError for blocks that are not taken."""
+def template_messages(
+    system: str | list[Block] | None, messages: list[Message], context: RequestContext
+) -> list[dict[str, Any]]:
+    """Each call is followed by its result. The last message, if it is the assistant's, has text for an answer to go on
+    with. Raises InvalidRequestError where there is no message."""
     if not messages:
         raise InvalidRequestError("messages must not be empty.", param="messages")
-    turns = [[message] for message in _system_messages(system)]
+    turns = [[message] for message in _system_messages(system, context)]
     calls: set[str] = set()
     for number, message in enumerate(messages):
-        where = f"messages[{number}]"
-        if message.role not in _ROLES:
-            raise InvalidRequestError(f"{where}.role must be user, assistant or system.", param=f"{where}.role")
-        for each in _translated(message, f"{where}.content", calls):
+        for each in _translated(message, f"messages[{number}]", calls, context):
             _add(turns, each)
-    return [_joined(turn) for turn in turns]
+    joined = [_joined(turn) for turn in turns]
+    if calls:
+        joined = _with_all_results(joined, context)
+    return _without_empty_end(joined, context)
 
 
 def continues(messages: list[dict[str, Any]]) -> bool:
-    """Whether the answer goes on with the last message, which is the assistant's then. Raises InvalidRequestError where
-    that one cannot be continued."""
-    last = messages[-1]
-    if last["role"] != "assistant":
-        return False
-    if "tool_calls" in last:
-        raise InvalidRequestError("messages: the last tool_use needs a tool_result.", param="messages")
-    if not last["content"]:
-        raise InvalidRequestError("messages: the last one has no text to continue.", param="messages")
-    return True
+    """Whether the answer goes on with the last of `template_messages`, which is the assistant's then."""
+    return bool(messages[-1]["role"] == "assistant")
 
 
-def _system_messages(system: str | list[Block] | None) -> list[dict[str, Any]]:
-    given = texts(checked_blocks(system or "", "system", "system"))
-    text = "\n".join([each for each in given if not each.startswith(_BILLING)])
+def _system_messages(system: str | list[Block] | None, context: RequestContext) -> list[dict[str, Any]]:
+    texts = [system or ""] if not isinstance(system, list) else content_texts(system, "system", context)
+    text = "\n".join([each for each in texts if not each.startswith(_BILLING)])
     return [{"role": "system", "content": text}] if text else []
 
 
-def _translated(message: Message, where: str, calls: set[str]) -> list[dict[str, Any]]:
+def _translated(message: Message, where: str, calls: set[str], context: RequestContext) -> list[dict[str, Any]]:
     """`calls` has the ids of all calls so far."""
-    blocks = checked_blocks(message.content, message.role, where)
-    if message.role == "assistant":
-        return [_assistant(blocks, calls)]
-    if not blocks:
-        raise InvalidRequestError(f"{where} must not be empty.", param=where)
-    found = [_tool_answer(block, place, calls) for block, place in blocks if block.type == "tool_result"]
-    given = texts(blocks)
-    return [*found, {"role": message.role, "content": "\n".join(given)}] if given else found
+    role, content = message.role, message.content
+    if role not in _ROLES:
+        context.ignore(f"{where}.role", "roles are user, assistant and system: it is the user's.")
+        role = "user"
+    if not isinstance(content, list):
+        return [{"role": role, "content": content or ""}]
+    blocks = [(block, f"{where}.content[{number}]") for number, block in enumerate(content)]
+    if role == "assistant":
+        return _assistant(blocks, calls, context)
+    return _incoming(role, blocks, calls, context)
 
 
-def _assistant(blocks: list[tuple[Block, str]], calls: set[str]) -> dict[str, Any]:
-    """What a model has written in pieces is put together without anything between them."""
-    result: dict[str, Any] = {"role": "assistant", "content": "".join(texts(blocks))}
-    thoughts = [field(block, "thinking", place) for block, place in blocks if block.type == "thinking"]
-    if thoughts:
-        result["reasoning_content"] = "".join(thoughts)
-    called = [_call(block, place) for block, place in blocks if block.type == "tool_use"]
-    if called:
-        calls.update(call["id"] for call in called)
-        result["tool_calls"] = called
-    return result
+def _incoming(
+    role: str, blocks: list[tuple[Block, str]], calls: set[str], context: RequestContext
+) -> list[dict[str, Any]]:
+    """Results stand before the text. One of an unknown call is the user's text, and nothing in a system message, which
+    no tool can write."""
+    results, texts = [], []
+    for block, place in blocks:
+        is_result = block.type.endswith(_RESULT)
+        if is_result and role == "user" and block.tool_use_id in calls:
+            results.append(_tool_message(block, place, context))
+            continue
+        if is_result:
+            context.ignore(f"{place}.tool_use_id", _NO_CALL)
+        text = None if is_result and role == "system" else block_text(block, place, context)
+        if text is not None:
+            texts.append(text)
+    return results if results and not texts else [*results, {"role": role, "content": "\n".join(texts)}]
 
 
-def _call(block: Block, where: str) -> dict[str, Any]:
-    function = {"name": field(block, "name", where), "arguments": field(block, "input", where)}
-    return {"id": field(block, "id", where), "type": "function", "function": function}
+def _assistant(blocks: list[tuple[Block, str]], calls: set[str], context: RequestContext) -> list[dict[str, Any]]:
+    """What a model has written in pieces is put together without anything between them. A result among them, as tools
+    of Anthropic's servers have, divides the message."""
+    messages: list[dict[str, Any]] = []
+    turn = _AssistantTurn(context)
+    for block, place in blocks:
+        if not block.type.endswith(_RESULT):
+            turn.add(block, place, calls)
+        elif block.tool_use_id in calls:
+            messages += [] if turn.is_empty else [turn.message()]
+            messages.append(_tool_message(block, place, context))
+            turn = _AssistantTurn(context)
+        else:
+            context.ignore(f"{place}.tool_use_id", _NO_CALL)
+    return messages if messages and turn.is_empty else [*messages, turn.message()]
 
 
-def _tool_answer(block: Block, where: str, calls: set[str]) -> dict[str, Any]:
-    call = field(block, "tool_use_id", where)
-    if call not in calls:
-        param = f"{where}.tool_use_id"
-        raise InvalidRequestError(f"{param} names no tool_use of an earlier assistant message.", param=param)
-    text = "\n".join(texts(checked_blocks(block.content or "", "system", f"{where}.content")))
-    return {"role": "tool", "tool_call_id": call, "content": text}
+class _AssistantTurn:
+    """What the assistant says and calls, up to a tool's result."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._called: list[dict[str, Any]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._texts or self._thoughts or self._called)
+
+    def add(self, block: Block, where: str, calls: set[str]) -> None:
+        if block.type == "thinking":
+            self._thoughts.append(block.thinking or "")
+        elif block.type.endswith(_CALL) and block.id and block.name:
+            self._called.append(_call(block, where, self._context))
+            calls.add(block.id)
+        else:
+            text = block_text(block, where, self._context) or ""
+            self._texts.append(text if block.type == "text" or not text else f"{text}\n")
+
+    def message(self) -> dict[str, Any]:
+        result: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts)}
+        if self._thoughts:
+            result["reasoning_content"] = "".join(self._thoughts)
+        if self._called:
+            result["tool_calls"] = self._called
+        return result
+
+
+def _call(block: Block, where: str, context: RequestContext) -> dict[str, Any]:
+    if block.type != _CALL:
+        context.ignore(where, "no server runs this tool here: it is shown as a call of the client's.")
+    arguments = _arguments(block.input, f"{where}.input", context)
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _arguments(given: Any, where: str, context: RequestContext) -> dict[str, Any]:
+    """A call's input: an object, also where it is the text of one."""
+    if isinstance(given, dict):
+        return given
+    if given is None or given == "":
+        return {}
+    if isinstance(given, str):
+        with suppress(InvalidRequestError):
+            return decode_json(given.encode(), dict[str, Any])
+    context.ignore(where, "the input is not an object.")
+    return {_MALFORMED: given}
+
+
+def _tool_message(block: Block, where: str, context: RequestContext) -> dict[str, Any]:
+    text = "\n".join(content_texts(block.content, f"{where}.content", context))
+    if block.type != _RESULT:
+        context.ignore(where, "no server runs this tool here: it is shown as a result of the client's.")
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+
+
+def _with_all_results(messages: list[dict[str, Any]], context: RequestContext) -> list[dict[str, Any]]:
+    """With an empty result of each call that has none before the assistant's next message: a client was interrupted.
+    Many templates, and models, want one for each."""
+    done: list[dict[str, Any]] = []
+    waiting: dict[str, None] = {}
+    end = 0
+    for message in messages:
+        role = message["role"]
+        if role == "assistant":
+            _fill(done, end, waiting, context)
+            waiting = dict.fromkeys(call["id"] for call in message.get("tool_calls", ()))
+        elif role == "tool":
+            waiting.pop(message["tool_call_id"], None)
+        done.append(message)
+        if role in ("assistant", "tool"):
+            end = len(done)
+    _fill(done, end, waiting, context)
+    return done
+
+
+def _fill(done: list[dict[str, Any]], end: int, waiting: dict[str, None], context: RequestContext) -> None:
+    """`end`: behind the last of the calls' own results."""
+    if waiting:
+        context.ignore("messages", "a tool_use has no tool_result: the model is shown an empty one.")
+        done[end:end] = [{"role": "tool", "tool_call_id": call, "content": ""} for call in waiting]
+
+
+def _without_empty_end(messages: list[dict[str, Any]], context: RequestContext) -> list[dict[str, Any]]:
+    """An answer does not go on with nothing, or with a thought: it begins anew."""
+    last = messages[-1]
+    if last["role"] != "assistant" or last["content"]:
+        return messages
+    if len(messages) == 1:
+        raise InvalidRequestError("messages: the last one has no text to continue.", param="messages")
+    context.ignore("messages", "the last message of the assistant has no text to continue.")
+    return messages[:-1]
 
 
 def _add(turns: list[list[dict[str, Any]]], message: dict[str, Any]) -> None:

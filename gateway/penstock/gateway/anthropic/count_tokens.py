@@ -30,6 +30,7 @@ class CountTokens:
             call.watch()
             exchange.read_deadline()
             await self._dataplane.models.load_on_demand(request.model, exchange.context)
-            chat, _ = read_chat(request, self._dataplane.model(request.model, exchange.context))
+            model = self._dataplane.model(request.model, exchange.context)
+            chat, _ = read_chat(request, model, exchange.context)
             prompt = await chat.prompt(self._dataplane, exchange.context)
             await exchange.respond(200, msgspec.json.encode({"input_tokens": len(prompt.token_ids)}))

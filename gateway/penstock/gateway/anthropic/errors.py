@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from penstock.engines.errors import NotReadyError, PenstockError, UnsupportedError
@@ -55,9 +57,16 @@ def _message(error: Exception) -> str:
 ANTHROPIC_ERRORS = AnthropicErrors()
 
 
-def has_path(path: str) -> bool:
+def is_of_anthropic(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether one of Anthropic's clients asks, where a path is OpenAI's, too."""
+    return b"anthropic-version" in headers
+
+
+def has_form(path: str, headers: Mapping[bytes, bytes]) -> bool:
     """Whether this API answers there, if only that there is nothing."""
-    return path.startswith("/v1/messages") and path[12:13] in ("", "/")
+    if path.startswith("/v1/messages"):
+        return path[12:13] in ("", "/")
+    return path.startswith("/v1/models") and path[10:11] in ("", "/") and is_of_anthropic(headers)
 
 
 def _type(error: Exception) -> str:

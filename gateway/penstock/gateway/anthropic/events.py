@@ -31,9 +31,10 @@ class MessageEvents:
 
     heartbeat = _PING
 
-    def __init__(self, model: str, usage: Usage) -> None:
-        """`usage` goes on counting while the events are rendered."""
+    def __init__(self, model: str, usage: Usage, *, cut: bool = False) -> None:
+        """`usage` goes on counting while the events are rendered. `cut`: as of `stop_fields`."""
         self.live = 1
+        self._cut = cut
         self._model = model
         self._usage = usage
         self._next_index = 0
@@ -57,7 +58,8 @@ class MessageEvents:
                 self._add(events, TextPart(delta.text))
             if delta.finish_reason is not None:
                 self._close(events)
-                self._stopped = stop_fields(delta.finish_reason, delta.stop_reason, called=self._called)
+                reason, stopped_by = delta.finish_reason, delta.stop_reason
+                self._stopped = stop_fields(reason, stopped_by, called=self._called, cut=self._cut)
                 self.live = 0
         return b"".join(events)
 

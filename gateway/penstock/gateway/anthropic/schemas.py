@@ -1,5 +1,5 @@
 """Requests of the Messages API as this server reads them. Fields that are not here are ignored, unless `unsupported`
-names them."""
+names them. Hints and what the history holds may have any type: `Any`."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from typing import Any, Literal
 import msgspec
 
 
-class CacheControl(msgspec.Struct):
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
 class Block(msgspec.Struct):
-    """Any content block; which of the fields it must have depends on its type."""
+    """Any content block; which of the fields it has depends on its type."""
 
     type: str
     text: str | None = None
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: Any = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
-    cache_control: CacheControl | None = None
+    content: str | list[Block] | dict[str, Any] | None = None
+    """An object: what a tool of Anthropic's servers has returned."""
+    cache_control: Any = None
+    source: Any = None
+    title: Any = None
+    context: Any = None
+    url: Any = None
+    tool_name: Any = None
 
 
 class Message(msgspec.Struct):
     role: str
-    content: str | list[Block]
+    content: str | list[Block] | None = None
 
 
 class Thinking(msgspec.Struct):
     type: str
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Any = None
 
 
 class OutputFormat(msgspec.Struct):
@@ -44,7 +45,7 @@ class OutputFormat(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Any = None
     format: OutputFormat | None = None
 
 
@@ -52,10 +53,6 @@ class ToolChoice(msgspec.Struct):
     type: str
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
-
-
-class Metadata(msgspec.Struct):
-    user_id: str | None = None
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
@@ -68,7 +65,13 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
+    output_format: OutputFormat | None = None
+    """The older name of `output_config.format`."""
+    cache_control: Any = None
+
+    @property
+    def answer_format(self) -> OutputFormat | None:
+        return self.output_format if self.output_config is None else self.output_config.format or self.output_format
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -78,6 +81,10 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    """Either is what every request gets here."""
+    metadata: Any = None
+    service_tier: Any = None
+    speed: Any = None
+    container: Any = None
+    mcp_servers: Any = None
+    context_management: Any = None
+    compaction: Any = None

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.anthropic.schemas import CacheControl, ToolChoice
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.anthropic.client_tools import client_tool
+from penstock.gateway.anthropic.schemas import ToolChoice
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse, check_arguments_schema
 from penstock.tokenizers import Tool
 
 _MAX_TOOLS = 512
 _AUTO = ToolChoice("auto")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_MAX_NAME = 256
+_OF_NAMES = "_-.:/"
+"""What names may have beside letters, marks and digits of any script. Quotes, brackets and blanks end a name in most
+forms of calls."""
 
 
-class _Definition(msgspec.Struct):
+class ToolDefinition(msgspec.Struct):
     name: str
     input_schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
-    cache_control: CacheControl | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +36,20 @@ class OfferedTools:
     use: ToolUse = NO_TOOLS
     shown: list[dict[str, Any]] | None = None
     """All of them, as chat templates show them to the model; None for no tools."""
+    definitions: Sequence[ToolDefinition] = ()
+    """Of the shown ones."""
 
 
-def offered_tools(given: list[dict[str, Any]] | None, choice: ToolChoice | None) -> OfferedTools:
-    """Raises InvalidRequestError, and UnsupportedError for tools of Anthropic's servers."""
+def offered_tools(
+    given: list[dict[str, Any]] | None, choice: ToolChoice | None, context: RequestContext
+) -> OfferedTools:
+    """Without those that nobody here runs, which are noted. Raises InvalidRequestError."""
     if given and len(given) > _MAX_TOOLS:
         raise InvalidRequestError(f"At most {_MAX_TOOLS} tools are allowed.", param="tools")
-    found = [_definition(each, f"tools[{number}]") for number, each in enumerate(given or ())]
+    tools = [_definition(each, f"tools[{number}]", context) for number, each in enumerate(given or ())]
+    found = [tool for tool in tools if tool is not None]
     use = _tool_use([Tool(tool.name, tool.input_schema, bool(tool.strict)) for tool in found], choice or _AUTO)
-    return OfferedTools(use, [_shown(tool) for tool in found]) if use.tools else OfferedTools()
+    return OfferedTools(use, [_shown(tool) for tool in found], found) if use.tools else OfferedTools()
 
 
 def _tool_use(tools: Sequence[Tool], choice: ToolChoice) -> ToolUse:
@@ -52,29 +61,42 @@ def _tool_use(tools: Sequence[Tool], choice: ToolChoice) -> ToolUse:
     if choice.type not in ("any", "tool"):
         raise InvalidRequestError("tool_choice.type must be auto, any, tool or none.", param="tool_choice.type")
     if not tools:
-        raise InvalidRequestError("tool_choice asks for a call, and there are no tools.", param="tool_choice")
+        message = "tool_choice asks for a call, and there are no tools that anybody here runs."
+        raise InvalidRequestError(message, param="tool_choice")
     if choice.type == "any":
         return ToolUse(tools, is_forced=True, in_parallel=parallel)
     named = [tool for tool in tools if tool.name == choice.name]
     if not named:
-        raise InvalidRequestError("tool_choice.name names a tool that is not in tools.", param="tool_choice.name")
+        message = "tool_choice.name names a tool that is not in tools, or that nobody here runs."
+        raise InvalidRequestError(message, param="tool_choice.name")
     return ToolUse(named, is_forced=True, is_named=True, in_parallel=False)
 
 
-def _definition(given: dict[str, Any], where: str) -> _Definition:
-    if given.get("type") not in (None, "custom"):
-        raise UnsupportedError(f"{where}: tools that run on Anthropic's servers are not supported.", param=where)
+def _definition(given: dict[str, Any], where: str, context: RequestContext) -> ToolDefinition | None:
+    """None: a tool of Anthropic's servers, or of a screen, which nobody sees here."""
+    if given.get("type") not in (None, "custom") and "input_schema" not in given:
+        known = client_tool(given["type"])
+        if known is None:
+            context.ignore(where, "nobody here runs tools of this type.")
+            return None
+        given = known | {name: given[name] for name in ("name", "strict") if name in given}
     try:
-        tool = msgspec.convert(given, _Definition)
+        tool = msgspec.convert(given, ToolDefinition)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"{where}: {error}", param=where) from None
-    if not _NAME.fullmatch(tool.name):
-        message = f"{where}.name must have 1 to 128 letters, digits, underscores, dots or dashes."
+    if not _is_name(tool.name):
+        message = f"{where}.name must have 1 to {_MAX_NAME} letters or digits of any script, or any of {_OF_NAMES}"
         raise InvalidRequestError(message, param=f"{where}.name")
     check_arguments_schema(tool.input_schema, f"{where}.input_schema")
     return tool
 
 
-def _shown(tool: _Definition) -> dict[str, Any]:
+def _is_name(name: str) -> bool:
+    if not 1 <= len(name) <= _MAX_NAME:
+        return False
+    return all(each in _OF_NAMES or unicodedata.category(each)[0] in "LMN" for each in name)
+
+
+def _shown(tool: ToolDefinition) -> dict[str, Any]:
     about = {} if tool.description is None else {"description": tool.description}
     return {"type": "function", "function": {"name": tool.name, **about, "parameters": tool.input_schema}}

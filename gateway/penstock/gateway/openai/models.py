@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.text_models import TextModel, TextModels
 from penstock.gateway.llm.dataplane import DataPlane, ServedModel
@@ -25,40 +26,28 @@ class ModelObject(msgspec.Struct):
     owned_by: str = "penstock"
 
 
-class ModelList:
+class ModelObjects:
+    """All models that a caller may see, of whatever kind."""
+
     def __init__(self, dataplane: DataPlane, pooling: PoolingPlane, others: TextModels) -> None:
         self._dataplane = dataplane
         self._pooling = pooling
         self._others = others
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        may_use = exchange.context.principal.may_use
+    def all(self, principal: Principal) -> list[ModelObject]:
         objects = [_model_object(model) for model in self._dataplane.models.served()]
         objects += [_pooling_object(name, model) for name, model in self._pooling.loaded_names()]
         objects += [_unloaded(name) for name in self._dataplane.models.names_on_demand()]
         objects += [_text_object(name, model) for name, model in self._others.by_name.items()]
-        data = [each for each in objects if may_use(each.id)]
-        await exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
+        return [each for each in objects if principal.may_use(each.id)]
 
-
-class ModelDetail:
-    """The id is all of the path after /v1/models/: names may hold slashes."""
-
-    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane, others: TextModels) -> None:
-        self._dataplane = dataplane
-        self._pooling = pooling
-        self._others = others
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        name = scope["path_params"]["name"]
+    def one(self, name: str, principal: Principal) -> ModelObject:
+        """Raises ModelNotFoundError, NotReadyError, PermissionDeniedError."""
         found = self._found(name)
-        exchange.context.principal.require_model(name)
-        await exchange.respond(200, msgspec.json.encode(found))
+        principal.require_model(name)
+        return found
 
     def _found(self, name: str) -> ModelObject:
-        """Raises ModelNotFoundError, NotReadyError."""
         pooling = dict(self._pooling.loaded_names()).get(name)
         if pooling is not None:
             return _pooling_object(name, pooling)
@@ -67,6 +56,28 @@ class ModelDetail:
         if name in self._dataplane.models.names_on_demand():
             return _unloaded(name)
         return _model_object(self._dataplane.model(name))
+
+
+class ModelList:
+    def __init__(self, objects: ModelObjects) -> None:
+        self._objects = objects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        data = self._objects.all(exchange.context.principal)
+        await exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
+
+
+class ModelDetail:
+    """The id is all of the path after /v1/models/: names may hold slashes."""
+
+    def __init__(self, objects: ModelObjects) -> None:
+        self._objects = objects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        found = self._objects.one(scope["path_params"]["name"], exchange.context.principal)
+        await exchange.respond(200, msgspec.json.encode(found))
 
 
 def _unloaded(name: str) -> ModelObject:

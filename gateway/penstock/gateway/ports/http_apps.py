@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.anthropic import errors as anthropic_errors
+from penstock.gateway.anthropic import models as anthropic_models
 from penstock.gateway.anthropic.count_tokens import CountTokens
 from penstock.gateway.anthropic.messages import Messages
 from penstock.gateway.batches.batch_routes import CancelBatch, CreateBatch, GetBatch, ListBatches
@@ -46,7 +47,7 @@ from penstock.gateway.openai.adapters import LoadAdapter, UnloadAdapter
 from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
 from penstock.gateway.openai.engine_control import IsSleeping, ResetPrefixCache, Sleep, WakeUp
-from penstock.gateway.openai.models import ModelDetail, ModelList
+from penstock.gateway.openai.models import ModelDetail, ModelList, ModelObjects
 from penstock.gateway.openai.tokenize import Detokenize, Tokenize
 from penstock.gateway.pooling.classify import Classify
 from penstock.gateway.pooling.embeddings import Embeddings
@@ -205,10 +206,12 @@ def _usage_routes(ledger: UsageLedger | None) -> list[GuardedRoute]:
 
 
 def _model_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:
-    others = settings.text_models
+    objects = ModelObjects(dataplane, pooling, settings.text_models)
+    every = anthropic_models.ModelPage(objects, ModelList(objects))
+    one = anthropic_models.ModelDetail(objects, ModelDetail(objects))
     return [
-        GuardedRoute("/v1/models", ModelList(dataplane, pooling, others), SEE_METADATA, methods=["GET"]),
-        GuardedRoute("/v1/models/{name:path}", ModelDetail(dataplane, pooling, others), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/v1/models", every, SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/v1/models/{name:path}", one, SEE_METADATA, methods=["GET"]),
     ]
 
 
@@ -312,7 +315,7 @@ class App:
         if kserve is None:  # Triton knows no paths with a slash at the end
             drop_trailing_slash(scope)
         exchange = Exchange(scope, receive, send, self._drain, self._bodies)
-        if anthropic_errors.has_path(scope["path"]):
+        if anthropic_errors.has_form(scope["path"], exchange.headers):
             exchange.error_form = anthropic_errors.ANTHROPIC_ERRORS
         elif ollama_errors.has_path(scope["path"]):
             exchange.error_form = ollama_errors.OLLAMA_ERRORS

@@ -30,6 +30,7 @@ PLAIN = ServedModel("tiny", "root", 0, INFO)
 NO_TEMPLATE = ServedModel("bare", "root", 0, INFO, has_chat_template=False)
 HI = {"role": "user", "content": "hi"}
 TOOL = {"name": "time", "input_schema": {"type": "object"}}
+WEB = {"type": "web_search_20250305", "name": "web_search"}
 USE = {"type": "tool_use", "id": "1", "name": "time", "input": {}}
 
 
@@ -82,40 +83,23 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (body(messages=[]), "messages"),
     (body(messages="hi"), "messages"),
     (talk("hi"), "messages[0]"),
-    (talk({"role": "user"}), "messages[0].content"),
-    (talk({"role": CANARY, "content": "hi"}), "messages[0].role"),
     (talk({"role": "user", "content": 5}), "messages[0].content"),
-    (talk({"role": "user", "content": None}), "messages[0].content"),
-    (user(), "messages[0].content"),
     (user("hi"), BLOCK),
     (user({"text": "hi"}), f"{BLOCK}.type"),
-    (user({"type": CANARY}), f"{BLOCK}.type"),
-    (user({"type": "text"}), f"{BLOCK}.text"),
-    (user({"type": "text", "text": "a", "cache_control": {"ttl": "5m"}}), f"{BLOCK}.cache_control"),
-    (user({"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "2h"}}), "cache_control.ttl"),
-    (body(cache_control={"type": CANARY}), "cache_control.type"),
-    (body(tools=[{"name": "a", "input_schema": {}, "cache_control": 5}]), "tools[0]"),
     (user({"type": "text", "text": 5}), f"{BLOCK}.text"),
-    (user({"type": "image", "source": {"type": "base64", "data": CANARY}}), "'image'"),
-    (user({"type": "document", "source": {}}), "'document'"),
-    (user({"type": "text", "text": "a"}, {"type": "search_result", "content": []}), "messages[0].content[1]"),
-    (user(USE), "'tool_use'"),
-    (user({"type": "thinking", "thinking": "a"}), "'thinking'"),
-    (user({"type": "tool_result"}), f"{BLOCK}.tool_use_id"),
-    (user({"type": "tool_result", "tool_use_id": CANARY}), f"{BLOCK}.tool_use_id"),
-    (assistant({"type": "tool_result", "tool_use_id": "1"}), "'tool_result'"),
-    (assistant({"type": "thinking"}), "messages[1].content[0].thinking"),
-    (assistant(USE | {"input": CANARY}), "messages[1].content[0].input"),
-    (assistant(USE | {"input": None}), "messages[1].content[0].input"),
-    (assistant({"type": "tool_use", "name": "time", "input": {}}), "messages[1].content[0].id"),
-    (assistant({"type": "tool_use", "id": "1", "input": {}}), "messages[1].content[0].name"),
-    (talk(HI, {"role": "assistant", "content": [USE]}), "tool_result"),
-    (talk(HI, {"role": "assistant", "content": ""}), "messages"),
-    (talk({"role": "system", "content": [{"type": "image"}]}), "'image'"),
+    (talk({"role": "assistant", "content": ""}), "messages"),
+    (assistant(USE | {"id": 5}), "messages[1].content[0].id"),
+    (body(tools=[TOOL | {"name": "x" * 257}]), "tools[0].name"),
+    (body(tools=[TOOL | {"name": ""}]), "tools[0].name"),
+    (body(tools=[TOOL | {"name": "a\nx-forged: 1"}]), "tools[0].name"),
+    (body(tools=[TOOL | {"name": "</tool_call>"}]), "tools[0].name"),
+    (body(tools=[{"type": "bash_20250124", "name": "a b"}]), "tools[0].name"),
+    (body(tools=[{"type": "bash_20250124", "strict": "yes"}]), "tools[0]"),
+    (body(tools=[{"type": "custom", "name": "time"}]), "tools[0]"),
+    (body(tools=[WEB], tool_choice={"type": "any"}), "tool_choice"),
+    (body(tools=[WEB, TOOL], tool_choice={"type": "tool", "name": "web_search"}), "tool_choice.name"),
     (talk({"role": "user", "content": "refuse me"}), "template refuses"),
     (body(system=5), "system"),
-    (body(system=[{"type": "image"}]), "system[0]"),
-    (body(system=[{"type": "text"}]), "system[0].text"),
     (body(tools=5), "tools"),
     (body(tools=[5]), "tools[0]"),
     (body(tools=[{}]), "tools[0]"),
@@ -125,7 +109,6 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (body(tools=[TOOL | {"input_schema": {"type": "array"}}]), "tools[0].input_schema"),
     (body(tools=[TOOL | {"strict": True}]), "structured output"),
     (body(tools=[TOOL | {"strict": 1}]), "tools[0]"),
-    (body(tools=[{"type": "web_search_20250305", "name": "web_search"}]), "tools[0]"),
     (body(tools=[TOOL | {"name": f"t{number}"} for number in range(513)]), "tools"),
     (body(tools=[TOOL], model="tiny"), "--tool-parser"),
     (body(tools=[TOOL], tool_choice={"type": "any"}), "structured output"),
@@ -137,11 +120,8 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (body(tools=[TOOL], tool_choice="auto"), "tool_choice"),
     (body(tools=[TOOL], tool_choice={}), "tool_choice.type"),
     (body(thinking=True), "thinking"),
-    (body(thinking={"type": CANARY}), "thinking.type"),
-    (body(thinking={"type": "enabled", "display": CANARY}), "thinking.display"),
-    (body(thinking={"type": "enabled"}, model="tiny"), "--reasoning-parser"),
-    (body(output_config={"effort": CANARY}), "output_config.effort"),
     (body(output_config={"format": {"type": "json_schema", "schema": {}}}), "structured output"),
+    (body(output_format={"type": "json_schema", "schema": {}}), "structured output"),
     (body(output_config={"format": {"type": "json_schema", "schema": CANARY}}), "output_config.format"),
     (body(output_config={"format": {"type": CANARY, "schema": {}}}), "output_config.format"),
 ]
@@ -160,12 +140,7 @@ VALUES_OF: dict[str, list[Any]] = {
     "top_k": [-2, 2**31, 1.5, "1"],
     "stop_sequences": ["###", ["a"] * 1025, [""], ["x" * 8193] * 2, [5]],
     "stream": [1, "true"],
-    "metadata": [5, {"user_id": 5}],
-    "container": ["c", {}],
-    "mcp_servers": [[{"type": "url"}]],
     "output_format": [{"type": "json_schema"}],
-    "speed": ["fast"],
-    "compaction": [{"type": "summarize"}],
 }
 
 
@@ -184,9 +159,7 @@ async def test_max_tokens_is_required() -> None:
         (98, 100, "enabled"),  # this model's engine has no grammars
         (0, 100, "enabled"),
         (-1, 100, "enabled"),
-        (100, 100, "enabled"),
         (5, 100, "adaptive"),
-        (5, 100, "disabled"),
     ],
 )
 async def test_a_budget_that_nothing_here_would_keep(budget: int, max_tokens: int, kind: str) -> None:

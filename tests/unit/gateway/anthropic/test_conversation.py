@@ -11,6 +11,7 @@ from penstock.gateway.anthropic.conversation import continues, template_messages
 from penstock.gateway.anthropic.schemas import CountTokensRequest, Message
 from penstock.gateway.anthropic.thinking import template_kwargs
 from penstock.gateway.anthropic.tools import offered_tools
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse
 from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
 from penstock.tokenizers import Tool, find_reasoning_parser
@@ -22,9 +23,9 @@ def request(*messages: dict[str, Any], **fields: Any) -> CountTokensRequest:
     return msgspec.convert({"model": "m", "messages": list(messages), **fields}, CountTokensRequest)
 
 
-def translated(*messages: dict[str, Any], system: Any = None) -> list[dict[str, Any]]:
+def translated(*messages: dict[str, Any], system: Any = None, strict: bool = True) -> list[dict[str, Any]]:
     asked = request(*messages, system=system)
-    return template_messages(asked.system, asked.messages)
+    return template_messages(asked.system, asked.messages, RequestContext(strict=strict))
 
 
 def says(role: str, *blocks: Any) -> dict[str, Any]:
@@ -77,9 +78,11 @@ def test_turns_of_one_side_are_one() -> None:
         says("assistant", THOUGHT, "a"),
         says("assistant", "b", USE),
         says("assistant", THOUGHT),
+        says("user", result("toolu_1", "Rain.")),
     ) == [
         {"role": "user", "content": "hi\nthere"},
         {"role": "assistant", "content": "ab", "reasoning_content": "Hm.Hm.", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "Rain."},
     ]
 
 
@@ -87,7 +90,7 @@ def test_turns_of_one_side_are_one() -> None:
 @pytest.mark.parametrize(("role", "between"), [("user", "\n"), ("assistant", "")])
 def test_a_turn_may_have_as_many_messages_as_a_body_can_hold(role: str, between: str) -> None:
     count, text = 100_000, "x" * 40
-    assert template_messages(None, [Message(role, text)] * count) == [
+    assert template_messages(None, [Message(role, text)] * count, RequestContext(strict=True)) == [
         {"role": role, "content": between.join([text] * count)}
     ]
 
@@ -124,7 +127,7 @@ def test_a_tool_may_answer_nothing(content: Any) -> None:
 
 def test_thoughts_that_nobody_can_read_are_left_out() -> None:
     redacted = {"type": "redacted_thinking", "data": "c2VjcmV0"}
-    assert translated(HI, says("assistant", redacted, "a"))[-1] == {"role": "assistant", "content": "a"}
+    assert translated(HI, says("assistant", redacted, "a"), strict=False)[-1] == {"role": "assistant", "content": "a"}
 
 
 def test_an_answer_that_was_empty_may_come_back() -> None:
@@ -150,12 +153,14 @@ def test_the_last_message_is_continued_where_it_is_the_assistant_s() -> None:
 )
 def test_thinking_is_for_the_template(fields: dict[str, Any], kwargs: dict[str, Any]) -> None:
     asked = request(HI, **fields)
-    assert template_kwargs(asked.thinking, asked.output_config, THINKS) == kwargs
+    assert template_kwargs(asked.thinking, asked.output_config, THINKS, RequestContext(strict=True)) == kwargs
 
 
 def test_a_model_that_does_not_think_may_answer_with_any_effort() -> None:
     asked = request(HI, output_config={"effort": "high"}, thinking={"type": "adaptive"})
-    assert template_kwargs(asked.thinking, asked.output_config, NO_PARSERS) == {"enable_thinking": True}
+    assert template_kwargs(asked.thinking, asked.output_config, NO_PARSERS, RequestContext()) == {
+        "enable_thinking": True
+    }
 
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -168,7 +173,7 @@ def test_tools(choice: Any) -> None:
         {"name": "time", "input_schema": {}, "type": "custom"},
     ]
     asked = request(HI, tools=given, tool_choice=choice)
-    offered = offered_tools(asked.tools, asked.tool_choice)
+    offered = offered_tools(asked.tools, asked.tool_choice, RequestContext())
     assert list(offered.use.tools) == [Tool("weather", SCHEMA), Tool("time", {})]
     assert offered.shown == [
         {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}},
@@ -180,10 +185,11 @@ def test_tools(choice: Any) -> None:
 def test_no_tools_and_one_call() -> None:
     given = [{"name": "time", "input_schema": {}}]
     none = request(HI, tools=given, tool_choice={"type": "none"})
-    for offered in (offered_tools(none.tools, none.tool_choice), offered_tools([], None), offered_tools(None, None)):
+    asked = [(none.tools, none.tool_choice), ([], None), (None, None)]
+    for offered in [offered_tools(*each, RequestContext()) for each in asked]:
         assert (offered.use, offered.shown) == (NO_TOOLS, None)
     one = request(HI, tools=given, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
-    assert not offered_tools(one.tools, one.tool_choice).use.in_parallel
+    assert not offered_tools(one.tools, one.tool_choice, RequestContext()).use.in_parallel
 
 
 @pytest.mark.parametrize(
@@ -197,7 +203,7 @@ def test_no_tools_and_one_call() -> None:
 def test_forced_calls(choice: Any, names: list[str], named: bool, parallel: bool) -> None:
     given = [{"name": name, "input_schema": SCHEMA, "strict": True} for name in ("weather", "time")]
     asked = request(HI, tools=given, tool_choice=choice)
-    offered = offered_tools(asked.tools, asked.tool_choice)
+    offered = offered_tools(asked.tools, asked.tool_choice, RequestContext())
     assert offered.use == ToolUse([Tool(name, SCHEMA, True) for name in names], True, named, parallel)
     assert offered.shown is not None
     assert [tool["function"]["name"] for tool in offered.shown] == ["weather", "time"]

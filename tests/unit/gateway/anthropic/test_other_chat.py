@@ -10,6 +10,7 @@ import pytest
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.anthropic.other_chat import other_chat
 from penstock.gateway.anthropic.schemas import MessagesRequest
+from penstock.gateway.front.context import RequestContext
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -17,7 +18,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 def fields(**given: Any) -> dict[str, Any]:
     body = {"model": "m", "max_tokens": 2000, "messages": MESSAGES} | given
-    found = dict(other_chat(msgspec.convert(body, MessagesRequest)).fields)
+    found = dict(other_chat(msgspec.convert(body, MessagesRequest), RequestContext()).fields)
     return {name: value for name, value in found.items() if name not in ("messages", "max_tokens")}
 
 
@@ -31,7 +32,12 @@ def fields(**given: Any) -> dict[str, Any]:
             {"thinking": {"type": "enabled", "budget_tokens": 1024}},
             {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 1024},
         ),
+        ({"thinking": {"type": "deep"}}, {}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, {"chat_template_kwargs": {"enable_thinking": True}}),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, {"thinking_token_budget": 5}),
         ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"output_config": {"effort": "so so"}}, {}),
+        ({"metadata": {"user_id": 5}, "mcp_servers": [{"type": "url"}]}, {}),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
             {
@@ -50,7 +56,8 @@ def test_fields(given: dict[str, Any], sent: dict[str, Any]) -> None:
 
 
 def test_tools() -> None:
-    tools = [{"name": "f", "input_schema": SCHEMA, "strict": True}, {"name": "g", "input_schema": SCHEMA}]
+    web = {"type": "web_search_20250305", "name": "web_search"}
+    tools = [web, {"name": "f", "input_schema": SCHEMA, "strict": True}, {"name": "g", "input_schema": SCHEMA}]
     sent = fields(tools=tools, tool_choice={"type": "tool", "name": "g"})
     strict = {"name": "f", "parameters": SCHEMA, "strict": True}
     other = {"name": "g", "parameters": SCHEMA}
@@ -62,7 +69,7 @@ def test_earlier_thoughts_are_not_sent() -> None:
     thought = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}]
     messages = [*MESSAGES, {"role": "assistant", "content": thought}, *MESSAGES]
     body = {"model": "m", "max_tokens": 5, "messages": messages}
-    sent = other_chat(msgspec.convert(body, MessagesRequest)).fields["messages"]
+    sent = other_chat(msgspec.convert(body, MessagesRequest), RequestContext()).fields["messages"]
     assert sent == [*MESSAGES, {"role": "assistant", "content": "yes"}, *MESSAGES]
 
 
@@ -70,8 +77,7 @@ def test_earlier_thoughts_are_not_sent() -> None:
     ("given", "error"),
     [
         ({"messages": [*MESSAGES, {"role": "assistant", "content": "so"}]}, UnsupportedError),
-        ({"thinking": {"type": "deep"}}, InvalidRequestError),
-        ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, InvalidRequestError),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, InvalidRequestError),
         ({"max_tokens": 0}, InvalidRequestError),
     ],
 )

@@ -1,0 +1,100 @@
+"""GET /v1/models and /v1/models/{id} for Anthropic's clients: https://docs.claude.com/en/api/models-list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.anthropic.errors import is_of_anthropic
+from penstock.gateway.front.context import Principal
+from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.pages import page_limit
+
+_DEFAULT, _MOST = 20, 1000
+"""Of a page, as in Anthropic's API."""
+
+
+class Model(Protocol):
+    id: str
+    created: int
+    """Unix seconds; 0: not known."""
+    max_model_len: int | None
+
+
+class Models(Protocol):
+    def all(self, principal: Principal) -> Sequence[Model]: ...
+
+    def one(self, name: str, principal: Principal) -> Model:
+        """Raises PenstockError."""
+        ...
+
+
+class ModelPage:
+    """`other` answers clients that are not Anthropic's."""
+
+    query = ("limit", "after_id", "before_id")
+
+    def __init__(self, models: Models, other: ASGIApp) -> None:
+        self._models = models
+        self._other = other
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        if not is_of_anthropic(exchange.headers):
+            await self._other(scope, receive, send)
+            return
+        models = [_shown(model) for model in self._models.all(exchange.context.principal)]
+        page = model_page(models, Request(scope).query_params)
+        await exchange.respond(200, msgspec.json.encode(page))
+
+
+class ModelDetail:
+    """The id is all of the path after /v1/models/. `other`: as of `ModelPage`."""
+
+    def __init__(self, models: Models, other: ASGIApp) -> None:
+        self._models = models
+        self._other = other
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        if not is_of_anthropic(exchange.headers):
+            await self._other(scope, receive, send)
+            return
+        model = self._models.one(scope["path_params"]["name"], exchange.context.principal)
+        await exchange.respond(200, msgspec.json.encode(_shown(model)))
+
+
+def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """The models behind `after_id`, or those that end before `before_id`. Raises InvalidRequestError."""
+    limit = page_limit(query.get("limit"), _DEFAULT, _MOST)
+    ids = [model["id"] for model in models]
+    first, end = _position(ids, query, "after_id", -1) + 1, _position(ids, query, "before_id", len(ids))
+    if "before_id" in query and "after_id" not in query:
+        begin = max(first, end - limit)
+        data, has_more = models[begin:end], begin > first
+    else:
+        data, has_more = models[first:end][:limit], end - first > limit
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return {"data": data, "has_more": has_more, **ends}
+
+
+def _position(ids: Sequence[str], query: Mapping[str, str], name: str, default: int) -> int:
+    given = query.get(name)
+    if given is None:
+        return default
+    if given not in ids:
+        raise InvalidRequestError(f"{name} names nothing in this list.", param=name)
+    return ids.index(given)
+
+
+def _shown(model: Model) -> dict[str, Any]:
+    created = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    limits = {"max_input_tokens": model.max_model_len, "max_tokens": model.max_model_len}
+    about = {"type": "model", "id": model.id, "display_name": model.id, "created_at": created}
+    return {**about, "lifecycle": "active", **limits}

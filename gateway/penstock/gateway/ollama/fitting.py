@@ -48,6 +48,15 @@ class Window:
             return prompt
         return prompt[: self.keep] + prompt[len(prompt) - (self.rest - self.keep) :]
 
+    def shortened(self, prompt: list[int], field: str, context: RequestContext, *, cut: bool) -> list[int]:
+        """The prompt, if need be and `cut` the shorter one. Raises ContextLengthError."""
+        if len(prompt) <= self.most:
+            return prompt
+        if not cut:
+            raise too_long(self)
+        note_cut(field, context)
+        return self.cut(prompt)
+
     def limited(self, wanted: GenerateRequest) -> GenerateRequest:
         """`num_predict` is an upper bound: no more than the context leaves behind the prompt."""
         [prompt] = wanted.prompts
@@ -73,7 +82,9 @@ def window(options: Options, context_length: int, context: RequestContext) -> Wi
     return Window(most, rest, min(keep, rest - 1), context_length)
 
 
-async def fitted_chat(messages: Messages, render: Render, bounds: Window, *, cut: bool) -> GenerateRequest:
+async def fitted_chat(
+    messages: Messages, render: Render, bounds: Window, context: RequestContext, *, cut: bool
+) -> GenerateRequest:
     """The request whose prompt fits: the oldest messages are left out, but for those of the system, and of a last one
     that is too long by itself some tokens. Not `cut`: raises ContextLengthError."""
     whole_chat = await _within(bounds.most, messages, render)
@@ -81,6 +92,7 @@ async def fitted_chat(messages: Messages, render: Render, bounds: Window, *, cut
         return whole_chat
     if not cut:
         raise too_long(bounds)
+    note_cut("messages", context)
     starts = _starts(messages)
     shorter = await _longest_that_fits(messages, starts, render, bounds.rest)
     if shorter is not None:
@@ -99,8 +111,12 @@ def with_prompt(wanted: GenerateRequest, prompt: list[int]) -> GenerateRequest:
     return replace(wanted, prompts=[prompt], truncation=None)
 
 
+def note_cut(field: str, context: RequestContext) -> None:
+    context.ignore(field, "what is older is left out, since it is longer than the context.")
+
+
 def too_long(bounds: Window) -> ContextLengthError:
-    message = f"The prompt is longer than the context, which is {bounds.most} tokens; truncate true cuts it."
+    message = f"The prompt has more than {bounds.most} tokens, which is what there is room for; truncate true cuts it."
     return ContextLengthError(message, param="truncate")
 
 

@@ -20,7 +20,7 @@ from penstock.gateway.llm.dataplane import GenerateRequest as WantedText
 from penstock.gateway.llm.dataplane import Generation
 from penstock.gateway.llm.models import LoadedModel
 from penstock.gateway.ollama.answers import Answer, Lines, now
-from penstock.gateway.ollama.fitting import Window, fitted_chat, only_prompt, too_long, window, with_prompt
+from penstock.gateway.ollama.fitting import Window, fitted_chat, only_prompt, window, with_prompt
 from penstock.gateway.ollama.keep_alive import keep, seconds_of
 from penstock.gateway.ollama.names import model_name
 from penstock.gateway.ollama.options import sampling_fields, widened, within_openai
@@ -152,14 +152,12 @@ class _Endpoint(TranslatingEndpoint[_R]):
             return await chat_generation(self._dataplane, self._settings, asked, shown, context)
 
         cut = request.truncate is not False
-        wanted = await fitted_chat(messages, render, bounds, cut=cut)
+        wanted = await fitted_chat(messages, render, bounds, context, cut=cut)
         if before:
             prompt = only_prompt(wanted)
             begins = "bos_token" in (model.template_variables or ()) and prompt[:1] == [before[0]]
             prompt = [*before, *prompt[begins:]]
-            if len(prompt) > bounds.most and not cut:
-                raise too_long(bounds)
-            wanted = with_prompt(wanted, bounds.cut(prompt))
+            wanted = with_prompt(wanted, bounds.shortened(prompt, "context", context, cut=cut))
         return widened(bounds.limited(wanted), sampling, context)
 
     def _openai_chat(
@@ -241,10 +239,7 @@ class Generate(_Endpoint[GenerateRequest]):
     async def _tokens(self, request: GenerateRequest, text: str, bounds: Window, context: RequestContext) -> list[int]:
         cut = request.truncate is not False
         tokens = await self._dataplane.text_prompt(self._model_name(request), text, context, cut=cut)
-        tokens = [*(request.context or ()), *tokens]
-        if len(tokens) > bounds.most and not cut:
-            raise too_long(bounds)
-        return bounds.cut(tokens)
+        return bounds.shortened([*(request.context or ()), *tokens], "prompt", context, cut=cut)
 
     async def _other_chat(self, request: GenerateRequest, context: RequestContext) -> OtherChat:
         for name in ("raw", "suffix", "context", "template"):

@@ -14,7 +14,6 @@ from typing import Any
 from penstock.engines.errors import PenstockError
 from penstock.engines.formats.gguf.files import gguf_files, read_parts
 from penstock.engines.formats.model_files import read_json_if_any, weight_files
-from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.formats.safetensors_file import Described, read_header
 
 _LICENSES = ("license", "licence", "copying")
@@ -157,6 +156,8 @@ def _of_gguf(paths: list[Path]) -> tuple[int, str, dict[str, Any]]:
 
 
 def _of_safetensors(paths: list[Path], config: Mapping[str, Any], family: str) -> tuple[int, str, dict[str, Any]]:
+    from penstock.engines.formats.quantized.schemes import parse_scheme  # servers start without it
+
     tensors: dict[str, Described] = {}
     for path in paths:
         tensors |= read_header(path)

@@ -216,7 +216,7 @@ async def test_a_result_of_a_tool_is_not_parted_from_its_call(served: Served) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "begins"), [({}, "user"), ({"num_keep": 12}, "user: <start>"), ({"num_keep": 0}, "x")]
+    ("options", "begins"), [({}, "user"), ({"num_keep": 12}, "user: <start"), ({"num_keep": 0}, "x")]
 )
 async def test_a_message_that_is_too_long_by_itself_is_cut(
     served: Served, options: dict[str, Any], begins: str

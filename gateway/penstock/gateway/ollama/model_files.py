@@ -97,6 +97,14 @@ class ModelFiles:
 
 def read_model_files(folder: Path) -> ModelFiles:
     """Reads headers, and no weights; of files that cannot be read nothing is known. Blocks."""
+    try:
+        return _read(folder)
+    except OSError:
+        return ModelFiles()
+
+
+def _read(folder: Path) -> ModelFiles:
+    """Raises OSError."""
     config: dict[str, Any] = {}
     with suppress(PenstockError):
         config = read_json_if_any(folder / "config.json")
@@ -161,22 +169,24 @@ def _of_safetensors(paths: list[Path], config: Mapping[str, Any], family: str) -
     tensors: dict[str, Described] = {}
     for path in paths:
         tensors |= read_header(path)
+    bytes_of: Counter[str] = Counter()
+    for tensor in tensors.values():
+        bytes_of[tensor.dtype] += tensor.num_bytes
+    level = bytes_of.most_common(1)[0][0] if tensors else ""
     scheme = parse_scheme(config)
     if scheme is None:
         parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
-        bytes_of: Counter[str] = Counter()
-        for tensor in tensors.values():
-            bytes_of[tensor.dtype] += tensor.num_bytes
-        level = bytes_of.most_common(1)[0][0] if bytes_of else ""
     else:
         parameters = sum(_weights_in(name, tensor, scheme.bits) for name, tensor in tensors.items())
-        level = _level(scheme.name, scheme.bits)
+        is_float8 = scheme.bits == 8 and any(tensor.dtype.startswith("F8") for tensor in tensors.values())
+        level = "FP8" if is_float8 else _level(scheme.name, scheme.bits, config)
     return parameters, level, _info_of(config, family, parameters)
 
 
-def _level(scheme: str, bits: int) -> str:
-    name = next((known for known in ("mxfp4", "nf4", "fp4", "fp8") if known in scheme.lower()), f"int{bits}")
-    return name.upper()
+def _level(scheme: str, bits: int, config: Mapping[str, Any]) -> str:
+    if scheme == "bitsandbytes" and bits == 4:
+        return str(config["quantization_config"].get("bnb_4bit_quant_type", "fp4")).upper()[:16]
+    return "MXFP4" if scheme == "mxfp4" else f"INT{bits}"
 
 
 def _weights_in(name: str, tensor: Described, bits: int) -> int:

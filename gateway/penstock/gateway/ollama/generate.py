@@ -154,10 +154,10 @@ class _Endpoint(TranslatingEndpoint[_R]):
         cut = request.truncate is not False
         wanted = await fitted_chat(messages, render, bounds, context, cut=cut)
         if before:
-            prompt = only_prompt(wanted)
-            begins = "bos_token" in (model.template_variables or ()) and prompt[:1] == [before[0]]
-            prompt = [*before, *prompt[begins:]]
-            wanted = with_prompt(wanted, bounds.shortened(prompt, "context", context, cut=cut))
+            behind = only_prompt(wanted)
+            if "bos_token" in (model.template_variables or ()) and behind[:1] == [before[0]]:
+                behind = behind[1:]
+            wanted = with_prompt(wanted, bounds.shortened([*before, *behind], "context", context, cut=cut))
         return widened(bounds.limited(wanted), sampling, context)
 
     def _openai_chat(

@@ -22,6 +22,8 @@ _encode = msgspec.json.Encoder().encode
 class Pull:
     """POST /api/pull. Clients ask for a model before they use it: for one that is here, all is done already."""
 
+    schema = PullRequest
+
     def __init__(self, models: Models, settings: AppSettings) -> None:
         self._models = models
         self._settings = settings

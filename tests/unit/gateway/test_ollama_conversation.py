@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.ollama.schemas import CalledFunction, Message, ToolCall
-from penstock.gateway.ollama.translation import role_reader, template_messages
+from penstock.gateway.llm.dataplane import ServedModel
+from penstock.gateway.llm.model_parsers import ModelParsers
+from penstock.gateway.ollama.options import sampling_fields
+from penstock.gateway.ollama.schemas import CalledFunction, ChatRequest, Message, Options, ToolCall
+from penstock.gateway.ollama.translation import openai_chat, role_reader, template_messages
+from penstock.tokenizers import find_reasoning_parser
+from protocol.fake_dataplane import INFO
 
 
 def calls(*names: str) -> Message:
@@ -89,6 +94,52 @@ def test_a_role_that_the_template_does_not_know_is_the_users(role: str, as_shown
     found, noted = shown(Message("user", "a"), Message(role, "b"), source=GRANITE)
     assert found[1]["role"] == as_shown
     assert ("messages[].role" in noted) is (as_shown == "user")
+
+
+@pytest.mark.parametrize(
+    ("think", "variables", "kwargs", "noted"),
+    [
+        (True, {"enable_thinking"}, {"enable_thinking": True}, ()),
+        (False, {"enable_thinking"}, {"enable_thinking": False}, ()),
+        ("none", {"enable_thinking"}, {"enable_thinking": False}, ()),
+        ("high", {"enable_thinking"}, {"enable_thinking": True}, ("think",)),
+        ("max", {"reasoning_effort"}, {"reasoning_effort": "max"}, ()),
+        (True, set(), {}, ()),
+        (None, {"enable_thinking"}, None, ()),
+    ],
+)
+def test_what_a_template_is_told_of_thinking(think: Any, variables: set[str], kwargs: Any, noted: Any) -> None:
+    context, sampling = RequestContext(), sampling_fields(Options(), RequestContext())
+    parsers = ModelParsers(reasoning=find_reasoning_parser("qwen3"))
+    model = ServedModel("m", "root", 0, INFO, template_variables=frozenset(variables), parsers=parsers)
+    chat = openai_chat(ChatRequest(model="m", think=think), "m", None, sampling, context, model)
+    assert (chat.chat_template_kwargs, context.record.ignored) == (kwargs, noted)
+    assert chat.include_reasoning is (think not in (False, "none"))
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("tool", "as_shown"),
+    [
+        (TOOL, TOOL),
+        ({"function": {"name": "f"}}, TOOL),
+        (
+            {"type": "", "function": {"name": "f", "parameters": {"properties": {}}}},
+            {"type": "function", "function": {"name": "f", "parameters": {"properties": {}, "type": "object"}}},
+        ),
+        ({"type": "web_search"}, None),
+        ({"type": "function", "function": None}, None),
+        ({"type": "function", "function": {"description": "of no name"}}, None),
+    ],
+)
+def test_tools_that_a_model_can_call(tool: dict[str, Any], as_shown: dict[str, Any] | None) -> None:
+    context, sampling = RequestContext(), sampling_fields(Options(), RequestContext())
+    chat = openai_chat(ChatRequest(model="m"), "m", [tool], sampling, context)
+    assert chat.tools == (None if as_shown is None else [as_shown])
+    assert chat.tool_choice == (None if as_shown is None else "auto")
+    assert context.record.ignored == (("tools[]",) if as_shown is None else ())
 
 
 def test_an_image_leaves_a_line_of_text() -> None:

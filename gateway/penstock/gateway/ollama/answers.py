@@ -12,6 +12,7 @@ import msgspec
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import ChoiceDelta, TokenLogprob, Usage
 from penstock.gateway.openai.logprobs import chat_logprobs
+from penstock.gateway.openai.objects import TopLogprob
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 LOADED_BEFORE = 1
@@ -76,7 +77,7 @@ class Answer:
         complete = len(self._calls) - (0 if self.finish_reason is not None else 1)
         calls = [self._calls.pop(index) for index in sorted(self._calls)[: max(0, complete)]]
         text, thought = "".join(self._texts), "".join(self._thoughts)
-        logprobs = {"logprobs": chat_logprobs(self._logprobs).content} if self._logprobs else {}
+        logprobs = {"logprobs": _shown_logprobs(self._logprobs)} if self._logprobs else {}
         self._texts, self._thoughts, self._logprobs = [], [], []
         if not (text or thought or calls or logprobs):
             return None
@@ -145,6 +146,12 @@ def _shown_call(call: list[str]) -> dict[str, Any] | None:
         return {"function": {"name": name, "arguments": msgspec.json.decode("".join(arguments) or "{}")}}
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def _shown_logprobs(entries: Sequence[TokenLogprob]) -> list[TopLogprob]:
+    """As OpenAI shows them; without a list of the likeliest tokens where none was asked for."""
+    found = chat_logprobs(entries).content
+    return [each if each.top_logprobs else TopLogprob(each.token, each.logprob, each.bytes) for each in found]
 
 
 def _ns(seconds: float) -> int:

@@ -23,7 +23,7 @@ from penstock.gateway.ollama.answers import Answer, Lines, now
 from penstock.gateway.ollama.fitting import Window, fitted_chat, only_prompt, window, with_prompt
 from penstock.gateway.ollama.keep_alive import keep, seconds_of
 from penstock.gateway.ollama.names import model_name
-from penstock.gateway.ollama.options import sampling_fields, widened, within_openai
+from penstock.gateway.ollama.options import sampling_fields, whole, widened, within_openai
 from penstock.gateway.ollama.schemas import ChatRequest, GenerateRequest, Options
 from penstock.gateway.ollama.translation import (
     ReadsRole,
@@ -86,7 +86,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
             exchange.context,
             generation.usage,
             is_chat=self.is_chat,
-            is_silent=request.options is not None and request.options.num_predict == 0,
+            is_silent=request.options is not None and whole(request.options.num_predict) == 0,
             prompt=self._shown_prompt(request, generation),
         )
 

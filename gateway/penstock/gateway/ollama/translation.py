@@ -58,7 +58,7 @@ def openai_chat(
 ) -> openai.ChatRequest:
     """Still without messages. `model`: None where another server has it. Raises InvalidRequestError,
     UnsupportedError."""
-    think = request.think
+    think = False if request.think == "none" else request.think
     if model is not None and think not in (None, False) and model.parsers.reasoning is None:
         context.ignore("think", "this model's chat template shows no reasoning (--reasoning-parser).")
         think = None
@@ -221,7 +221,7 @@ def _thinking(think: Think | None, variables: frozenset[str] | None, context: Re
     """What the template is told, as far as it asks."""
     if think is None:
         return None
-    kwargs: dict[str, Any] = {"enable_thinking": think not in (False, "none")}
+    kwargs: dict[str, Any] = {"enable_thinking": think is not False}
     if isinstance(think, str):
         kwargs["reasoning_effort"] = think
         if variables is not None and "reasoning_effort" not in variables:

@@ -17,7 +17,7 @@ from penstock.gateway.generating.sse import stream
 from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest as WantedText
-from penstock.gateway.llm.dataplane import Generation
+from penstock.gateway.llm.dataplane import Generation, ServedModel
 from penstock.gateway.llm.models import LoadedModel
 from penstock.gateway.ollama.answers import Answer, Lines, now
 from penstock.gateway.ollama.fitting import Window, fitted_chat, only_prompt, window, with_prompt
@@ -154,10 +154,8 @@ class _Endpoint(TranslatingEndpoint[_R]):
         cut = request.truncate is not False
         wanted = await fitted_chat(messages, render, bounds, context, cut=cut)
         if before:
-            behind = only_prompt(wanted)
-            if "bos_token" in (model.template_variables or ()) and behind[:1] == [before[0]]:
-                behind = behind[1:]
-            wanted = with_prompt(wanted, bounds.shortened([*before, *behind], "context", context, cut=cut))
+            prompt = _continued(before, only_prompt(wanted), model)
+            wanted = with_prompt(wanted, bounds.shortened(prompt, "context", context, cut=cut))
         return widened(bounds.limited(wanted), sampling, context)
 
     def _openai_chat(
@@ -246,6 +244,12 @@ class Generate(_Endpoint[GenerateRequest]):
             if getattr(request, name):
                 raise UnsupportedError(f"{name}: models of other servers are asked by chats.", param=name)
         return self._openai_chat(request, None, _messages(request, context), context)
+
+
+def _continued(before: Sequence[int], prompt: list[int], model: ServedModel) -> list[int]:
+    """A token that opens a text stands at its beginning alone, though the template writes one for each prompt."""
+    opens = "bos_token" in (model.template_variables or ()) and prompt[:1] == [before[0]]
+    return [*before, *(prompt[1:] if opens else prompt)]
 
 
 def _messages(request: GenerateRequest, context: RequestContext) -> list[dict[str, Any]]:

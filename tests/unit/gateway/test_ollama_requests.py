@@ -16,6 +16,7 @@ from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.metrics.ignored_fields import be_strict
 from penstock.gateway.ports.http_apps import build_app
+from penstock.tokenizers import ChatTemplate
 from protocol.asgi_client import AsgiCall, call
 
 HI = [{"role": "user", "content": "hi"}]
@@ -304,6 +305,16 @@ async def test_an_answers_context_goes_before_the_next_prompt(served: Served) ->
     assert lines_of(streamed)[-1]["context"] == first["context"]
 
 
+async def test_the_token_that_opens_a_text_is_not_repeated_within_it(served: Served) -> None:
+    source = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    served.setup.model.chat_template = ChatTemplate(source, served.setup.tokenizer.special_tokens)
+    first = (await served.ask("generate", prompt="one", options={"num_predict": 1})).json()
+    assert served.prompt() == "<s>one"
+    await served.ask("generate", prompt="two", context=first["context"], options={"num_predict": 1})
+    assert served.prompt().count("<s>") == 1
+    assert served.prompt().endswith("two")
+
+
 async def test_a_context_that_is_too_long_is_cut_and_one_of_other_tokens_refused(served: Served) -> None:
     long = await served.ask("generate", prompt="end", context=[20] * 400, options={"num_predict": 3})
     assert (long.status, long.headers["x-penstock-ignored"]) == (200, "context")
@@ -347,3 +358,11 @@ async def test_a_request_without_a_prompt_loads_the_model(served: Served, path: 
     for fields in ({}, {"messages": None, "prompt": None}, {"keep_alive": 0}):
         body = (await served.ask(path, **fields)).json()
         assert (body["done"], body["done_reason"]) == (True, "load"), "it stays, whatever keep_alive says"
+
+
+async def test_a_model_without_a_chat_template_reads_the_prompt_alone(served: Served) -> None:
+    served.setup.model.chat_template = None
+    answer = await served.ask("generate", prompt="hi", system="Be kind.", options={"num_predict": 2})
+    assert (answer.status, answer.headers["x-penstock-ignored"]) == (200, "system")
+    assert served.prompt() == "hi"
+    assert answer.json()["context"][:-2] == only(served.generated[-1])

@@ -1,4 +1,4 @@
-"""Which call each result of a tool belongs to, where neither has an id."""
+"""Messages, tools and thinking of Ollama's chats, as templates get them: results of tools have no ids there."""
 
 from __future__ import annotations
 

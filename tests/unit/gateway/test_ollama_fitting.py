@@ -1,4 +1,4 @@
-"""Which messages of a conversation stay when it is longer than the context, and how often it is rendered for that."""
+"""Conversations longer than the context: the messages that stay, and how often they are rendered for that."""
 
 from __future__ import annotations
 

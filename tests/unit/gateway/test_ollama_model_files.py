@@ -1,4 +1,4 @@
-"""What Ollama's clients are shown of a model's files."""
+"""Model files in Ollama's words: size, digest, family, parameters and their type."""
 
 from __future__ import annotations
 

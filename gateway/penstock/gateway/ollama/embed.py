@@ -24,13 +24,13 @@ class Embed(PoolingEndpoint[EmbedRequest]):
 
     async def answer(self, request: EmbedRequest, context: RequestContext) -> bytes:
         cut = None if request.truncate is False else _CUT_WHAT_IS_TOO_LONG
-        asked = EmbeddingRequest(
+        embedding = EmbeddingRequest(
             model=request.model,
             input=request.input,
             dimensions=request.dimensions or None,
             truncate_prompt_tokens=cut,
         )
-        rows, tokens = await _embedded(self.plane, asked, context)
+        rows, tokens = await _embedded(self.plane, embedding, context)
         body = {
             "model": request.model,
             "embeddings": rows,
@@ -45,22 +45,22 @@ class OldEmbed(PoolingEndpoint[OldEmbedRequest]):
     schema = OldEmbedRequest
 
     async def answer(self, request: OldEmbedRequest, context: RequestContext) -> bytes:
-        asked = EmbeddingRequest(
+        embedding = EmbeddingRequest(
             model=request.model, input=request.prompt, truncate_prompt_tokens=_CUT_WHAT_IS_TOO_LONG
         )
-        rows, _ = await _embedded(self.plane, asked, context)
+        rows, _ = await _embedded(self.plane, embedding, context)
         return msgspec.json.encode({"embedding": rows[0] if rows else []})
 
 
 async def _embedded(
-    plane: PoolingPlane, asked: EmbeddingRequest, context: RequestContext
+    plane: PoolingPlane, embedding: EmbeddingRequest, context: RequestContext
 ) -> tuple[list[list[float]], int]:
     """Vectors, and how many tokens were read. Without a text, which only asks whether the model is there, none."""
     known = dict(plane.loaded_names())
-    asked.model = model_name(asked.model, known.__contains__)
-    model = plane.model(asked.model, context)
-    if not asked.input:
+    embedding.model = model_name(embedding.model, known.__contains__)
+    model = plane.model(embedding.model, context)
+    if not embedding.input:
         require_one_vector(model)
         return [], 0
-    vectors, texts = await embed(plane, model, asked, context)
+    vectors, texts = await embed(plane, model, embedding, context)
     return vectors.tolist(), sum(map(len, texts))

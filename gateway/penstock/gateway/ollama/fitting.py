@@ -135,23 +135,23 @@ async def _longest_that_fits(
     almost as long; None: there is none. Each look renders and encodes a conversation, so it is guessed from the
     messages' lengths where to look, and what was seen makes the next guess better."""
     lengths = _lengths(messages, starts)
-    found: GenerateRequest | None = None
+    best: GenerateRequest | None = None
     too_early, fits = -1, len(starts)
     chars_of_a_token = _CHARS_OF_A_TOKEN
     for tries_left in reversed(range(_TRIES)):
         if fits - too_early <= 1:
             break
         guess = bisect_left(lengths, -most * chars_of_a_token)
-        if found is None and not tries_left:
+        if best is None and not tries_left:
             guess = len(starts)
         place = min(max(guess, too_early + 1), fits - 1)
         wanted = await _within(most, _from(messages, starts[place]), render)
         if wanted is None:
             too_early, chars_of_a_token = place, chars_of_a_token * 0.7
         else:
-            found, fits = wanted, place
+            best, fits = wanted, place
             chars_of_a_token = -lengths[place] / len(only_prompt(wanted))
-    return found
+    return best
 
 
 def _starts(messages: Messages) -> list[int]:

@@ -148,8 +148,8 @@ class _Endpoint(TranslatingEndpoint[_R]):
         bounds = window(options, model.info.context_length, context)
 
         async def render(shown: list[dict[str, Any]], cut: bool) -> WantedText:
-            asked = msgspec.structs.replace(chat, truncate_prompt_tokens=WHAT_FITS) if cut else chat
-            return await chat_generation(self._dataplane, self._settings, asked, shown, context)
+            variant = msgspec.structs.replace(chat, truncate_prompt_tokens=WHAT_FITS) if cut else chat
+            return await chat_generation(self._dataplane, self._settings, variant, shown, context)
 
         cut = request.truncate is not False
         wanted = await fitted_chat(messages, render, bounds, context, cut=cut)

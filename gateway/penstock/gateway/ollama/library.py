@@ -38,21 +38,21 @@ class Pull:
             body = b"".join(_encode(state) + b"\n" for state in states)
             await exchange.respond(200, body, content_type=_JSON_LINES)
 
-    async def _states(self, given: str, exchange: Exchange) -> list[dict[str, Any]]:
+    async def _states(self, tagged_name: str, exchange: Exchange) -> list[dict[str, Any]]:
         """Raises ModelNotFoundError, NotReadyError, PermissionDeniedError."""
         upstream = self._settings.text_models.by_name
-        name = model_name(given, upstream.__contains__)
+        name = model_name(tagged_name, upstream.__contains__)
         layers = []
         if name in upstream:
             exchange.context.principal.require_model(name)
         else:
-            layers = [await self._layer(given, exchange)]
+            layers = [await self._layer(tagged_name, exchange)]
         texts = ("verifying sha256 digest", "writing manifest", "success")
         return [{"status": "pulling manifest"}, *layers, *({"status": text} for text in texts)]
 
-    async def _layer(self, given: str, exchange: Exchange) -> dict[str, Any]:
+    async def _layer(self, tagged_name: str, exchange: Exchange) -> dict[str, Any]:
         try:
-            entry = await self._models.entry(given, exchange)
+            entry = await self._models.entry(tagged_name, exchange)
         except ModelNotFoundError:
             message = "pull model manifest: file does not exist. The models of this server are those of GET /api/tags."
             raise ModelNotFoundError(message, param="model") from None

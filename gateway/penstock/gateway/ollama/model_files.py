@@ -1,4 +1,4 @@
-"""What a model's files say of it, in the words of Ollama's API: size, digest, family, parameters and their type."""
+"""A model's files in the words of Ollama's API: size, digest, family, parameters and their type."""
 
 from __future__ import annotations
 
@@ -128,11 +128,11 @@ def _read(folder: Path) -> ModelFiles:
 
 def _weights(folder: Path) -> list[Path]:
     """Of a folder in a format of which no more is known: all its files."""
-    found = gguf_files(folder)
-    if not found:
+    files = gguf_files(folder)
+    if not files:
         with suppress(PenstockError, OSError):
-            found = weight_files(folder)
-    return found or sorted(path for path in folder.iterdir() if path.is_file())
+            files = weight_files(folder)
+    return files or sorted(path for path in folder.iterdir() if path.is_file())
 
 
 def _contents(

@@ -1,4 +1,4 @@
-"""What models there are: GET /api/tags, /api/ps and /api/version, POST /api/show."""
+"""The list of models: GET /api/tags, /api/ps and /api/version, POST /api/show."""
 
 from __future__ import annotations
 
@@ -73,33 +73,33 @@ class Models:
 
     async def running(self, exchange: Exchange) -> list[dict[str, Any]]:
         """Those of `listed` that are awake, with the time at which they fall asleep if no request comes."""
-        found = []
+        entries = []
         for model in self._known(exchange):
             if model.expires_at is not None:
                 files = await self._files_of(model)
                 about = {"size_vram": files.size if model.on_gpu else 0, "expires_at": model.expires_at}
-                found.append({**_entry(model, files), **about, "context_length": model.context_length or 0})
-        return found
+                entries.append({**_entry(model, files), **about, "context_length": model.context_length or 0})
+        return entries
 
-    async def shown(self, given: str, exchange: Exchange) -> dict[str, Any]:
+    async def shown(self, tagged_name: str, exchange: Exchange) -> dict[str, Any]:
         """Raises ModelNotFoundError, NotReadyError, PermissionDeniedError."""
-        model = self._named(given, exchange)
+        model = self._named(tagged_name, exchange)
         return _description(model, await self._files_of(model))
 
-    async def entry(self, given: str, exchange: Exchange) -> dict[str, Any]:
+    async def entry(self, tagged_name: str, exchange: Exchange) -> dict[str, Any]:
         """As /api/tags has it. Raises as `shown`."""
-        model = self._named(given, exchange)
+        model = self._named(tagged_name, exchange)
         return _entry(model, await self._files_of(model))
 
     def _known(self, exchange: Exchange) -> list[_Model]:
         may_use, models = exchange.context.principal.may_use, self._dataplane.models
-        found = [_language_model(each.name, models.find(each.name)) for each in models.served() if may_use(each.name)]
-        found += [_encoder(name, model) for name, model in self._pooling.loaded_names() if may_use(name)]
-        return found + [_Model(name=name) for name in models.names_on_demand() if may_use(name)]
+        known = [_language_model(each.name, models.find(each.name)) for each in models.served() if may_use(each.name)]
+        known += [_encoder(name, model) for name, model in self._pooling.loaded_names() if may_use(name)]
+        return known + [_Model(name=name) for name in models.names_on_demand() if may_use(name)]
 
-    def _named(self, given: str, exchange: Exchange) -> _Model:
+    def _named(self, tagged_name: str, exchange: Exchange) -> _Model:
         encoders, models = dict(self._pooling.loaded_names()), self._dataplane.models
-        name = model_name(given, lambda each: each in encoders or models.knows(each))
+        name = model_name(tagged_name, lambda each: each in encoders or models.knows(each))
         exchange.context.principal.require_model(name)
         if name in encoders:
             return _encoder(name, encoders[name])
@@ -184,10 +184,10 @@ class Show:
 
 def named_model(request: ShowRequest) -> str:
     """Raises InvalidRequestError."""
-    given = request.model or request.name
-    if not given:
+    tagged_name = request.model or request.name
+    if not tagged_name:
         raise InvalidRequestError("model is missing.", param="model")
-    return given
+    return tagged_name
 
 
 class OllamaVersion:

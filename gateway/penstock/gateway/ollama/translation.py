@@ -108,14 +108,14 @@ def _top_logprobs(request: GeneratingRequest) -> int | None:
 
 def _functions(tools: Sequence[dict[str, Any]], context: RequestContext) -> list[dict[str, Any]]:
     """Those that a model can call. Ollama takes whatever has the name `tools`."""
-    found = []
+    functions = []
     for number, tool in enumerate(tools):
         function = tool.get("function")
         if tool.get("type") in (None, "", "function") and isinstance(function, dict) and function.get("name"):
-            found.append({**tool, "type": "function", "function": _with_parameters(function)})
+            functions.append({**tool, "type": "function", "function": _with_parameters(function)})
         else:
             context.ignore(f"tools[{number}]", "it is no function with a name.")
-    return found
+    return functions
 
 
 def _with_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def template_messages(
 ) -> list[dict[str, Any]]:
     """As chat templates know them. Calls need no ids, and results of tools name the tool: ids are made here. What
     cannot be shown as it is, is shown in another way and noted."""
-    found: list[dict[str, Any]] = []
+    shaped: list[dict[str, Any]] = []
     calls = _OpenCalls()
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
@@ -149,8 +149,8 @@ def template_messages(
                     calls.add(each["id"], each["function"]["name"])
         elif role == "tool":
             shown |= calls.answered(message, number, context)
-        found.append(shown)
-    return found
+        shaped.append(shown)
+    return shaped
 
 
 def _role(role: str, where: str, context: RequestContext, reads_role: ReadsRole) -> str:

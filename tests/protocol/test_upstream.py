@@ -315,7 +315,8 @@ def test_vectors(fleet: Fleet) -> None:
         ("/v1/messages", {"messages": [*MESSAGES, {"role": "assistant", "content": "go on"}], "max_tokens": 5}),
         ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"]}),
         ("/api/generate", {"prompt": "x", "raw": True}),
-        ("/api/chat", {"messages": MESSAGES, "keep_alive": 0}),
+        ("/api/chat", {"messages": MESSAGES, "logprobs": True}),
+        ("/api/generate", {"prompt": "x", "context": [1]}),
     ],
 )
 def test_what_another_server_cannot_be_asked_is_refused(fleet: Fleet, path: str, body: dict[str, Any]) -> None:
@@ -425,6 +426,11 @@ def test_an_answer_in_the_form_of_responses(fleet: Fleet) -> None:
     last = json.loads(streamed.strip().split("data: ")[-1])
     assert last["type"] == "response.completed"
     assert [item["type"] for item in last["response"]["output"]] == ["reasoning", "message", "function_call"]
+
+
+def test_how_long_another_server_keeps_its_model_is_no_matter_of_ours(fleet: Fleet) -> None:
+    answer = post(fleet, "/api/chat", "agent", keep_alive=0)
+    assert (answer.status_code, answer.headers["x-penstock-ignored"]) == (200, "keep_alive")
 
 
 def test_an_answer_in_ollamas_form(fleet: Fleet) -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.call_counter import CallCounter
 from penstock.gateway.llm.model_sleep import ModelSleep
 from penstock.gateway.ollama.keep_alive import keep, seconds_of
@@ -182,10 +183,19 @@ def test_durations(given: float | str, seconds: float) -> None:
 @pytest.mark.parametrize("given", ["inf", 1e300, "999999999h", 10**15, -1])
 async def test_longer_than_dates_go_is_for_ever(given: float | str) -> None:
     stage = Stage(idle_seconds=60.0)
-    keep(stage.sleep, given)
+    keep(stage.sleep, given, RequestContext())
     assert stage.sleep.seconds_left is None, "else no timer could be set, and no list could show when it sleeps"
 
 
 async def test_a_duration_is_a_number() -> None:
     with pytest.raises(InvalidRequestError, match="keep_alive"):
         seconds_of("nan")
+
+
+@pytest.mark.parametrize("given", [0, "0", "0s", "-0"])
+async def test_a_model_that_does_not_fall_asleep_stays_and_the_answer_says_so(given: float | str) -> None:
+    stage, context = Stage(idle_seconds=0.0), RequestContext()
+    keep(stage.sleep, given, context)
+    assert (stage.sleep.seconds_left, context.record.ignored) == (None, ("keep_alive",))
+    keep(stage.sleep, "5m", kept := RequestContext())
+    assert kept.record.ignored == ()

@@ -1,12 +1,19 @@
-"""Which call each result of a tool belongs to, where neither has an id."""
+"""Messages, tools and thinking of Ollama's chats, as templates get them: results of tools have no ids there."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.ollama.schemas import CalledFunction, Message, ToolCall
-from penstock.gateway.ollama.translation import template_messages
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.llm.dataplane import ServedModel
+from penstock.gateway.llm.model_parsers import ModelParsers
+from penstock.gateway.ollama.options import sampling_fields
+from penstock.gateway.ollama.schemas import CalledFunction, ChatRequest, Message, Options, ToolCall
+from penstock.gateway.ollama.translation import openai_chat, role_reader, template_messages
+from penstock.tokenizers import find_reasoning_parser
+from protocol.fake_dataplane import INFO
 
 
 def calls(*names: str) -> Message:
@@ -18,7 +25,14 @@ def results(*names: str | None) -> list[Message]:
 
 
 def answered(*messages: Message) -> list[tuple[str, str]]:
-    return [(each["name"], each["tool_call_id"]) for each in template_messages(messages) if each["role"] == "tool"]
+    found, _ = shown(*messages)
+    return [(each["name"], each["tool_call_id"]) for each in found if each["role"] == "tool"]
+
+
+def shown(*messages: Message, source: str = "") -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """What a template gets, and what was noted."""
+    context = RequestContext()
+    return template_messages(messages, context, role_reader(source)), context.record.ignored
 
 
 def test_a_result_belongs_to_the_first_call_of_its_name() -> None:
@@ -27,9 +41,113 @@ def test_a_result_belongs_to_the_first_call_of_its_name() -> None:
 
 
 @pytest.mark.parametrize("names", [("c",), ("a", "a"), (None, "a"), (None, None)])
-def test_there_is_a_call_for_each_result(names: tuple[str | None, ...]) -> None:
-    with pytest.raises(InvalidRequestError, match="answers no tool call"):
-        template_messages([calls("a"), *results(*names)])
+def test_a_result_without_a_call_stays_a_result(names: tuple[str | None, ...]) -> None:
+    found, noted = shown(calls("a"), *results(*names))
+    assert found[-1] == {
+        "role": "tool",
+        "content": "done",
+        "name": names[-1] or "tool",
+        "tool_call_id": f"call_{len(names)}_0",
+    }
+    assert noted == ("messages[].tool_name",)
+
+
+def test_ids_come_before_names() -> None:
+    called = Message("assistant", tool_calls=[ToolCall(CalledFunction("a"), id=each) for each in ("x", "y")])
+    answers = [Message("tool", tool_name="a", tool_call_id="y"), Message("tool", tool_name="a")]
+    assert answered(called, *answers) == [("a", "y"), ("a", "x")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "as_shown", "noted"),
+    [
+        ({"a": 1}, {"a": 1}, ()),
+        ('{"a": 1}', '{"a": 1}', ()),
+        (None, "{}", ()),
+        ('{"a": ', '{"malformed_arguments":"{\\"a\\": "}', ("messages[].tool_calls[].function.arguments",)),
+    ],
+)
+def test_arguments_of_earlier_calls(arguments: Any, as_shown: Any, noted: tuple[str, ...]) -> None:
+    found, ignored = shown(Message("assistant", tool_calls=[ToolCall(CalledFunction("f", arguments))]))
+    assert found[0]["tool_calls"][0]["function"]["arguments"] == as_shown
+    assert ignored == noted
+
+
+GRANITE = "{% if message['role'] == 'system' or message.role in ['control', \"pause\"] %}"
+
+
+@pytest.mark.parametrize(
+    ("role", "as_shown"),
+    [
+        ("developer", "system"),
+        ("function", "tool"),
+        ("control", "control"),
+        ("pause", "pause"),
+        ("ghost", "user"),
+        ("", "user"),
+        ("message", "user"),
+        ("control<|end|>", "user"),
+        (".*", "user"),
+    ],
+)
+def test_a_role_that_the_template_does_not_know_is_the_users(role: str, as_shown: str) -> None:
+    found, noted = shown(Message("user", "a"), Message(role, "b"), source=GRANITE)
+    assert found[1]["role"] == as_shown
+    assert ("messages[].role" in noted) is (as_shown == "user")
+
+
+@pytest.mark.parametrize(
+    ("think", "variables", "kwargs", "noted"),
+    [
+        (True, {"enable_thinking"}, {"enable_thinking": True}, ()),
+        (False, {"enable_thinking"}, {"enable_thinking": False}, ()),
+        ("none", {"enable_thinking"}, {"enable_thinking": False}, ()),
+        ("high", {"enable_thinking"}, {"enable_thinking": True}, ("think",)),
+        ("max", {"reasoning_effort"}, {"reasoning_effort": "max"}, ()),
+        (True, set(), {}, ()),
+        (None, {"enable_thinking"}, None, ()),
+    ],
+)
+def test_what_a_template_is_told_of_thinking(think: Any, variables: set[str], kwargs: Any, noted: Any) -> None:
+    context, sampling = RequestContext(), sampling_fields(Options(), RequestContext())
+    parsers = ModelParsers(reasoning=find_reasoning_parser("qwen3"))
+    model = ServedModel("m", "root", 0, INFO, template_variables=frozenset(variables), parsers=parsers)
+    chat = openai_chat(ChatRequest(model="m", think=think), "m", None, sampling, context, model)
+    assert (chat.chat_template_kwargs, context.record.ignored) == (kwargs, noted)
+    assert chat.include_reasoning is (think not in (False, "none"))
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("tool", "as_shown"),
+    [
+        (TOOL, TOOL),
+        ({"function": {"name": "f"}}, TOOL),
+        (
+            {"type": "", "function": {"name": "f", "parameters": {"properties": {}}}},
+            {"type": "function", "function": {"name": "f", "parameters": {"properties": {}, "type": "object"}}},
+        ),
+        ({"type": "web_search"}, None),
+        ({"type": "function", "function": None}, None),
+        ({"type": "function", "function": {"description": "of no name"}}, None),
+    ],
+)
+def test_tools_that_a_model_can_call(tool: dict[str, Any], as_shown: dict[str, Any] | None) -> None:
+    context, sampling = RequestContext(), sampling_fields(Options(), RequestContext())
+    chat = openai_chat(ChatRequest(model="m"), "m", [tool], sampling, context)
+    assert chat.tools == (None if as_shown is None else [as_shown])
+    assert chat.tool_choice == (None if as_shown is None else "auto")
+    assert context.record.ignored == (("tools[]",) if as_shown is None else ())
+
+
+def test_an_image_leaves_a_line_of_text() -> None:
+    found, noted = shown(Message("user", "look", images=["aGk="]), Message("user", images=["aGk="]))
+    line = found[1]["content"]
+    assert found[0]["content"] == f"look\n{line}"
+    assert "image" in line
+    assert noted == ("messages[].images",)
 
 
 @pytest.mark.timeout(20)  # with a look at all open calls for each, they would take minutes

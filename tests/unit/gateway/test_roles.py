@@ -48,7 +48,8 @@ INFERENCE = [
     ),
 ]
 METADATA = [
-    *("GET /api/tags", "GET /api/ps", "GET /api/version", "POST /api/show"),
+    *("GET /api/tags", "GET /api/ps", "GET /api/version", "POST /api/show", "POST /api/pull"),
+    *("POST /api/create", "POST /api/copy", "POST /api/push", "DELETE /api/delete"),
     *("GET /is_sleeping", "GET /version", "GET /openapi.json", "GET /v1/models", "GET /v1/models/tiny"),
     "GET /server_info",
     *("GET /v2", "GET /v2/models/stats", "GET /v2/logging", "GET /v2/trace/setting", "POST /v2/repository/index"),

@@ -137,13 +137,15 @@ class DataPlane:
         return model
 
     async def text_prompt(
-        self, model: str, text: str, context: RequestContext, *, add_special_tokens: bool = True
+        self, model: str, text: str, context: RequestContext, *, add_special_tokens: bool = True, cut: bool = False
     ) -> list[int]:
-        """Encodes a text. Raises as `chat_prompt`."""
+        """Encodes a text. `cut`: it may be too long, since the caller will cut it. Raises as `chat_prompt`."""
         loaded = self._used_by(context, model)
         context.record.enter(Stage.TOKENIZE)
         async with self._until_deadline(context):
-            [token_ids] = await encode_prompts(loaded, [text], self._text_pool, add_special_tokens=add_special_tokens)
+            [token_ids] = await encode_prompts(
+                loaded, [text], self._text_pool, add_special_tokens=add_special_tokens, cut=cut
+            )
             return token_ids
 
     async def with_tokenizer(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import msgspec
 
-from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.ollama.answers import LOADED_BEFORE
 from penstock.gateway.ollama.names import model_name
 from penstock.gateway.ollama.schemas import EmbedRequest, OldEmbedRequest
-from penstock.gateway.pooling.embeddings import embed
+from penstock.gateway.pooling.embeddings import embed, require_one_vector
 from penstock.gateway.pooling.endpoint import PoolingEndpoint
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.pooling.schemas import EmbeddingRequest
@@ -25,37 +24,43 @@ class Embed(PoolingEndpoint[EmbedRequest]):
 
     async def answer(self, request: EmbedRequest, context: RequestContext) -> bytes:
         cut = None if request.truncate is False else _CUT_WHAT_IS_TOO_LONG
-        asked = EmbeddingRequest(
+        embedding = EmbeddingRequest(
             model=request.model,
             input=request.input,
-            dimensions=request.dimensions,
+            dimensions=request.dimensions or None,
             truncate_prompt_tokens=cut,
         )
-        vectors, texts = await _embedded(self.plane, asked, context)
+        rows, tokens = await _embedded(self.plane, embedding, context)
         body = {
             "model": request.model,
-            "embeddings": vectors.tolist(),
+            "embeddings": rows,
             "total_duration": round((time.monotonic() - context.arrival) * 1e9),
-            "load_duration": 0,
-            "prompt_eval_count": sum(map(len, texts)),
+            "load_duration": LOADED_BEFORE,
+            "prompt_eval_count": tokens,
         }
-        return await self.plane.in_pool(vectors.size, lambda: msgspec.json.encode(body))
+        return await self.plane.in_pool(sum(map(len, rows)), lambda: msgspec.json.encode(body))
 
 
 class OldEmbed(PoolingEndpoint[OldEmbedRequest]):
     schema = OldEmbedRequest
 
     async def answer(self, request: OldEmbedRequest, context: RequestContext) -> bytes:
-        asked = EmbeddingRequest(
+        embedding = EmbeddingRequest(
             model=request.model, input=request.prompt, truncate_prompt_tokens=_CUT_WHAT_IS_TOO_LONG
         )
-        vectors, _ = await _embedded(self.plane, asked, context)
-        return msgspec.json.encode({"embedding": vectors[0].tolist()})
+        rows, _ = await _embedded(self.plane, embedding, context)
+        return msgspec.json.encode({"embedding": rows[0] if rows else []})
 
 
 async def _embedded(
-    plane: PoolingPlane, asked: EmbeddingRequest, context: RequestContext
-) -> tuple[Vectors, Sequence[TokenizedText]]:
+    plane: PoolingPlane, embedding: EmbeddingRequest, context: RequestContext
+) -> tuple[list[list[float]], int]:
+    """Vectors, and how many tokens were read. Without a text, which only asks whether the model is there, none."""
     known = dict(plane.loaded_names())
-    asked.model = model_name(asked.model, known.__contains__)
-    return await embed(plane, plane.model(asked.model, context), asked, context)
+    embedding.model = model_name(embedding.model, known.__contains__)
+    model = plane.model(embedding.model, context)
+    if not embedding.input:
+        require_one_vector(model)
+        return [], 0
+    vectors, texts = await embed(plane, model, embedding, context)
+    return vectors.tolist(), sum(map(len, texts))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,40 +17,51 @@ from penstock.gateway.generating.sse import stream
 from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest as WantedText
-from penstock.gateway.llm.dataplane import Generation
+from penstock.gateway.llm.dataplane import Generation, ServedModel
+from penstock.gateway.llm.models import LoadedModel
 from penstock.gateway.ollama.answers import Answer, Lines, now
+from penstock.gateway.ollama.fitting import Window, fitted_chat, only_prompt, window, with_prompt
 from penstock.gateway.ollama.keep_alive import keep, seconds_of
 from penstock.gateway.ollama.names import model_name
-from penstock.gateway.ollama.schemas import UNSUPPORTED, ChatRequest, GenerateRequest, Message
-from penstock.gateway.ollama.translation import openai_chat, openai_completion, template_messages
+from penstock.gateway.ollama.options import sampling_fields, whole, widened, within_openai
+from penstock.gateway.ollama.schemas import ChatRequest, GenerateRequest, Options
+from penstock.gateway.ollama.translation import (
+    ReadsRole,
+    openai_chat,
+    openai_completion,
+    role_reader,
+    template_messages,
+    with_images,
+)
 from penstock.gateway.openai.chat_generation import chat_generation
 from penstock.gateway.openai.other_chat import other_chat
-from penstock.gateway.openai.validation import completion_generate_request
+from penstock.gateway.openai.validation import WHAT_FITS, completion_generate_request
 
 _JSON_LINES = b"application/x-ndjson"
+_PROMPT_ALONE = re.compile(r"\{\{-?\s*\.Prompt\s*-?\}\}")
 _R = TypeVar("_R", ChatRequest, GenerateRequest)
+_A = TypeVar("_A", bound=Answer)
 
 
 class _Endpoint(TranslatingEndpoint[_R]):
     schema: type[_R]
-    unsupported = UNSUPPORTED
     is_chat: bool
 
     def _parse(self, body: bytes) -> _R:
-        request = parse(body, self.schema, self.unsupported)
+        request = parse(body, self.schema, {})
         if request.keep_alive is not None:
             seconds_of(request.keep_alive)
         return request
 
     def _respond(self, exchange: Exchange, request: _R, wanted: WantedText, generation: Generation) -> Awaitable[None]:
         model, _ = self._dataplane.models.find(self._model_name(request), context=exchange.context)
-        keep(model.sleep, request.keep_alive)
+        keep(model.sleep, request.keep_alive, exchange.context)
         return self._respond_from(exchange, request, generation)
 
     async def _answered_without_text(self, exchange: Exchange, request: _R) -> bool:
         if request.keep_alive is not None and not seconds_of(request.keep_alive):
-            message = "keep_alive: the other server decides how long it keeps its model."
-            raise UnsupportedError(message, param="keep_alive")
+            message = "the other server decides how long it keeps its model."
+            exchange.context.ignore("keep_alive", message)
         if self._is_empty(request):
             await self._answer_empty(exchange, request, "load")
             return True
@@ -58,15 +70,29 @@ class _Endpoint(TranslatingEndpoint[_R]):
     def _respond_from(self, exchange: Exchange, request: _R, generation: Generation | OtherAnswer) -> Awaitable[None]:
         if request.stream is False:
             return self._answer(exchange, request, generation)
-        lines = Lines(request.model, exchange.context, generation.usage, is_chat=self.is_chat)
+        lines = self._answer_of(Lines, exchange, request, generation)
         return stream(exchange, generation, lines, ending=lines.ending, content_type=_JSON_LINES, early=lines.heartbeat)
 
     async def _answer(self, exchange: Exchange, request: _R, generation: Generation | OtherAnswer) -> None:
-        answer = Answer(request.model, exchange.context, generation.usage, is_chat=self.is_chat)
+        answer = self._answer_of(Answer, exchange, request, generation)
         async for deltas in generation:
             for delta in deltas:
                 answer.add(delta)
         await exchange.respond(200, answer.end(answer.taken()))
+
+    def _answer_of(self, kind: type[_A], exchange: Exchange, request: _R, generation: Generation | OtherAnswer) -> _A:
+        return kind(
+            request.model,
+            exchange.context,
+            generation.usage,
+            is_chat=self.is_chat,
+            is_silent=request.options is not None and whole(request.options.num_predict) == 0,
+            prompt=self._shown_prompt(request, generation),
+        )
+
+    def _shown_prompt(self, request: _R, generation: Generation | OtherAnswer) -> list[int] | None:
+        """The tokens with which the answer's `context` begins; None: it has none."""
+        return None
 
     async def _answer_at_once(self, exchange: Exchange, request: _R) -> bool:
         """An empty request asks for the model to be loaded, or with `keep_alive` 0 for the opposite."""
@@ -75,11 +101,12 @@ class _Endpoint(TranslatingEndpoint[_R]):
         name = self._model_name(request)
         exchange.context.principal.require_model(name)
         model, _ = self._dataplane.models.find(name, context=exchange.context)
-        leaves = request.keep_alive is not None and not seconds_of(request.keep_alive)
+        sleeps = model.sleep.falls_asleep
+        leaves = sleeps and request.keep_alive is not None and not seconds_of(request.keep_alive)
         with model.in_flight:
             if not leaves:
                 await model.sleep.awake()
-            keep(model.sleep, request.keep_alive)
+            keep(model.sleep, request.keep_alive, exchange.context)
         await self._answer_empty(exchange, request, "unload" if leaves else "load")
         return True
 
@@ -98,6 +125,52 @@ class _Endpoint(TranslatingEndpoint[_R]):
     @abstractmethod
     def _is_empty(self, request: _R) -> bool: ...
 
+    def _loaded(self, request: _R, context: RequestContext) -> LoadedModel:
+        return self._dataplane.models.find(self._model_name(request), context=context).model
+
+    def _roles(self, request: _R, context: RequestContext) -> ReadsRole:
+        template = self._loaded(request, context).chat_template
+        return role_reader(None if template is None else template.source)
+
+    async def _chat(
+        self,
+        request: _R,
+        tools: list[dict[str, Any]] | None,
+        messages: list[dict[str, Any]],
+        context: RequestContext,
+        before: Sequence[int] = (),
+    ) -> WantedText:
+        """`before`: tokens that go before the chat's."""
+        name, options = self._model_name(request), request.options or Options()
+        model = self._dataplane.model(name, context)
+        sampling = sampling_fields(options, context)
+        chat = openai_chat(request, name, tools, within_openai(sampling), context, model)
+        bounds = window(options, model.info.context_length, context)
+
+        async def render(shown: list[dict[str, Any]], cut: bool) -> WantedText:
+            variant = msgspec.structs.replace(chat, truncate_prompt_tokens=WHAT_FITS) if cut else chat
+            return await chat_generation(self._dataplane, self._settings, variant, shown, context)
+
+        cut = request.truncate is not False
+        wanted = await fitted_chat(messages, render, bounds, context, cut=cut)
+        if before:
+            prompt = _continued(before, only_prompt(wanted), model)
+            wanted = with_prompt(wanted, bounds.shortened(prompt, "context", context, cut=cut))
+        return widened(bounds.limited(wanted), sampling, context)
+
+    def _openai_chat(
+        self,
+        request: _R,
+        tools: list[dict[str, Any]] | None,
+        messages: list[dict[str, Any]],
+        context: RequestContext,
+    ) -> OtherChat:
+        """For a model of another server."""
+        if request.logprobs:
+            raise UnsupportedError("logprobs: models of other servers are asked without.", param="logprobs")
+        sampling = sampling_fields(request.options or Options(), context)
+        return other_chat(openai_chat(request, self._model_name(request), tools, sampling, context), messages)
+
 
 class Chat(_Endpoint[ChatRequest]):
     schema = ChatRequest
@@ -107,15 +180,12 @@ class Chat(_Endpoint[ChatRequest]):
         return not request.messages
 
     async def _generate_request(self, request: ChatRequest, context: RequestContext) -> WantedText:
-        name = self._model_name(request)
-        chat = openai_chat(request, name, request.tools, self._dataplane.model(name, context))
-        return await chat_generation(
-            self._dataplane, self._settings, chat, template_messages(request.messages), context
-        )
+        messages = template_messages(request.messages or (), context, self._roles(request, context))
+        return await self._chat(request, request.tools, messages, context)
 
     async def _other_chat(self, request: ChatRequest, context: RequestContext) -> OtherChat:
-        chat = openai_chat(request, self._model_name(request), request.tools)
-        return other_chat(chat, template_messages(request.messages))
+        messages = template_messages(request.messages or (), context, lambda role: True)
+        return self._openai_chat(request, request.tools, messages, context)
 
 
 class Generate(_Endpoint[GenerateRequest]):
@@ -124,27 +194,77 @@ class Generate(_Endpoint[GenerateRequest]):
     schema = GenerateRequest
     is_chat = False
 
+    def _parse(self, body: bytes) -> GenerateRequest:
+        request = super()._parse(body)
+        if request.raw and (request.system or request.context or request.template):
+            message = "raw: this prompt goes to the model as it is, without system, context and template."
+            raise InvalidRequestError(message, param="raw")
+        if request.suffix and request.context:
+            raise InvalidRequestError("suffix: a text with a gap has no context before it.", param="suffix")
+        return request
+
     def _is_empty(self, request: GenerateRequest) -> bool:
-        return not request.prompt
+        return not (request.prompt or request.images)
+
+    def _shown_prompt(self, request: GenerateRequest, generation: Generation | OtherAnswer) -> list[int] | None:
+        if request.raw or request.suffix or not isinstance(generation, Generation):
+            return None
+        return generation.prompt_token_ids[0]
 
     async def _generate_request(self, request: GenerateRequest, context: RequestContext) -> WantedText:
-        name = self._model_name(request)
+        loaded = self._loaded(request, context)
+        source = None if loaded.chat_template is None else loaded.chat_template.source
+        as_it_is = _goes_as_it_is(request, source)
+        if as_it_is or request.suffix or loaded.chat_template is None:
+            return await self._completion(request, context)
+        return await self._chat(request, None, _messages(request, context), context, before=request.context or ())
+
+    async def _completion(self, request: GenerateRequest, context: RequestContext) -> WantedText:
+        name, options = self._model_name(request), request.options or Options()
         model = self._dataplane.model(name, context)
-        if request.raw or request.suffix or not model.has_chat_template:
-            if request.system:
-                raise InvalidRequestError("system: this prompt goes to the model as it is.", param="system")
-            completion = openai_completion(request, name)
-            return completion_generate_request(completion, model, self._settings, context)
-        chat = openai_chat(request, name, None, model)
-        return await chat_generation(self._dataplane, self._settings, chat, _messages(request), context)
+        if request.system:
+            context.ignore("system", "the prompt goes to the model without a chat template.")
+        text: str | list[int] = with_images(request.prompt or "", request.images, "images", context)
+        bounds = window(options, model.info.context_length, context)
+        if not request.suffix:
+            text = await self._tokens(request, str(text), bounds, context)
+        sampling = sampling_fields(options, context)
+        completion = openai_completion(request, name, text, within_openai(sampling), context)
+        wanted = completion_generate_request(completion, model, self._settings, context)
+        wanted = widened(wanted, sampling, context)
+        return wanted if request.suffix else bounds.limited(wanted)
+
+    async def _tokens(self, request: GenerateRequest, text: str, bounds: Window, context: RequestContext) -> list[int]:
+        cut = request.truncate is not False
+        tokens = await self._dataplane.text_prompt(self._model_name(request), text, context, cut=cut)
+        return bounds.shortened([*(request.context or ()), *tokens], "prompt", context, cut=cut)
 
     async def _other_chat(self, request: GenerateRequest, context: RequestContext) -> OtherChat:
-        for name in ("raw", "suffix"):
+        for name in ("raw", "suffix", "context", "template"):
             if getattr(request, name):
                 raise UnsupportedError(f"{name}: models of other servers are asked by chats.", param=name)
-        return other_chat(openai_chat(request, self._model_name(request), None), _messages(request))
+        return self._openai_chat(request, None, _messages(request, context), context)
 
 
-def _messages(request: GenerateRequest) -> list[dict[str, Any]]:
-    system = [Message("system", request.system)] if request.system else []
-    return template_messages([*system, Message("user", request.prompt)])
+def _continued(before: Sequence[int], prompt: list[int], model: ServedModel) -> list[int]:
+    """A token that opens a text stands at its beginning alone, though the template writes one for each prompt."""
+    opens = "bos_token" in (model.template_variables or ()) and prompt[:1] == [before[0]]
+    return [*before, *(prompt[1:] if opens else prompt)]
+
+
+def _messages(request: GenerateRequest, context: RequestContext) -> list[dict[str, Any]]:
+    text = with_images(request.prompt or "", request.images, "images", context)
+    system = [{"role": "system", "content": request.system}] if request.system else []
+    return [*system, {"role": "user", "content": text}]
+
+
+def _goes_as_it_is(request: GenerateRequest, source: str | None) -> bool:
+    """`template` says how the prompt is written, in Ollama's own language. Of that language this server knows the
+    prompt alone, and the model's own template, as /api/show gives it. Raises UnsupportedError."""
+    template = (request.template or "").strip()
+    if not template or template == (source or "").strip():
+        return bool(request.raw)
+    if _PROMPT_ALONE.fullmatch(template):
+        return True
+    message = "template: prompts are written by the model's own chat template; {{ .Prompt }} and raw leave it out."
+    raise UnsupportedError(message, param="template")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError
 from penstock.engines.quantities import parse_duration
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.model_sleep import ModelSleep
 
 _FOR_EVER = 100 * 365 * 86400.0
@@ -25,13 +26,12 @@ def seconds_of(keep_alive: float | str) -> float:
     return -seconds if negative else seconds
 
 
-def keep(sleep: ModelSleep, keep_alive: float | str | None) -> None:
-    """Carries it out where models fall asleep. Elsewhere they stay loaded, and only what asks for the opposite is
-    refused. Raises InvalidRequestError, UnsupportedError."""
+def keep(sleep: ModelSleep, keep_alive: float | str | None, context: RequestContext) -> None:
+    """Carries it out where models fall asleep. Elsewhere they stay loaded. Raises InvalidRequestError."""
     if keep_alive is None:
         return
     seconds = seconds_of(keep_alive)
     if sleep.falls_asleep:
         sleep.keep(seconds if 0 <= seconds < _FOR_EVER else None)
     elif seconds == 0:
-        raise UnsupportedError("keep_alive: models stay loaded on this server.", param="keep_alive")
+        context.ignore("keep_alive", "models stay loaded on this server.")

@@ -1,11 +1,14 @@
-"""What models there are: GET /api/tags, /api/ps and /api/version, POST /api/show."""
+"""The list of models: GET /api/tags, /api/ps and /api/version, POST /api/show."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,17 +18,44 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import DataPlane, ServedModel
+from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.llm.models import NameHolder
+from penstock.gateway.ollama.model_files import ModelFiles, read_model_files
 from penstock.gateway.ollama.names import model_name
 from penstock.gateway.ollama.schemas import ShowRequest
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
 
+OLLAMA_VERSION = "0.12.11"
+"""Of Ollama's API: what is answered here has the fields that it had then. Clients refuse versions that are too old for
+them: VS Code those before 0.6.4."""
 _CAPABILITIES = ("completion", "tools", "thinking", "insert", "embedding")
 """Those that Ollama knows."""
 _NEVER = "9999-12-31T23:59:59Z"
 _LAST_SECOND = 253_402_300_799.0
 """The same in Unix seconds: dates end there, and callers may ask for more."""
+_PARAMETERS = {"repetition_penalty": "repeat_penalty"}
+"""Ollama's words for sampling defaults, where it has others."""
+_NO_FILES = ModelFiles()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """One name, with what is shown of it."""
+
+    name: str
+    created: int = 0
+    folder: str = ""
+    """"": not known, since it is not loaded."""
+    adapter_of: str = ""
+    context_length: int | None = None
+    on_gpu: bool = False
+    capabilities: Sequence[str] = ("completion",)
+    template: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    stops: Sequence[str] = ()
+    expires_at: str | None = None
+    """None: it is not awake."""
 
 
 class Models:
@@ -34,39 +64,89 @@ class Models:
     def __init__(self, dataplane: DataPlane, pooling: PoolingPlane) -> None:
         self._dataplane = dataplane
         self._pooling = pooling
+        self._files: dict[str, tuple[int, ModelFiles]] = {}
+        """By folder, with the time at which the model was loaded."""
 
-    def listed(self, exchange: Exchange) -> list[dict[str, Any]]:
-        """That the caller may use. Sizes are not known here."""
-        may_use = exchange.context.principal.may_use
-        found = [(model.name, model.created) for model in self._dataplane.models.served()]
-        found += [(name, model.created) for name, model in self._pooling.loaded_names()]
-        found += [(name, 0) for name in self._dataplane.models.names_on_demand()]
-        return [_entry(name, created) for name, created in found if may_use(name)]
+    async def listed(self, exchange: Exchange) -> list[dict[str, Any]]:
+        """That the caller may use."""
+        return [_entry(model, await self._files_of(model)) for model in self._known(exchange)]
 
-    def running(self, exchange: Exchange) -> list[dict[str, Any]]:
+    async def running(self, exchange: Exchange) -> list[dict[str, Any]]:
         """Those of `listed` that are awake, with the time at which they fall asleep if no request comes."""
-        found, unloaded = [], self._dataplane.models.names_on_demand()
-        for entry in self.listed(exchange):
-            if entry["name"] in unloaded:
-                continue
-            holder = self._dataplane.models.holder(entry["name"])
-            if holder is not None and holder.model.sleep.asleep:
-                continue
-            left = None if holder is None else holder.model.sleep.seconds_left
-            expires_at = _NEVER if left is None else _time(min(time.time() + left, _LAST_SECOND))
-            found.append({**entry, "size_vram": 0, "expires_at": expires_at})
-        return found
+        entries = []
+        for model in self._known(exchange):
+            if model.expires_at is not None:
+                files = await self._files_of(model)
+                about = {"size_vram": files.size if model.on_gpu else 0, "expires_at": model.expires_at}
+                entries.append({**_entry(model, files), **about, "context_length": model.context_length or 0})
+        return entries
 
-    def shown(self, given: str, exchange: Exchange) -> dict[str, Any]:
-        """Raises ModelNotFoundError, PermissionDeniedError."""
-        encoders = dict(self._pooling.loaded_names())
-        name = model_name(given, lambda each: each in encoders or self._dataplane.models.knows(each))
+    async def shown(self, tagged_name: str, exchange: Exchange) -> dict[str, Any]:
+        """Raises ModelNotFoundError, NotReadyError, PermissionDeniedError."""
+        model = self._named(tagged_name, exchange)
+        return _description(model, await self._files_of(model))
+
+    async def entry(self, tagged_name: str, exchange: Exchange) -> dict[str, Any]:
+        """As /api/tags has it. Raises as `shown`."""
+        model = self._named(tagged_name, exchange)
+        return _entry(model, await self._files_of(model))
+
+    def _known(self, exchange: Exchange) -> list[_Model]:
+        may_use, models = exchange.context.principal.may_use, self._dataplane.models
+        known = [_language_model(each.name, models.find(each.name)) for each in models.served() if may_use(each.name)]
+        known += [_encoder(name, model) for name, model in self._pooling.loaded_names() if may_use(name)]
+        return known + [_Model(name=name) for name in models.names_on_demand() if may_use(name)]
+
+    def _named(self, tagged_name: str, exchange: Exchange) -> _Model:
+        encoders, models = dict(self._pooling.loaded_names()), self._dataplane.models
+        name = model_name(tagged_name, lambda each: each in encoders or models.knows(each))
         exchange.context.principal.require_model(name)
         if name in encoders:
-            return _shown_encoder(encoders[name])
-        if name in self._dataplane.models.names_on_demand():
-            return _description(0, None, ["completion"])
-        return _shown(self._dataplane.model(name))
+            return _encoder(name, encoders[name])
+        if name in models.names_on_demand():
+            return _Model(name=name)
+        return _language_model(name, models.find(name))
+
+    async def _files_of(self, model: _Model) -> ModelFiles:
+        """Read once for each load of a model, when they are first asked for, beside the event loop."""
+        if not model.folder:
+            return _NO_FILES
+        known = self._files.get(model.folder)
+        if known is None or known[0] != model.created:
+            known = model.created, await asyncio.to_thread(read_model_files, Path(model.folder))
+            self._files[model.folder] = known
+        return known[1]
+
+
+def _language_model(name: str, holder: NameHolder) -> _Model:
+    model, adapter = holder
+    described = holder.describe(name)
+    left = model.sleep.seconds_left
+    tokens = (model.tokenizer.decode([each], skip_special_tokens=False) for each in described.info.eos_token_ids)
+    return _Model(
+        name=name,
+        created=described.created,
+        folder="" if model.texts is None else model.texts.folder,
+        adapter_of="" if adapter is None else model.names[0],
+        context_length=described.info.context_length,
+        on_gpu="cuda" in described.info.runner,
+        capabilities=described.capabilities,
+        template="" if model.chat_template is None else model.chat_template.source,
+        parameters=described.default_params,
+        stops=list(tokens),
+        expires_at=None if model.sleep.asleep else _NEVER if left is None else _time(time.time() + left),
+    )
+
+
+def _encoder(name: str, model: PoolingModel) -> _Model:
+    return _Model(
+        name=name,
+        created=model.created,
+        folder=model.folder,
+        context_length=model.source.info.max_tokens,
+        capabilities=model.capabilities,
+        expires_at=_NEVER,
+    )
 
 
 class Running:
@@ -77,7 +157,7 @@ class Running:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
-        await exchange.respond(200, msgspec.json.encode({"models": self._models.running(exchange)}))
+        await exchange.respond(200, msgspec.json.encode({"models": await self._models.running(exchange)}))
 
 
 class Tags:
@@ -86,7 +166,7 @@ class Tags:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
-        await exchange.respond(200, msgspec.json.encode({"models": self._models.listed(exchange)}))
+        await exchange.respond(200, msgspec.json.encode({"models": await self._models.listed(exchange)}))
 
 
 class Show:
@@ -99,59 +179,70 @@ class Show:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         request = parse(await exchange.body(self._settings.max_body_bytes), ShowRequest, {})
-        given = request.model or request.name
-        if not given:
-            raise InvalidRequestError("model is missing.", param="model")
-        await exchange.respond(200, msgspec.json.encode(self._models.shown(given, exchange)))
+        await exchange.respond(200, msgspec.json.encode(await self._models.shown(named_model(request), exchange)))
+
+
+def named_model(request: ShowRequest) -> str:
+    """Raises InvalidRequestError."""
+    tagged_name = request.model or request.name
+    if not tagged_name:
+        raise InvalidRequestError("model is missing.", param="model")
+    return tagged_name
 
 
 class OllamaVersion:
     def __init__(self, settings: AppSettings) -> None:
-        self._body = msgspec.json.encode({"version": settings.version})
+        self._body = msgspec.json.encode({"version": OLLAMA_VERSION, "penstock_version": settings.version})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         await exchange.respond(200, self._body)
 
 
-def _entry(name: str, created: int) -> dict[str, Any]:
-    digest = hashlib.sha256(f"{name} {created}".encode()).hexdigest()
-    named = {"name": name, "model": name, "digest": digest}
-    return {**named, "modified_at": _time(created), "size": 0, "details": _details()}
-
-
-def _details() -> dict[str, Any]:
+def _entry(model: _Model, files: ModelFiles) -> dict[str, Any]:
+    digest = files.digest
+    if model.adapter_of or not digest:
+        digest = hashlib.sha256(f"{digest} {model.name}".encode()).hexdigest()
     return {
-        "parent_model": "",
-        "format": "safetensors",
-        "family": "",
-        "families": None,
-        "parameter_size": "",
-        "quantization_level": "",
+        "name": model.name,
+        "model": model.name,
+        "modified_at": _modified(model, files),
+        "size": files.size,
+        "digest": digest,
+        "details": {**files.details, "parent_model": model.adapter_of},
     }
 
 
-def _shown(model: ServedModel) -> dict[str, Any]:
-    return _description(model.created, model.info.context_length, model.capabilities)
-
-
-def _shown_encoder(model: PoolingModel) -> dict[str, Any]:
-    return _description(model.created, model.source.info.max_tokens, model.capabilities)
-
-
-def _description(created: int, context_length: int | None, capabilities: Sequence[str]) -> dict[str, Any]:
-    """`context_length`: None for a model that is not loaded."""
-    known = {} if context_length is None else {"model.context_length": context_length}
+def _description(model: _Model, files: ModelFiles) -> dict[str, Any]:
+    parameters = {_PARAMETERS.get(name, name): value for name, value in model.parameters.items()}
+    if model.context_length is not None:
+        parameters["num_ctx"] = model.context_length
+    lines = [(name, f"{value}") for name, value in parameters.items()]
+    lines += [("stop", msgspec.json.encode(text).decode()) for text in model.stops]
+    family = files.family or "model"
+    known = {} if model.context_length is None else {f"{family}.context_length": model.context_length}
+    licensed = {"license": files.license} if files.license else {}
     return {
-        "modelfile": "",
-        "parameters": "",
-        "template": "",
-        "details": _details(),
-        "model_info": {"general.architecture": "model", **known},
-        "capabilities": [each for each in capabilities if each in _CAPABILITIES],
-        "modified_at": _time(created),
+        **licensed,
+        "modelfile": _modelfile(model, lines),
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in lines),
+        "template": model.template,
+        "details": {**files.details, "parent_model": model.adapter_of},
+        "model_info": {"general.architecture": family, **files.info, **known},
+        "capabilities": [each for each in model.capabilities if each in _CAPABILITIES],
+        "modified_at": _modified(model, files),
     }
+
+
+def _modelfile(model: _Model, parameters: Sequence[tuple[str, str]]) -> str:
+    template = [f'TEMPLATE """{model.template}"""'] if model.template else []
+    lines = [f"FROM {model.adapter_of or model.name}", *template]
+    return "\n".join([*lines, *(f"PARAMETER {name} {value}" for name, value in parameters)])
+
+
+def _modified(model: _Model, files: ModelFiles) -> str:
+    return _time(model.created if files.modified is None else files.modified)
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+    return datetime.fromtimestamp(min(seconds, _LAST_SECOND), UTC).isoformat().replace("+00:00", "Z")

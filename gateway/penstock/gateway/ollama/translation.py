@@ -2,92 +2,185 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.generating.answer_stages import check_reasoning_parser
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import ServedModel
+from penstock.gateway.llm.sampling import bounded
 from penstock.gateway.llm.structured_output import JsonSchema, ResponseFormat
-from penstock.gateway.ollama.schemas import ChatRequest, Format, GenerateRequest, Message, Options, Think
+from penstock.gateway.ollama.schemas import (
+    CalledFunction,
+    ChatRequest,
+    Format,
+    GenerateRequest,
+    GeneratingRequest,
+    Message,
+    Think,
+)
 from penstock.gateway.openai import schemas as openai
+from penstock.gateway.openai.messages import history_arguments
+from penstock.gateway.openai.validation import MAX_LOGPROBS
 
-_ROLES = ("system", "user", "assistant", "tool")
-_WHAT_FITS = (None, -1, -2)
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "mirostat": (None, 0),
-    "repeat_last_n": (None, -1),
-    "tfs_z": (None, 1),
-    "typical_p": (None, 1),
+_ROLES = {
+    **{role: role for role in ("system", "user", "assistant", "tool")},
+    "developer": "system",
+    "function": "tool",
 }
-"""Options that this server does not have, each with the values that ask for nothing. Penalties count all tokens."""
+_OWN_ROLE = re.compile(r"[a-z_]{1,32}")
+_NO_IMAGE = "[an image, which this model cannot see]"
+
+ReadsRole = Callable[[str], bool]
+"""Whether the model's chat template knows a role."""
+
+
+def role_reader(source: str | None) -> ReadsRole:
+    """Of a chat template's source: some models have roles of their own, such as Granite's `control`, by which their
+    templates choose what to write. Roles that a template shows without knowing them are no part of this: the model has
+    never seen them."""
+
+    def reads(role: str) -> bool:
+        compared = rf"""role['"]?\]?\s*(?:==|in)[^%}}]{{0,200}}['"]{role}['"]"""
+        return source is not None and re.search(compared, source) is not None
+
+    return reads
 
 
 def openai_chat(
     request: ChatRequest | GenerateRequest,
     name: str,
     tools: list[dict[str, Any]] | None,
+    sampling: Mapping[str, Any],
+    context: RequestContext,
     model: ServedModel | None = None,
 ) -> openai.ChatRequest:
     """Still without messages. `model`: None where another server has it. Raises InvalidRequestError,
     UnsupportedError."""
-    if model is not None and request.think not in (None, False):
-        check_reasoning_parser(model.parsers, "think")
+    think = False if request.think == "none" else request.think
+    if model is not None and think not in (None, False) and model.parsers.reasoning is None:
+        context.ignore("think", "this model's chat template shows no reasoning (--reasoning-parser).")
+        think = None
+    tools = _functions(tools or (), context)
     return openai.ChatRequest(
         model=name,
         messages=[],
         tools=tools or None,
         tool_choice="auto" if tools else None,
-        include_reasoning=request.think is not False,
-        chat_template_kwargs=_thinking(request.think, None if model is None else model.template_variables),
+        include_reasoning=think is not False,
+        chat_template_kwargs=_thinking(think, None if model is None else model.template_variables, context),
         response_format=_response_format(request.format),
-        **_sampling(request.options or Options()),
+        logprobs=request.logprobs,
+        top_logprobs=_top_logprobs(request),
+        **sampling,
     )
 
 
-def openai_completion(request: GenerateRequest, name: str) -> openai.CompletionRequest:
+def openai_completion(
+    request: GenerateRequest,
+    name: str,
+    prompt: str | list[int],
+    sampling: Mapping[str, Any],
+    context: RequestContext,
+) -> openai.CompletionRequest:
     """Raises InvalidRequestError, UnsupportedError."""
     if request.think:
-        raise InvalidRequestError("think: a raw prompt has no thoughts apart from the answer.", param="think")
-    fields = _sampling(request.options or Options())
+        context.ignore("think", "a prompt without a chat template has no thoughts apart from the answer.")
+    top = _top_logprobs(request)
     return openai.CompletionRequest(
         model=name,
-        prompt=request.prompt,
+        prompt=list(prompt) if isinstance(prompt, list) else prompt,
         suffix=request.suffix,
         response_format=_response_format(request.format),
-        **fields | {"max_tokens": fields["max_tokens"] or -1},
+        logprobs=(top or 0) if request.logprobs else None,
+        **{**sampling, "max_tokens": sampling["max_tokens"] or -1},
     )
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As chat templates know them. Calls have no ids, and results of tools name the tool: ids are made here. Raises
-    InvalidRequestError, UnsupportedError."""
-    found: list[dict[str, Any]] = []
+def _top_logprobs(request: GeneratingRequest) -> int | None:
+    """Raises InvalidRequestError."""
+    top = request.top_logprobs
+    if top is not None:
+        bounded(top, "top_logprobs", 0, MAX_LOGPROBS)
+    return top if request.logprobs else None
+
+
+def _functions(tools: Sequence[dict[str, Any]], context: RequestContext) -> list[dict[str, Any]]:
+    """Those that a model can call. Ollama takes whatever has the name `tools`."""
+    functions = []
+    for number, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type") in (None, "", "function") and isinstance(function, dict) and function.get("name"):
+            functions.append({**tool, "type": "function", "function": _with_parameters(function)})
+        else:
+            context.ignore(f"tools[{number}]", "it is no function with a name.")
+    return functions
+
+
+def _with_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments are an object, whether the schema says so or has nothing there."""
+    parameters = function.get("parameters")
+    if isinstance(parameters, dict) and not parameters.get("type"):
+        return {**function, "parameters": {**parameters, "type": "object"}}
+    return dict(function)
+
+
+def template_messages(
+    messages: Sequence[Message], context: RequestContext, reads_role: ReadsRole = lambda role: False
+) -> list[dict[str, Any]]:
+    """As chat templates know them. Calls need no ids, and results of tools name the tool: ids are made here. What
+    cannot be shown as it is, is shown in another way and noted."""
+    shaped: list[dict[str, Any]] = []
     calls = _OpenCalls()
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        if message.role not in _ROLES:
-            raise InvalidRequestError(f"{where}.role must be one of {', '.join(_ROLES)}.", param=f"{where}.role")
-        if message.images:
-            raise UnsupportedError(f"{where}.images: this server takes no images.", param=f"{where}.images")
-        shown: dict[str, Any] = {"role": message.role, "content": message.content or ""}
-        if message.role == "assistant":
+        role = _role(message.role, where, context, reads_role)
+        shown: dict[str, Any] = {"role": role, "content": _content(message, where, context)}
+        if role == "assistant":
             if message.thinking:
                 shown["reasoning_content"] = message.thinking
             if message.tool_calls:
-                shown["tool_calls"] = [_call(each.function, number, n) for n, each in enumerate(message.tool_calls)]
+                shown["tool_calls"] = [
+                    _call(each.function, each.id or f"call_{number}_{n}", f"{where}.tool_calls[{n}]", context)
+                    for n, each in enumerate(message.tool_calls)
+                ]
                 for each in shown["tool_calls"]:
                     calls.add(each["id"], each["function"]["name"])
-        elif message.role == "tool":
-            shown |= calls.answered(message.tool_name, where)
-        found.append(shown)
-    return found
+        elif role == "tool":
+            shown |= calls.answered(message, number, context)
+        shaped.append(shown)
+    return shaped
 
 
-def _call(function: Any, message: int, number: int) -> dict[str, Any]:
-    shown = {"name": function.name, "arguments": function.arguments}
-    return {"id": f"call_{message}_{number}", "type": "function", "function": shown}
+def _role(role: str, where: str, context: RequestContext, reads_role: ReadsRole) -> str:
+    """A role that nobody knows is the user's, who has the least to say."""
+    known = _ROLES.get(role)
+    if known is not None:
+        return known
+    if _OWN_ROLE.fullmatch(role) and reads_role(role):
+        return role
+    context.ignore(f"{where}.role", "this model's chat template does not know it: the message is the user's.")
+    return "user"
+
+
+def _content(message: Message, where: str, context: RequestContext) -> str:
+    return with_images(message.content or "", message.images, f"{where}.images", context)
+
+
+def with_images(text: str, images: Sequence[Any] | None, where: str, context: RequestContext) -> str:
+    """The text with a line that says that there was more."""
+    if not images:
+        return text
+    context.ignore(where, "models on this server read text only.")
+    return f"{text}\n{_NO_IMAGE}" if text else _NO_IMAGE
+
+
+def _call(function: CalledFunction, call_id: str, where: str, context: RequestContext) -> dict[str, Any]:
+    arguments = function.arguments
+    if not isinstance(arguments, dict):
+        arguments = history_arguments(arguments, f"{where}.function.arguments", context)
+    return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
 class _OpenCalls:
@@ -103,13 +196,19 @@ class _OpenCalls:
         self._names[call_id] = name
         self._by_name.setdefault(name, deque()).append(call_id)
 
-    def answered(self, name: str | None, where: str) -> dict[str, Any]:
-        """The call that a result belongs to: the first one of that name without a result, or the first one of all.
-        Raises InvalidRequestError."""
-        call_id = next(iter(self._names), None) if name is None else self._first_of(name)
+    def answered(self, message: Message, number: int, context: RequestContext) -> dict[str, Any]:
+        """The call that a result belongs to: the one with its id, else the first one of its name without a result, or
+        the first one of all. A result without a call stays one, of a call with an id of its own."""
+        call_id = self._of(message.tool_call_id, message.tool_name)
         if call_id is None:
-            raise InvalidRequestError(f"{where} answers no tool call before it.", param=where)
+            context.ignore(f"messages[{number}].tool_name", "the result answers no tool call before it.")
+            return {"name": message.tool_name or "tool", "tool_call_id": f"call_{number}_0"}
         return {"name": self._names.pop(call_id), "tool_call_id": call_id}
+
+    def _of(self, call_id: str | None, name: str | None) -> str | None:
+        if call_id in self._names:
+            return call_id
+        return self._first_of(name) if name else next(iter(self._names), None)
 
     def _first_of(self, name: str) -> str | None:
         ids = self._by_name.get(name, deque())
@@ -118,13 +217,15 @@ class _OpenCalls:
         return ids[0] if ids else None
 
 
-def _thinking(think: Think | None, variables: frozenset[str] | None) -> dict[str, Any] | None:
+def _thinking(think: Think | None, variables: frozenset[str] | None, context: RequestContext) -> dict[str, Any] | None:
     """What the template is told, as far as it asks."""
     if think is None:
         return None
     kwargs: dict[str, Any] = {"enable_thinking": think is not False}
     if isinstance(think, str):
         kwargs["reasoning_effort"] = think
+        if variables is not None and "reasoning_effort" not in variables:
+            context.ignore("think", "this model's chat template knows no levels of thinking.")
     return {name: value for name, value in kwargs.items() if variables is None or name in variables}
 
 
@@ -134,21 +235,3 @@ def _response_format(given: Format | None) -> ResponseFormat | None:
     if given == "json":
         return ResponseFormat(type="json_object")
     return ResponseFormat(type="json_schema", json_schema=JsonSchema(name="format", schema=given))
-
-
-def _sampling(options: Options) -> dict[str, Any]:
-    for name, neutral in _NEUTRAL.items():
-        if getattr(options, name) not in neutral:
-            raise UnsupportedError(f"options.{name} is not supported with that value.", param=f"options.{name}")
-    return {
-        "max_tokens": None if options.num_predict in _WHAT_FITS else options.num_predict,
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-        "seed": options.seed,
-        "stop": options.stop,
-        "repetition_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-    }

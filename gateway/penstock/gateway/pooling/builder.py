@@ -93,6 +93,7 @@ def _encoder(
     return PoolingModel(
         names=names,
         root=source.name,
+        folder=str(source.folder),
         source=EncoderSource(engine),
         tokenizer=tokenizer,
         recipe=recipe,
@@ -122,6 +123,7 @@ def _decoder(
     return PoolingModel(
         names=names,
         root=source.name,
+        folder=str(source.folder),
         source=DecoderSource(model.engine, int(settings["hidden_size"]), recipe.max_tokens),
         tokenizer=model.tokenizer,
         recipe=recipe,

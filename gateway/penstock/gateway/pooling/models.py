@@ -51,6 +51,8 @@ class PoolingModel:
     names: tuple[str, ...]
     root: str
     """The folder's name or the hub id it came from."""
+    folder: str = ""
+    """Where its files are."""
     source: RowSource
     tokenizer: Tokenizer
     recipe: SentenceRecipe

@@ -43,6 +43,7 @@ from penstock.gateway.ollama import errors as ollama_errors
 from penstock.gateway.ollama import models as ollama_models
 from penstock.gateway.ollama.embed import Embed, OldEmbed
 from penstock.gateway.ollama.generate import Chat, Generate
+from penstock.gateway.ollama.library import OperatorsOnly, Pull
 from penstock.gateway.openai.adapters import LoadAdapter, UnloadAdapter
 from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
@@ -188,6 +189,11 @@ def _ollama_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSet
         GuardedRoute("/api/ps", ollama_models.Running(models), SEE_METADATA, methods=["GET"]),
         GuardedRoute("/api/show", ollama_models.Show(models, settings), SEE_METADATA, methods=["POST"]),
         GuardedRoute("/api/version", ollama_models.OllamaVersion(settings), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/api/pull", Pull(models, settings), SEE_METADATA, methods=["POST"]),
+        *(
+            GuardedRoute(f"/api/{name}", OperatorsOnly(), SEE_METADATA, methods=[method])
+            for name, method in (("create", "POST"), ("copy", "POST"), ("push", "POST"), ("delete", "DELETE"))
+        ),
     ]
 
 

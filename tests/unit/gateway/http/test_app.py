@@ -47,6 +47,8 @@ ROUTES = {
     **dict.fromkeys(("/v1/batches", "/v1/batches/{batch_id}"), "GET"),
     "/v1/batches/{batch_id}/cancel": "POST",
     **dict.fromkeys(("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"), "POST"),
+    **dict.fromkeys(("/api/pull", "/api/create", "/api/copy", "/api/push"), "POST"),
+    "/api/delete": "DELETE",
     **dict.fromkeys(("/api/tags", "/api/ps", "/api/version"), "GET"),
     **dict.fromkeys(("/sleep", "/wake_up", "/reset_prefix_cache"), "POST"),
     "/is_sleeping": "GET",

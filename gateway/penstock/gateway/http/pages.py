@@ -15,7 +15,7 @@ def page(
     items: Sequence[Mapping[str, Any]], query: Mapping[str, str], *, default: int, most: int, order: str = "desc"
 ) -> dict[str, Any]:
     """The list object. `items` have ids, the oldest first; `order` is the default one. Raises InvalidRequestError."""
-    limit, order = _limit(query.get("limit"), default, most), query.get("order", order)
+    limit, order = page_limit(query.get("limit"), default, most), query.get("order", order)
     if order not in ("asc", "desc"):
         raise InvalidRequestError("order must be asc or desc.", param="order")
     left = list(items) if order == "asc" else list(reversed(items))
@@ -30,7 +30,8 @@ def page(
     return {"object": "list", "data": shown, **ends, "has_more": len(left) > limit}
 
 
-def _limit(given: str | None, default: int, most: int) -> int:
+def page_limit(given: str | None, default: int, most: int) -> int:
+    """Raises InvalidRequestError."""
     if given is None:
         return default
     if not (given.isdecimal() and given.isascii() and len(given) <= len(str(most)) and 1 <= int(given) <= most):

@@ -101,8 +101,8 @@ def test_a_file_of_empty_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatc
     monkeypatch.setattr(lines, "_MAX_LINES_OF_FILE", 10)
     path = tmp_path / "empty"
     path.write_bytes(b"\n" * 1000)
-    _, errors = lines.check_lines(path, (URL,), 100)
+    errors = lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
     assert [(error["code"], error["line"]) for error in errors] == [("too_many_tasks", 11)]
     path.write_bytes(b"\n" * 10)
-    _, errors = lines.check_lines(path, (URL,), 100)
+    errors = lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
     assert [error["code"] for error in errors] == ["empty_file"]

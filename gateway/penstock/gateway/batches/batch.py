@@ -39,6 +39,8 @@ class Batch(msgspec.Struct, kw_only=True):
     """What is wrong with its input."""
     output_file_id: str | None = None
     error_file_id: str | None = None
+    validated: bool = False
+    """Its input was read, and there is room for its results."""
     unanswered: int | None = None
     """Lines that had no answer when its files were written; None: that is not known yet."""
     volatile: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import io
 import os
 import shutil
@@ -47,7 +46,7 @@ class Contents(Protocol):
         ...
 
     def open(self, file_id: str) -> IO[bytes]:
-        """Raises FileNotFoundError, OSError."""
+        """Raises NotFoundError, OSError."""
         ...
 
     def delete(self, file_id: str) -> None:
@@ -80,14 +79,17 @@ class FolderContents:
             raise
 
     def open(self, file_id: str) -> IO[bytes]:
-        return (self._folder / file_id).open("rb")
+        try:
+            return (self._folder / file_id).open("rb")
+        except FileNotFoundError:
+            raise _deleted() from None
 
     def delete(self, file_id: str) -> None:
         (self._folder / file_id).unlink(missing_ok=True)
 
 
 class MemoryContents:
-    """A file that is deleted frees its memory at once: whatever still reads it gets FileNotFoundError."""
+    """A file that is deleted frees its memory at once: whatever still reads it gets NotFoundError."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
@@ -119,10 +121,10 @@ class _MemoryReader(io.RawIOBase):
         self._at = 0
 
     def content(self) -> bytes:
-        """Raises FileNotFoundError."""
+        """Raises NotFoundError."""
         content = self._files.get(self._file_id)
         if content is None:
-            raise FileNotFoundError(errno.ENOENT, "This file was deleted.")
+            raise _deleted()
         return content
 
     def readable(self) -> bool:
@@ -134,6 +136,10 @@ class _MemoryReader(io.RawIOBase):
         target[: len(piece)] = piece
         self._at += len(piece)
         return len(piece)
+
+
+def _deleted() -> NotFoundError:
+    return NotFoundError("This file was deleted.", param="file_id")
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ async def _opened(service: BatchService, file_id: str) -> IO[bytes]:
     """Raises NotFoundError."""
     try:
         return await asyncio.to_thread(service.files.contents.open, file_id)
-    except FileNotFoundError:
+    except NotFoundError:
         message = "The results of this batch are no longer kept (--data-retention)."
         raise NotFoundError(message, param="message_batch_id") from None
 

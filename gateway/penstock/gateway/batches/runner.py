@@ -110,7 +110,7 @@ class BatchRunner:
     async def _go_on(self, batch: Batch) -> None:
         """From its status on. Returns when it has ended, or after a wait when the disk has failed."""
         try:
-            if batch.status == "validating":
+            if batch.status == "validating" or (batch.status == "cancelling" and not batch.validated):
                 await self._validate(batch)
             if batch.status == "in_progress":
                 await self._answer_until_end(batch)
@@ -136,11 +136,13 @@ class BatchRunner:
     async def _validate(self, batch: Batch) -> None:
         opened = partial(self._files.contents.open, batch.input_file_id)
         checked = await asyncio.to_thread(check_lines, opened, (batch.endpoint,), self._max_line)
-        batch.total, batch.errors = checked.total, checked.errors
+        batch.total, batch.errors, batch.validated = checked.total, checked.errors, True
         if not batch.errors and not await self._batches.reserve(batch, checked.result_bytes):
             batch.errors = [{"code": _NO_ROOM, "line": None, "message": _NO_ROOM_FOR_RESULTS, "param": None}]
-        if batch.status == "validating":  # and not cancelled meanwhile
-            await self._enter(batch, "failed" if batch.errors else "in_progress")
+        if batch.errors:
+            await self._enter(batch, "failed")
+        elif batch.status == "validating":  # and not cancelled meanwhile
+            await self._enter(batch, "in_progress")
         else:
             await self._batches.save(batch)
 

@@ -76,7 +76,7 @@ class BatchService:
             batch.enter("cancelled")
             await self.batches.save(batch)
         if lost:
-            logger.warning("%d batches in memory are cancelled: the server ends (--data-dir keeps them)", len(lost))
+            logger.warning("cancelled, since the server ends and they are in memory: %d batches", len(lost))
 
     def tell_of_loss(self) -> None:
         """At the first upload, where files are not kept."""

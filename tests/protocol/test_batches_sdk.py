@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -219,6 +220,29 @@ def test_without_a_folder_files_and_batches_are_in_memory(in_memory: Server) -> 
         blue.batches.create(input_file_id=batch.input_file_id, endpoint="/v1/completions", completion_window="24h")
     assert not blue.files.list().data
     assert not blue.batches.list().data
+
+
+def test_message_batches_by_anthropics_client(in_memory: Server) -> None:
+    client, other = (anthropic.Anthropic(base_url=in_memory.url, api_key=key, max_retries=0) for key in ("red", "blue"))
+    params: Any = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
+    asked: Any = [{"custom_id": "a", "params": params}, {"custom_id": "b", "params": params | {"model": "none"}}]
+    batches = client.messages.batches
+    made = [batches.create(requests=asked) for _ in range(2)]
+    for batch in made:
+        wait_until(lambda id=batch.id: batches.retrieve(id).processing_status == "ended")  # type: ignore[misc]
+    assert [each.id for each in batches.list(limit=1)] == [batch.id for batch in reversed(made)], "in pages of one"
+    found: dict[str, Any] = {each.custom_id: each.result for each in batches.results(made[0].id)}
+    assert {name: result.type for name, result in found.items()} == {"a": "succeeded", "b": "errored"}
+    assert found["a"].message.usage.output_tokens == 4
+    assert found["b"].error.error.type == "not_found_error"
+    counts = batches.retrieve(made[0].id).request_counts
+    assert (counts.errored, counts.succeeded, counts.processing) == (1, 1, 0)
+    for use in (other.messages.batches.retrieve, other.messages.batches.cancel, other.messages.batches.delete):
+        with pytest.raises(anthropic.NotFoundError):
+            use(made[0].id)
+    assert batches.delete(made[0].id).type == "message_batch_deleted"
+    with pytest.raises(anthropic.BadRequestError, match="another request has the same"):
+        batches.create(requests=asked[:1] * 2)
 
 
 def test_uploads_beyond_the_memory_are_refused_however_they_come(in_memory: Server) -> None:

@@ -13,11 +13,14 @@ CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL,
     created REAL NOT NULL, expires REAL
 );
+CREATE INDEX IF NOT EXISTS sizes_of_files ON files (tenant, bytes);
+CREATE INDEX IF NOT EXISTS ends_of_files ON files (expires);
 CREATE TABLE IF NOT EXISTS held (batch TEXT PRIMARY KEY, tenant TEXT NOT NULL, bytes INTEGER NOT NULL);
 """
 _SUMS = """
 SELECT coalesce(sum(size), 0), coalesce(sum((tenant = :tenant) * size), 0) FROM (
-    SELECT tenant, bytes + :entry AS size FROM files UNION ALL SELECT tenant, bytes FROM held
+    SELECT tenant, sum(bytes + :entry) AS size FROM files GROUP BY tenant
+    UNION ALL SELECT tenant, sum(bytes) FROM held GROUP BY tenant
 )
 """
 _ENTRY = 1024

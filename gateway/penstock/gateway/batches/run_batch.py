@@ -7,7 +7,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -68,7 +67,7 @@ class BatchFile:
         return total
 
     def _lines_of(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> Iterator[Line | WrongLine]:
-        return read_all(partial(self._source.open, "rb"), endpoints, settings.max_body_bytes)
+        return read_all(lambda: self._source.open("rb"), endpoints, settings.max_body_bytes)
 
     async def answer(
         self, endpoints: Mapping[str, ASGIApp], settings: AppSettings, is_live: Callable[[], bool]

@@ -30,6 +30,8 @@ ENDPOINT = "/v1/messages"
 _WINDOW_S = 86400.0
 _PAGE, _MOST = 20, 1000
 _PIECE = 1 << 20
+_BESIDE_PARAMS = 256
+"""Bytes of a line that are not its params, at most."""
 _CUSTOM_ID = "^[a-zA-Z0-9_-]{1,64}$"
 _NOTHING = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
 _ENDS = {"batch_cancelled": "canceled", "batch_expired": "expired"}
@@ -74,7 +76,7 @@ class CreateMessageBatch(BatchEndpoint):
 
     def __init__(self, service: BatchService | None, settings: AppSettings) -> None:
         super().__init__(service)
-        self._max_line = settings.max_body_bytes
+        self._max_params = settings.max_body_bytes - _BESIDE_PARAMS
 
     async def answer(self, exchange: Exchange, service: BatchService) -> None:
         with exchange.call():
@@ -84,7 +86,7 @@ class CreateMessageBatch(BatchEndpoint):
             service.tell_of_loss()
             batch_id = f"{MESSAGE_BATCH_PREFIX}{uuid.uuid4().hex}"
             with files.contents.draft() as draft:
-                total = await asyncio.to_thread(_write_lines, body, draft, self._max_line)
+                total = await asyncio.to_thread(_write_lines, body, draft, self._max_params)
                 file = await files.add(principal.tenant, f"{batch_id}_input.jsonl", MESSAGE_BATCH, draft)
             batch = Batch(
                 id=batch_id,
@@ -106,14 +108,16 @@ class CreateMessageBatch(BatchEndpoint):
             await exchange.respond(200, msgspec.json.encode(_shown(batch)))
 
 
-def _write_lines(body: bytes, out: IO[bytes], max_line: int) -> int:
-    """Returns how many there are. What is wrong with the params of one is its result, if they can be a line at all.
+def _write_lines(body: bytes, out: IO[bytes], max_params: int) -> int:
+    """Returns how many there are; `max_params`: bytes of one's params. What is wrong with the params of one is its result, if they can be a line at all.
     Raises InvalidRequestError."""
     requests = decode_checked(body, _CreateRequest, read=_CustomIds().read).requests
     if not requests:
         raise InvalidRequestError("requests must not be empty.", param="requests")
     for number, request in enumerate(requests):
         where = f"requests.{number}.params"
+        if memoryview(request.params).nbytes > max_params:
+            raise PayloadTooLargeError(f"{where}: a request may have at most {max_params} bytes.", param=where)
         try:
             check_json(bytes(request.params), field=where)
             check_body(request.params)
@@ -121,10 +125,7 @@ def _write_lines(body: bytes, out: IO[bytes], max_line: int) -> int:
             message = str(error).replace("body must", f"{where} must")
             raise InvalidRequestError(message, param=where) from None
         line = {"custom_id": str(request.custom_id), "url": ENDPOINT, "body": request.params}
-        text = msgspec.json.encode(line).replace(b"\n", b" ") + b"\n"
-        if len(text) > max_line:
-            raise PayloadTooLargeError(f"{where}: a request may have at most {max_line} bytes.", param=where)
-        out.write(text)
+        out.write(msgspec.json.encode(line).replace(b"\n", b" ") + b"\n")
     return len(requests)
 
 

@@ -304,6 +304,7 @@ async def test_a_server_killed_while_it_writes_the_files_writes_them_again(
     await second.start()
     found = await ended(second, batch)
     assert found.status == end
+    assert found.unanswered == (2 if end == "expired" else 0)
     assert found.output_file_id or found.error_file_id
     assert await written(second) == before, "one file, not two"
     await second.stop()

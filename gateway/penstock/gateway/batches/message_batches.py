@@ -109,8 +109,8 @@ class CreateMessageBatch(BatchEndpoint):
 
 
 def _write_lines(body: bytes, out: IO[bytes], max_params: int) -> int:
-    """Returns how many there are; `max_params`: bytes of one's params. What is wrong with the params of one is its result, if they can be a line at all.
-    Raises InvalidRequestError."""
+    """Returns how many there are. `max_params`: bytes that the params of one may have. What is wrong with them is its
+    result, if they can be a line at all. Raises InvalidRequestError."""
     requests = decode_checked(body, _CreateRequest, read=_CustomIds().read).requests
     if not requests:
         raise InvalidRequestError("requests must not be empty.", param="requests")

@@ -266,7 +266,7 @@ class FileStore:
         return [self._stored(row) for row in await self._database.run(select)]
 
     def _stored(self, row: tuple[object, ...]) -> StoredFile:
-        return StoredFile(*row, volatile=self._room.volatile)  # type: ignore[arg-type]
+        return StoredFile(*row, volatile=self._room.volatile)  # type: ignore[arg-type,misc]
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Raises NotFoundError, InvalidRequestError."""

@@ -100,15 +100,21 @@ def check_body(body: msgspec.Raw) -> None:
         raise LineError("invalid_request", "Lines of a batch cannot be streamed.", "body.stream")
 
 
-def read_lines(open_file: Callable[[], IO[bytes]], endpoints: Collection[str], max_line: int) -> Iterator[Line]:
-    """Those that are right, in order. `max_line`: bytes that a line may have."""
-    return (line for line in read_all(open_file, endpoints, max_line) if isinstance(line, Line))
+def read_lines(open_file: Callable[[], IO[bytes]], endpoints: Collection[str]) -> Iterator[Line]:
+    """Those of a file that was checked, in order. It holds no more than a line: many files are read at one time."""
+    with open_file() as file:
+        for number, text in enumerate(file, 1):
+            if text.strip():
+                try:
+                    yield parse_line(number, text, endpoints)
+                except LineError:
+                    continue
 
 
 def read_all(
     open_file: Callable[[], IO[bytes]], endpoints: Collection[str], max_line: int
 ) -> Iterator[Line | WrongLine]:
-    """All lines that are not empty, in order. What comes behind one that is wrong with `too_many_tasks` is not read."""
+    """All lines that are not empty, in order; `max_line`: bytes that one may have. What comes behind one that is wrong with `too_many_tasks` is not read."""
     seen: set[str] = set()
     with open_file() as file:
         number = 0

@@ -183,7 +183,7 @@ class BatchRunner:
         """For a thread: it reads the file."""
         done = await self._count(batch)
         opened = partial(self._files.contents.open, batch.input_file_id)
-        lines = read_lines(opened, (batch.endpoint,), self._max_line)
+        lines = read_lines(opened, (batch.endpoint,))
         return (line for line in lines if line.number not in done)
 
     async def _count(self, batch: Batch) -> Collection[int]:

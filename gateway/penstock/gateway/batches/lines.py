@@ -114,7 +114,8 @@ def read_lines(open_file: Callable[[], IO[bytes]], endpoints: Collection[str]) -
 def read_all(
     open_file: Callable[[], IO[bytes]], endpoints: Collection[str], max_line: int
 ) -> Iterator[Line | WrongLine]:
-    """All lines that are not empty, in order; `max_line`: bytes that one may have. What comes behind one that is wrong with `too_many_tasks` is not read."""
+    """All lines that are not empty, in order; `max_line`: bytes that one may have. What comes behind one that is wrong
+    with `too_many_tasks` is not read."""
     seen: set[str] = set()
     with open_file() as file:
         number = 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -193,11 +194,83 @@ def test_a_batch_that_is_cancelled_keeps_what_was_answered(client: openai.OpenAI
     assert client.files.delete(input_file).deleted
 
 
-def test_without_a_folder_there_are_no_files() -> None:
-    with serving(*SIMULATED) as running:
-        for use in (running.client().files.list, running.client().batches.list):
-            with pytest.raises(openai.BadRequestError, match="--data-dir"):
-                use()
+@pytest.fixture(scope="module")
+def in_memory() -> Iterator[Server]:
+    with serving(*SIMULATED, "--api-key", "red,blue", "--data-memory", "1000000") as running:
+        yield running
+
+
+def test_without_a_folder_files_and_batches_are_in_memory(in_memory: Server) -> None:
+    red, blue = in_memory.client("red"), in_memory.client("blue")
+    batch = ended(red, started(red, line("a"), line("wrong", max_tokens=-5), line("b")))
+    assert (batch.status, batch.model_extra) == ("completed", {"volatile": True})
+    assert names(results(red, batch.output_file_id)) == ["a", "b"]
+    assert names(results(red, batch.error_file_id)) == ["wrong"]
+    files = red.files.list().data
+    assert {(file.model_extra or {}).get("volatile") for file in files} == {True}
+    assert all(file.expires_at for file in files)
+    for file_id in (batch.input_file_id, batch.output_file_id):
+        for use in (blue.files.retrieve, blue.files.content, blue.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                use(file_id)
+    for look in (blue.batches.retrieve, blue.batches.cancel):
+        with pytest.raises(openai.NotFoundError):
+            look(batch.id)
+    with pytest.raises(openai.NotFoundError):
+        blue.batches.create(input_file_id=batch.input_file_id, endpoint="/v1/completions", completion_window="24h")
+    assert not blue.files.list().data
+    assert not blue.batches.list().data
+
+
+def test_message_batches_by_anthropics_client(in_memory: Server) -> None:
+    client, other = (anthropic.Anthropic(base_url=in_memory.url, api_key=key, max_retries=0) for key in ("red", "blue"))
+    params: Any = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
+    asked: Any = [{"custom_id": "a", "params": params}, {"custom_id": "b", "params": params | {"model": "none"}}]
+    batches = client.messages.batches
+    made = [batches.create(requests=asked) for _ in range(2)]
+    for batch in made:
+        wait_until(lambda id=batch.id: batches.retrieve(id).processing_status == "ended")  # type: ignore[misc]
+    assert [each.id for each in batches.list(limit=1)] == [batch.id for batch in reversed(made)], "in pages of one"
+    found: dict[str, Any] = {each.custom_id: each.result for each in batches.results(made[0].id)}
+    assert {name: result.type for name, result in found.items()} == {"a": "succeeded", "b": "errored"}
+    assert found["a"].message.usage.output_tokens == 4
+    assert found["b"].error.error.type == "not_found_error"
+    counts = batches.retrieve(made[0].id).request_counts
+    assert (counts.errored, counts.succeeded, counts.processing) == (1, 1, 0)
+    for use in (other.messages.batches.retrieve, other.messages.batches.cancel, other.messages.batches.delete):
+        with pytest.raises(anthropic.NotFoundError):
+            use(made[0].id)
+    assert batches.delete(made[0].id).type == "message_batch_deleted"
+    with pytest.raises(anthropic.BadRequestError, match="another request has the same"):
+        batches.create(requests=asked[:1] * 2)
+
+
+def test_uploads_beyond_the_memory_are_refused_however_they_come(in_memory: Server) -> None:
+    url, key = f"{in_memory.url}/v1/files", {"Authorization": "Bearer blue"}
+    form: Any = {"data": {"purpose": "batch"}, "files": {"file": b"x" * 2_000_000}}
+    assert httpx.post(url, headers=key, **form).status_code == 413
+
+    def endless() -> Iterator[bytes]:
+        yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        yield from (b"x" * 100_000 for _ in range(20))
+
+    kind = {"Content-Type": "multipart/form-data; boundary=x"}
+    assert httpx.post(url, headers=key | kind, content=endless()).status_code == 413
+    form = {"data": {"purpose": "batch"}, "files": {"file": b"x" * 600_000}}
+    held = httpx.post(url, headers=key, **form)
+    assert held.status_code == 200
+    full = httpx.post(url, headers=key, **form)
+    assert (full.status_code, "--data-memory" in full.text) == (503, True)
+    assert httpx.delete(f"{url}/{held.json()['id']}", headers=key).status_code == 200
+    assert httpx.post(url, headers=key, **form).status_code == 200
+
+
+def test_batches_in_memory_are_lost_when_their_server_ends() -> None:
+    with serving(*SIMULATED, "--sim-step-ms", "30") as running:
+        started(running.client(), *[line(f"r{n}", max_tokens=3000) for n in range(3)])
+        running.wait_for_log("are in memory until the server ends")
+        running.stop(signal.SIGTERM)
+        running.wait_for_log("they are in memory: 1 batches")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])

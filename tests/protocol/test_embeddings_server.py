@@ -341,6 +341,13 @@ def test_where_one_vector_is_needed_those_of_tokens_are_refused(
         ("/v1/rerank", {"model": "scorer", "query": "weather", "documents": ["rain", "a brown fox"]}),
         ("/v1/score", {"model": "embedder", "text_1": "weather", "text_2": "rain"}),
         ("/v1/classify", {"model": "classifier", "input": "rain"}),
+        *(
+            (f"{version}/rerank", {"model": "scorer", "query": "weather", "documents": ["rain"]})
+            for version in ("", "/v2")
+        ),
+        ("/score", {"model": "embedder", "text_1": "weather", "text_2": "rain"}),
+        ("/classify", {"model": "classifier", "input": "rain"}),
+        ("/pooling", {"model": "embedder", "input": "rain"}),
     ],
 )
 def test_batches_rank_and_classify(server: Server, endpoint: str, body: dict[str, Any]) -> None:

@@ -38,6 +38,8 @@ INFERENCE = [
     *("POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings"),
     *("POST /v1/files", "GET /v1/files", "GET /v1/files/x", "DELETE /v1/files/x", "GET /v1/files/x/content"),
     *("POST /v1/batches", "GET /v1/batches", "GET /v1/batches/x", "POST /v1/batches/x/cancel"),
+    *("POST /v1/messages/batches", "GET /v1/messages/batches", "GET /v1/messages/batches/x"),
+    *("DELETE /v1/messages/batches/x", "POST /v1/messages/batches/x/cancel", "GET /v1/messages/batches/x/results"),
     *("POST /classify", "POST /v1/classify", "POST /pooling"),
     *("POST /v2/models/add_sub/infer", "POST /v2/models/add_sub/generate", "POST /v2/models/add_sub/generate_stream"),
     *(f"POST /v2/{kind}sharedmemory/unregister" for kind in ("system", "cuda")),

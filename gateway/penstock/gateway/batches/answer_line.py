@@ -5,29 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-import msgspec
 from starlette.types import ASGIApp
 
 from penstock.engines.errors import EngineDeadError
+from penstock.gateway.anthropic.errors import ANTHROPIC_ERRORS
 from penstock.gateway.batches.lines import Line, answered
 from penstock.gateway.front.context import Principal
+from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 from penstock.gateway.http.inner_request import InnerAnswer, ask_in_background
 from penstock.gateway.http.settings import AppSettings
 
-_BUSY = frozenset({429, 503})
-"""With these a line is asked again: the server, or the model, has no room for it now."""
+_BUSY = frozenset({429, 503, 529})
+"""With these a line is asked again: the server, or the model, has no room for it now. 529 is Anthropic's."""
+_ERROR_FORMS: Mapping[str, ErrorForm] = {"/v1/messages": ANTHROPIC_ERRORS}
+"""Where it is not OpenAI's."""
 _AGAIN_AFTER_S = 1.0
 _ERRORS_FROM = 400
 _MOST_DEATHS = 3
 """Of engines, each while it worked on the line: then the line fails, since it may be what kills them."""
-
-
-class _Error(msgspec.Struct):
-    code: str | None = None
-
-
-class _Answer(msgspec.Struct):
-    error: _Error | None = None
 
 
 async def _nobody_counts() -> None:
@@ -83,7 +78,7 @@ class LineAsker:
             answer = await self._ask(line, principal, seat, suspected=num_deaths > 0)
             if answer.status not in _BUSY:
                 break
-            if _engine_died(answer):
+            if answer.reason == EngineDeadError.code:
                 num_deaths += 1
                 await died()
                 if num_deaths >= _MOST_DEATHS:
@@ -94,19 +89,13 @@ class LineAsker:
         return result, answer.status >= _ERRORS_FROM
 
     async def _ask(self, line: Line, principal: Principal, seat: Seat, *, suspected: bool) -> InnerAnswer:
-        endpoint = self._endpoints[line.url]
         if not suspected:
-            await seat.take()
-            return await ask_in_background(endpoint, line.url, line.body, principal, self._settings)
+            return await self._ask_from(seat, line, principal)
         seat.leave()
         async with self._suspects:
-            await seat.take()
-            return await ask_in_background(endpoint, line.url, line.body, principal, self._settings)
+            return await self._ask_from(seat, line, principal)
 
-
-def _engine_died(answer: InnerAnswer) -> bool:
-    try:
-        error = msgspec.json.decode(answer.body, type=_Answer).error
-    except msgspec.DecodeError:
-        return False
-    return error is not None and error.code == EngineDeadError.code
+    async def _ask_from(self, seat: Seat, line: Line, principal: Principal) -> InnerAnswer:
+        await seat.take()
+        form = _ERROR_FORMS.get(line.url, OPENAI_ERRORS)
+        return await ask_in_background(self._endpoints[line.url], line.url, line.body, principal, self._settings, form)

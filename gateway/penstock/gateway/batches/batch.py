@@ -9,11 +9,13 @@ import msgspec
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 OPEN: frozenset[Status] = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
+BATCH_PREFIX, MESSAGE_BATCH_PREFIX = "batch_", "msgbatch_"
 _MOMENTS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
 class Batch(msgspec.Struct, kw_only=True):
     id: str
+    """The prefix of its API and 32 hexadecimal digits."""
     tenant: str
     key: str = ""
     """Which of its keys it was: lines count as that one's."""
@@ -37,8 +39,19 @@ class Batch(msgspec.Struct, kw_only=True):
     """What is wrong with its input."""
     output_file_id: str | None = None
     error_file_id: str | None = None
+    validated: bool = False
+    """Its input was read, and there is room for its results."""
+    unanswered: int | None = None
+    """Lines that had no answer when its files were written; None: that is not known yet."""
+    volatile: bool = False
+    """It is gone when the server ends."""
     ends_as: Literal["completed", "expired"] = "completed"
     """Decided before its files are written, so that it is the same after a restart."""
+
+    @property
+    def is_of_messages(self) -> bool:
+        """Of Anthropic's API; the other ones are of OpenAI's."""
+        return self.id.startswith(MESSAGE_BATCH_PREFIX)
 
     @property
     def is_open(self) -> bool:
@@ -75,4 +88,5 @@ class Batch(msgspec.Struct, kw_only=True):
             **{name: None if moment is None else int(moment) for name, moment in moments.items()},
             "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
             "metadata": self.metadata,
+            **({"volatile": True} if self.volatile else {}),
         }

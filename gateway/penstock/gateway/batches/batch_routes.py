@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.batches.batch import Batch
+from penstock.gateway.batches.batch import BATCH_PREFIX, Batch
 from penstock.gateway.batches.endpoint import BatchEndpoint
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.batches.upload import checked_lifetime
@@ -57,7 +57,7 @@ class CreateBatch(BatchEndpoint):
         if file.purpose != "batch":
             raise InvalidRequestError("input_file_id: the file's purpose must be batch.", param="input_file_id")
         batch = Batch(
-            id=f"batch_{uuid.uuid4().hex}",
+            id=f"{BATCH_PREFIX}{uuid.uuid4().hex}",
             tenant=principal.tenant,
             key=principal.key,
             models=principal.models,
@@ -66,6 +66,7 @@ class CreateBatch(BatchEndpoint):
             window_s=window_s,
             metadata=request.metadata,
             output_lifetime=lifetime,
+            volatile=service.volatile,
         )
         await service.batches.add(batch)
         service.runner.begin(batch)
@@ -77,7 +78,7 @@ class ListBatches(BatchEndpoint):
 
     async def answer(self, exchange: Exchange, service: BatchService) -> None:
         tenant, query = exchange.context.tenant, Request(exchange.scope).query_params
-        ids = [{"id": each} for each in await service.batches.ids(tenant)]
+        ids = [{"id": each} for each in await service.batches.ids(tenant, BATCH_PREFIX)]
         found = page(ids, query, default=_PAGE, most=_MOST)
         kept = await service.batches.find_all(tenant, [each["id"] for each in found["data"]])
         shown = [(service.runner.find(batch.id) or batch).shown() for batch in kept]
@@ -100,7 +101,7 @@ class CancelBatch(BatchEndpoint):
 
 
 async def _find(exchange: Exchange, service: BatchService) -> Batch:
-    batch = await service.batches.find(exchange.context.tenant, exchange.scope["path_params"]["batch_id"])
+    batch = await service.batches.find(exchange.context.tenant, exchange.scope["path_params"]["batch_id"], BATCH_PREFIX)
     return service.runner.find(batch.id) or batch
 
 

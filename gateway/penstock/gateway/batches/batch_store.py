@@ -9,6 +9,8 @@ import msgspec
 
 from penstock.engines.errors import NotFoundError, OverloadedError
 from penstock.gateway.batches.batch import Batch
+from penstock.gateway.batches.lines import Line, least_result
+from penstock.gateway.batches.room import Room
 from penstock.gateway.database import Database
 
 _SCHEMA = """
@@ -33,7 +35,9 @@ DELETE FROM batches WHERE id IN (
 )
 """
 _MOST_ENDED_OF_TENANT = 10_000
-"""As many as files: a batch that fails takes no room beside its own, which nothing else bounds."""
+"""As many as files: a batch that fails takes no room beside its own, which nothing else bounds on a disk."""
+_MOST_ENDED_IN_MEMORY = 100
+"""Of a tenant. They may have tens of KiB each, and must leave room for files."""
 
 _decode = msgspec.json.Decoder(Batch).decode
 
@@ -41,10 +45,11 @@ _decode = msgspec.json.Decoder(Batch).decode
 class BatchStore:
     """A batch belongs to its tenant; for others it does not exist."""
 
-    def __init__(self, database: Database, most_open: int, most_open_of_tenant: int) -> None:
+    def __init__(self, database: Database, room: Room, most_open: int, most_open_of_tenant: int) -> None:
         """`most_open` batches that have not ended, of all tenants. Raises sqlite3.Error."""
         database.create(_SCHEMA)
         self._database = database
+        self._room = room
         self._most_open = most_open
         self._most_open_of_tenant = most_open_of_tenant
 
@@ -57,9 +62,13 @@ class BatchStore:
             if everybodys >= self._most_open or own >= self._most_open_of_tenant:
                 message = "Too many batches have not ended: wait for some of them, or cancel one."
                 raise OverloadedError(message, retry_after=60)
-            row = (batch.id, batch.tenant, batch.created, True, msgspec.json.encode(batch))
+            encoded = msgspec.json.encode(batch)
+            row = (batch.id, batch.tenant, batch.created, True, encoded)
             connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", row)
-            connection.execute(_FORGET_OLDEST, (batch.tenant, _MOST_ENDED_OF_TENANT))
+            most_ended = _MOST_ENDED_IN_MEMORY if self._room.volatile else _MOST_ENDED_OF_TENANT
+            connection.execute(_FORGET_OLDEST, (batch.tenant, most_ended))
+            self._room.hold_entry(connection, batch.tenant, batch.id, encoded)
+            self._room.release_deleted(connection)
 
         await self._database.run(insert)
 
@@ -73,11 +82,21 @@ class BatchStore:
             if not is_open:
                 for table in ("results", "deaths"):
                     connection.execute(f"DELETE FROM {table} WHERE batch = ?", (batch.id,))
+                self._room.hold_entry(connection, batch.tenant, batch.id, encoded)
 
         await self._database.run(update)
 
-    async def find(self, tenant: str, batch_id: str) -> Batch:
-        """Raises NotFoundError."""
+    async def delete(self, batch_id: str) -> None:
+        """One that has ended."""
+
+        def delete(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM batches WHERE id = ?", (batch_id,))
+            self._room.release_deleted(connection)
+
+        await self._database.run(delete)
+
+    async def find(self, tenant: str, batch_id: str, prefix: str = "") -> Batch:
+        """Its id begins with `prefix`. Raises NotFoundError."""
 
         def select(connection: sqlite3.Connection) -> tuple[bytes] | None:
             found = connection.execute("SELECT batch FROM batches WHERE id = ? AND tenant = ?", (batch_id, tenant))
@@ -85,18 +104,18 @@ class BatchStore:
             return row
 
         row = await self._database.run(select)
-        if row is None:
+        if row is None or not batch_id.startswith(prefix):
             raise NotFoundError("There is no batch with this id.", param="batch_id")
         return _decode(row[0])
 
-    async def ids(self, tenant: str) -> list[str]:
-        """Of all its batches, the oldest first."""
+    async def ids(self, tenant: str, prefix: str) -> list[str]:
+        """Of all its batches whose ids begin so, the oldest first."""
 
         def select(connection: sqlite3.Connection) -> list[tuple[str]]:
             query = "SELECT id FROM batches WHERE tenant = ? ORDER BY created, id"
             return connection.execute(query, (tenant,)).fetchall()
 
-        return [row[0] for row in await self._database.run(select)]
+        return [row[0] for row in await self._database.run(select) if row[0].startswith(prefix)]
 
     async def find_all(self, tenant: str, batch_ids: Sequence[str]) -> list[Batch]:
         """Each of these that is still there."""
@@ -126,17 +145,35 @@ class BatchStore:
             found = connection.execute("SELECT id, batch FROM batches WHERE NOT open AND created < ?", (before,))
             old = [(batch_id,) for batch_id, encoded in found if _decode(encoded).last_change < before]
             connection.executemany("DELETE FROM batches WHERE id = ?", old)
+            self._room.release_deleted(connection)
 
         await self._database.run(delete)
 
-    async def keep_results(self, batch_id: str, results: Sequence[tuple[int, bytes]], *, failed: bool) -> None:
-        """By line. One that a line has already stays."""
-        rows = [(batch_id, line, failed, result) for line, result in results]
+    async def reserve(self, batch: Batch, result_bytes: int) -> bool:
+        """Room for results that take at least so many bytes. False: there is none."""
 
-        def insert(connection: sqlite3.Connection) -> None:
+        def hold(connection: sqlite3.Connection) -> bool:
+            has_room = not self._room.volatile or self._room.has(connection, batch.tenant, 2 * result_bytes)
+            if has_room:
+                self._room.hold(connection, batch.tenant, batch.id, 2 * result_bytes)
+            return has_room
+
+        return await self._database.run(hold)
+
+    async def keep_results(self, batch: Batch, results: Sequence[tuple[Line, bytes]], *, failed: bool) -> bool:
+        """One that a line has already stays. False: there is no room for these, and none is kept; those of `unanswered`
+        always have room."""
+        rows = [(batch.id, line.number, failed, result) for line, result in results]
+        more = 2 * sum(max(0, len(result) - least_result(line)) for line, result in results)
+
+        def insert(connection: sqlite3.Connection) -> bool:
+            if more and self._room.volatile and not self._room.has(connection, batch.tenant, more):
+                return False
             connection.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)", rows)
+            self._room.hold(connection, batch.tenant, batch.id, more)
+            return True
 
-        await self._database.run(insert)
+        return await self._database.run(insert)
 
     async def count_death(self, batch_id: str, line: int) -> None:
         """Another engine has died that worked on this line."""

@@ -15,12 +15,12 @@ class BatchEndpoint(ABC):
     """An ASGI application."""
 
     def __init__(self, service: BatchService | None) -> None:
-        """None: the server has no folder for files."""
+        """None: the server keeps no files."""
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._service is None:
-            raise UnsupportedError("This server keeps no files: it was started without --data-dir.")
+            raise UnsupportedError("This server keeps no files: it has neither --data-dir nor --data-memory.")
         await self.answer(scope[SCOPE_KEY], self._service)
 
     @abstractmethod

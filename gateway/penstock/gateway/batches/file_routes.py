@@ -38,9 +38,10 @@ class CreateFile(BatchEndpoint):
 
     async def answer(self, exchange: Exchange, service: BatchService) -> None:
         with exchange.call(), self._seat():
-            size = content_length(exchange)
+            size = content_length(exchange, service.max_file)
             await service.files.check_room(exchange.context.tenant, 1, size)
-            upload, form = await read_upload(exchange)
+            upload, form = await read_upload(exchange, service.max_file, in_memory=service.volatile)
+            service.tell_of_loss()
             try:
                 stored = await service.files.add(
                     exchange.context.tenant, upload.filename, upload.purpose, upload.content, lifetime=upload.lifetime
@@ -78,7 +79,7 @@ class FileContent(BatchEndpoint):
         stored = await service.files.find(exchange.context.tenant, exchange.scope["path_params"]["file_id"])
         with exchange.call() as call:
             call.watch()
-            with await asyncio.to_thread(service.files.path(stored.id).open, "rb") as file:
+            with await asyncio.to_thread(service.files.contents.open, stored.id) as file:
                 headers = [(b"content-type", b"application/octet-stream"), (b"content-length", b"%d" % stored.bytes)]
                 await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
                 left = stored.bytes

@@ -1,39 +1,145 @@
-"""Uploaded files, and those that batches write: bytes in a folder, the rest in the database."""
+"""Uploaded files, and those that batches write: bytes in a folder or in memory, the rest in the database."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
 import sqlite3
+import tempfile
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Protocol
 
-from penstock.engines.errors import InvalidRequestError, NotFoundError, OverloadedError
+from penstock.engines.errors import InvalidRequestError, NotFoundError
+from penstock.gateway.batches.room import Room
 from penstock.gateway.database import Database
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS files (
-    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL,
-    created REAL NOT NULL, expires REAL
-);
-"""
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 _COLUMNS = "id, filename, purpose, bytes, created, expires"
 
 
-@dataclass(frozen=True, slots=True)
-class FileBounds:
-    bytes: int
-    """Of all files together, those that batches have written included."""
-    bytes_of_tenant: int
-    files_of_tenant: int
-    retention: float | None
-    """Seconds after which every file is deleted; None: never."""
+MESSAGE_BATCH = "message_batch"
+"""The purpose of files of Anthropic's batches, which only these show."""
+
+
+class Contents(Protocol):
+    """Where the bytes of files are. Its methods are for threads."""
+
+    def names(self) -> Collection[str]:
+        """Of all that is there."""
+        ...
+
+    def draft(self) -> IO[bytes]:
+        """For what becomes a file later; it is gone when it is closed."""
+        ...
+
+    def write(self, file_id: str, content: IO[bytes]) -> None:
+        """Copies the content, in place of what has had this id. Raises OSError."""
+        ...
+
+    def open(self, file_id: str) -> IO[bytes]:
+        """Raises NotFoundError, OSError."""
+        ...
+
+    def delete(self, file_id: str) -> None:
+        """Idempotent. Raises OSError."""
+        ...
+
+
+class FolderContents:
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+
+    def names(self) -> Collection[str]:
+        return [path.name for path in self._folder.iterdir()]
+
+    def draft(self) -> IO[bytes]:
+        return tempfile.TemporaryFile()
+
+    def write(self, file_id: str, content: IO[bytes]) -> None:
+        """A file has its name only when all of it is there. What a full disk has taken of it is deleted: it would keep
+        the disk full."""
+        part = self._folder / f"{file_id}.part"
+        try:
+            with part.open("wb") as out:
+                shutil.copyfileobj(content, out, 1 << 20)
+            part.rename(self._folder / file_id)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+    def open(self, file_id: str) -> IO[bytes]:
+        try:
+            return (self._folder / file_id).open("rb")
+        except FileNotFoundError:
+            raise _deleted() from None
+
+    def delete(self, file_id: str) -> None:
+        (self._folder / file_id).unlink(missing_ok=True)
+
+
+class MemoryContents:
+    """A file that is deleted frees its memory at once: whatever still reads it gets NotFoundError."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+
+    def names(self) -> Collection[str]:
+        return list(self._files)
+
+    def draft(self) -> IO[bytes]:
+        return io.BytesIO()
+
+    def write(self, file_id: str, content: IO[bytes]) -> None:
+        self._files[file_id] = content.read()
+
+    def open(self, file_id: str) -> IO[bytes]:
+        reader = _MemoryReader(self._files, file_id)
+        reader.content()
+        return io.BufferedReader(reader, 1 << 16)
+
+    def delete(self, file_id: str) -> None:
+        self._files.pop(file_id, None)
+
+
+class _MemoryReader(io.RawIOBase):
+    """Holds none of the bytes that it reads."""
+
+    def __init__(self, files: Mapping[str, bytes], file_id: str) -> None:
+        self._files = files
+        self._file_id = file_id
+        self._at = 0
+
+    def content(self) -> bytes:
+        """Raises NotFoundError."""
+        content = self._files.get(self._file_id)
+        if content is None:
+            raise _deleted()
+        return content
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        target = memoryview(buffer)
+        piece = self.content()[self._at : self._at + len(target)]
+        target[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+
+def _deleted() -> NotFoundError:
+    return NotFoundError("This file was deleted.", param="file_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +151,8 @@ class StoredFile:
     created: float
     expires: float | None
     """Seconds since 1970; None: it stays until it is deleted."""
+    volatile: bool = False
+    """It is gone when the server ends."""
 
     def shown(self) -> dict[str, object]:
         """https://platform.openai.com/docs/api-reference/files/object"""
@@ -58,6 +166,7 @@ class StoredFile:
             "purpose": self.purpose,
             "status": "processed",
             "status_details": None,
+            **({"volatile": True} if self.volatile else {}),
         }
 
 
@@ -65,16 +174,13 @@ class FileStore:
     """A file belongs to its tenant; for others it does not exist."""
 
     def __init__(
-        self, folder: Path, database: Database, bounds: FileBounds, in_use: Callable[[], Awaitable[Collection[str]]]
+        self, contents: Contents, database: Database, room: Room, in_use: Callable[[], Awaitable[Collection[str]]]
     ) -> None:
-        """`in_use` gives the ids of files that must not go yet, although their time is over. Raises OSError,
-        sqlite3.Error."""
-        database.create(_SCHEMA)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._found_at_start = [path.name for path in folder.iterdir()]
-        self._folder = folder
+        """`in_use` gives the ids of files that must not go yet, although their time is over. Raises OSError."""
+        self._found_at_start = contents.names()
+        self.contents = contents
         self._database = database
-        self._bounds = bounds
+        self._room = room
         self._in_use = in_use
 
     async def add(
@@ -89,68 +195,46 @@ class FileStore:
     ) -> StoredFile:
         """Copies the content. `lifetime`: seconds. `own_id` is for the server's results: there is always room for them,
         and what had this id is replaced. Raises OverloadedError when there is no room."""
-        await self.delete_expired()
         content.seek(0, os.SEEK_END)
         size = content.tell()
         content.seek(0)
+        if own_id is None:
+            await self.check_room(tenant, 1, size)
         now = time.time()
-        lifetime = min((each for each in (lifetime, self._bounds.retention) if each is not None), default=None)
+        lifetime = min((each for each in (lifetime, self._room.bounds.retention) if each is not None), default=None)
         expires = None if lifetime is None else now + lifetime
-        stored = StoredFile(own_id or f"file-{uuid.uuid4().hex}", filename, purpose, size, now, expires)
+        file_id = own_id or f"file-{uuid.uuid4().hex}"
+        stored = StoredFile(file_id, filename, purpose, size, now, expires, self._room.volatile)
 
         def insert(connection: sqlite3.Connection) -> None:
             if own_id is None:
-                self._check_room(connection, tenant, 1, size)
+                self._room.check(connection, tenant, 1, size)
             row = (stored.id, tenant, filename, purpose, size, now, expires)
             connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
-        await asyncio.to_thread(self._write, stored.id, content)
+        await asyncio.to_thread(self.contents.write, stored.id, content)
         try:
             await self._database.run(insert)
         except BaseException:
-            self.path(stored.id).unlink(missing_ok=True)
+            self.contents.delete(stored.id)
             raise
         return stored
 
     async def check_room(self, tenant: str, files: int, size: int) -> None:
         """Whether the tenant could add so many files, of so many bytes. Raises OverloadedError."""
         await self.delete_expired()
-        await self._database.run(lambda connection: self._check_room(connection, tenant, files, size))
-
-    def _check_room(self, connection: sqlite3.Connection, tenant: str, files: int, size: int) -> None:
-        query = "SELECT coalesce(sum(bytes), 0), coalesce(sum((tenant = ?) * bytes), 0), coalesce(sum(tenant = ?), 0)"
-        held, of_tenant, count = connection.execute(f"{query} FROM files", (tenant, tenant)).fetchone()
-        if count + files > self._bounds.files_of_tenant:
-            raise OverloadedError(f"You have {count} files: delete some first.")
-        if held + size > self._bounds.bytes or of_tenant + size > self._bounds.bytes_of_tenant:
-            raise OverloadedError("There is no room for this file: delete others first (--data-size).")
+        await self._database.run(lambda connection: self._room.check(connection, tenant, files, size))
 
     async def delete_strays(self) -> None:
         """What a killed server has left in the folder without an entry in the database."""
-        found, self._found_at_start = self._found_at_start, []
+        at_start, self._found_at_start = self._found_at_start, ()
 
         def select(connection: sqlite3.Connection) -> set[str]:
             return {file_id for (file_id,) in connection.execute("SELECT id FROM files")}
 
-        for name in set(found) - await self._database.run(select):
+        for name in set(at_start) - await self._database.run(select):
             with suppress(OSError):
-                await asyncio.to_thread(self.path(name).unlink)
-
-    def _write(self, file_id: str, content: IO[bytes]) -> None:
-        """A file has its name only when all of it is there. What a full disk has taken of it is deleted: it would keep
-        the disk full."""
-        part = self._folder / f"{file_id}.part"
-        try:
-            with part.open("wb") as out:
-                shutil.copyfileobj(content, out, 1 << 20)
-            part.rename(self.path(file_id))
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-
-    def path(self, file_id: str) -> Path:
-        """Of a file that was found."""
-        return self._folder / file_id
+                await asyncio.to_thread(self.contents.delete, name)
 
     async def find(self, tenant: str, file_id: str, param: str = "file_id") -> StoredFile:
         """Raises NotFoundError; `param` is the caller's field."""
@@ -166,27 +250,30 @@ class FileStore:
         row = await self._database.run(select)
         if row is None:
             raise NotFoundError("There is no file with this id.", param=param)
-        return StoredFile(*row)  # type: ignore[arg-type]
+        return self._stored(row)
 
     async def of_tenant(self, tenant: str, purpose: str | None) -> list[StoredFile]:
-        """The oldest first."""
+        """The oldest first, without those of Anthropic's batches."""
         await self.delete_expired()
 
         def select(connection: sqlite3.Connection) -> list[tuple[object, ...]]:
             return connection.execute(
-                f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND purpose = coalesce(?, purpose) "
+                f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND purpose = coalesce(?, purpose) AND purpose != ? "
                 "ORDER BY created, id",
-                (tenant, purpose),
+                (tenant, purpose, MESSAGE_BATCH),
             ).fetchall()
 
-        return [StoredFile(*row) for row in await self._database.run(select)]  # type: ignore[arg-type]
+        return [self._stored(row) for row in await self._database.run(select)]
+
+    def _stored(self, row: tuple[object, ...]) -> StoredFile:
+        return StoredFile(*row, volatile=self._room.volatile)  # type: ignore[arg-type,misc]
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Raises NotFoundError, InvalidRequestError."""
         await self.find(tenant, file_id)
         if file_id in await self._in_use():
             raise InvalidRequestError("A batch that has not ended reads this file.", param="file_id")
-        await self._forget([file_id])
+        await self.forget([file_id])
 
     async def delete_expired(self) -> None:
         used = await self._in_use()
@@ -195,9 +282,10 @@ class FileStore:
             found = connection.execute("SELECT id FROM files WHERE expires <= ?", (time.time(),))
             return [file_id for (file_id,) in found if file_id not in used]
 
-        await self._forget(await self._database.run(select))
+        await self.forget(await self._database.run(select))
 
-    async def _forget(self, ids: list[str]) -> None:
+    async def forget(self, ids: Sequence[str]) -> None:
+        """Deletes these, as far as they are there."""
         if not ids:
             return
 
@@ -207,4 +295,4 @@ class FileStore:
         await self._database.run(delete)
         for each in ids:
             with suppress(OSError):
-                await asyncio.to_thread(self.path(each).unlink, missing_ok=True)
+                await asyncio.to_thread(self.contents.delete, each)

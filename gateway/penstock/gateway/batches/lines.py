@@ -4,10 +4,9 @@ output."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -20,6 +19,9 @@ _MAX_LINES_OF_FILE = 2 * MAX_LINES
 time."""
 MAX_CUSTOM_ID = 512
 _MAX_ERRORS = 100
+_REST = 1 << 20
+_RESULT_BESIDE_ID = 320
+"""Bytes of the result of a line that was not answered, beside its custom_id."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -52,6 +54,23 @@ class LineError(Exception):
         self.param = param
 
 
+@dataclass(frozen=True, slots=True)
+class WrongLine:
+    number: int
+    custom_id: str | None
+    """None where it cannot be read."""
+    error: LineError
+
+    def shown(self) -> dict[str, Any]:
+        """As batches show what is wrong with their input."""
+        error = self.error
+        return {"code": error.code, "line": self.number, "message": str(error), "param": error.param}
+
+
+class _Named(msgspec.Struct):
+    custom_id: str
+
+
 def parse_line(number: int, text: bytes, endpoints: Collection[str]) -> Line:
     """Raises LineError."""
     try:
@@ -67,18 +86,23 @@ def parse_line(number: int, text: bytes, endpoints: Collection[str]) -> Line:
         raise LineError("invalid_method", "method must be POST.", "method")
     if line.url not in endpoints:
         raise LineError("mismatched_endpoint", f"url must be {' or '.join(endpoints)}.", "url")
+    check_body(line.body)
+    return Line(number, line.custom_id, line.url, bytes(line.body))
+
+
+def check_body(body: msgspec.Raw) -> None:
+    """Whether a request may stand in a batch. Raises LineError."""
     try:
-        streams = msgspec.json.decode(line.body, type=_Streams).stream
+        streams = msgspec.json.decode(body, type=_Streams).stream
     except msgspec.ValidationError:
         raise LineError("invalid_request", "body must be an object.", "body") from None
     if streams:
         raise LineError("invalid_request", "Lines of a batch cannot be streamed.", "body.stream")
-    return Line(number, line.custom_id, line.url, bytes(line.body))
 
 
-def read_lines(path: Path, endpoints: Collection[str]) -> Iterator[Line]:
-    """Those that are right, in order."""
-    with path.open("rb") as file:
+def read_lines(open_file: Callable[[], IO[bytes]], endpoints: Collection[str]) -> Iterator[Line]:
+    """Those of a file that was checked, in order. It holds no more than a line: many files are read at one time."""
+    with open_file() as file:
         for number, text in enumerate(file, 1):
             if text.strip():
                 try:
@@ -87,35 +111,87 @@ def read_lines(path: Path, endpoints: Collection[str]) -> Iterator[Line]:
                     continue
 
 
-def check_lines(path: Path, endpoints: Collection[str], max_line: int) -> tuple[int, list[dict[str, Any]]]:
-    """How many lines there are, and what is wrong with the file: at most a hundred errors, as batches show them.
-    `max_line`: bytes that a line may have."""
-    errors: list[dict[str, Any]] = []
+def read_all(
+    open_file: Callable[[], IO[bytes]], endpoints: Collection[str], max_line: int
+) -> Iterator[Line | WrongLine]:
+    """All lines that are not empty, in order; `max_line`: bytes that one may have. What comes behind one that is wrong
+    with `too_many_tasks` is not read."""
     seen: set[str] = set()
-    with path.open("rb") as file:
+    with open_file() as file:
         number = 0
         while text := file.readline(max_line + 1):
             number += 1
             if not text.strip() and number <= _MAX_LINES_OF_FILE:
                 continue
             try:
-                if number > _MAX_LINES_OF_FILE:
-                    raise LineError("too_many_tasks", f"A file may have at most {_MAX_LINES_OF_FILE} lines.")
-                if len(text) > max_line:
-                    raise LineError("line_too_long", f"A line may have at most {max_line} bytes.")
-                line = parse_line(number, text, endpoints)
-                if line.custom_id in seen:
-                    raise LineError("duplicate_custom_id", "Another line has the same custom_id.", "custom_id")
-                seen.add(line.custom_id)
-                if len(seen) > MAX_LINES:
-                    raise LineError("too_many_tasks", f"A batch may have at most {MAX_LINES} lines.")
+                yield _checked(number, text, endpoints, max_line, seen)
             except LineError as error:
-                errors.append({"code": error.code, "line": number, "message": str(error), "param": error.param})
-                if len(errors) == _MAX_ERRORS or error.code in ("line_too_long", "too_many_tasks"):
-                    break
-    if not seen and not errors:
+                yield WrongLine(number, _custom_id(text, error), error)
+                if error.code == "too_many_tasks":
+                    return
+            _skip_rest(file, text)
+
+
+def _checked(number: int, text: bytes, endpoints: Collection[str], max_line: int, seen: set[str]) -> Line:
+    """Raises LineError."""
+    if number > _MAX_LINES_OF_FILE:
+        raise LineError("too_many_tasks", f"A file may have at most {_MAX_LINES_OF_FILE} lines.")
+    if len(text) > max_line:
+        raise LineError("line_too_long", f"A line may have at most {max_line} bytes.")
+    line = parse_line(number, text, endpoints)
+    if line.custom_id in seen:
+        raise LineError("duplicate_custom_id", "Another line has the same custom_id.", "custom_id")
+    seen.add(line.custom_id)
+    if len(seen) > MAX_LINES:
+        raise LineError("too_many_tasks", f"A batch may have at most {MAX_LINES} lines.")
+    return line
+
+
+def _custom_id(text: bytes, error: LineError) -> str | None:
+    """Of a line that is wrong."""
+    if error.code in ("line_too_long", "invalid_json_line"):
+        return None
+    try:
+        return msgspec.json.decode(text, type=_Named).custom_id[:MAX_CUSTOM_ID]
+    except msgspec.DecodeError:
+        return None
+
+
+def _skip_rest(file: IO[bytes], text: bytes) -> None:
+    """Of a line whose beginning this is."""
+    while text and not text.endswith(b"\n"):
+        text = file.readline(_REST)
+
+
+@dataclass(frozen=True, slots=True)
+class InputCheck:
+    total: int
+    """Lines that are right."""
+    errors: list[dict[str, Any]]
+    """What is wrong with the file: at most a hundred errors, as batches show them."""
+    result_bytes: int
+    """That the results of all lines take at least."""
+
+
+def check_lines(open_file: Callable[[], IO[bytes]], endpoints: Collection[str], max_line: int) -> InputCheck:
+    total = result_bytes = 0
+    errors: list[dict[str, Any]] = []
+    for line in read_all(open_file, endpoints, max_line):
+        if isinstance(line, Line):
+            total += 1
+            result_bytes += least_result(line)
+        else:
+            errors.append(line.shown())
+            if len(errors) == _MAX_ERRORS:
+                break
+    if not total and not errors:
         errors.append({"code": "empty_file", "line": None, "message": "The file has no requests.", "param": None})
-    return len(seen), errors
+    return InputCheck(total, errors, result_bytes)
+
+
+def least_result(line: Line) -> int:
+    """Bytes that there is room for before the line is asked: enough for every result of `unanswered`."""
+    return len(_encode(line.custom_id)) + _RESULT_BESIDE_ID
 
 
 def answered(
@@ -129,10 +205,15 @@ def answered(
 
 
 def unanswered(line: Line, code: str, message: str) -> bytes:
-    """The result of a line whose time was over."""
+    """The result of a line without an answer."""
     return _result(line, None, {"code": code, "message": message})
 
 
-def _result(line: Line, response: object, error: object) -> bytes:
+def refused(line: WrongLine) -> bytes:
+    """The result of a line that is wrong, where it costs no other line."""
+    return _result(line, None, line.shown())
+
+
+def _result(line: Line | WrongLine, response: object, error: object) -> bytes:
     result = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id, "response": response, "error": error}
     return _encode(result)

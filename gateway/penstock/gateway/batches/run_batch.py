@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from penstock.engines.errors import EngineDeadError
 from penstock.gateway.batches.answer_line import LineAsker
-from penstock.gateway.batches.lines import Line, check_lines, read_lines
+from penstock.gateway.batches.lines import Line, WrongLine, read_all, refused
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.front.context import ANYONE
 from penstock.gateway.http.settings import AppSettings
@@ -26,14 +26,25 @@ _PROGRESS_S = 10.0
 _WATCH_S = 1.0
 
 
+class _Error(msgspec.Struct):
+    line: int | None = None
+
+
 class _Result(msgspec.Struct):
     id: str
     """Requests have none."""
-    custom_id: str
+    custom_id: str | None
+    error: _Error | None = None
+
+    @property
+    def key(self) -> str | int | None:
+        """Of the line that it belongs to: the number of one that is wrong, which may share its custom_id."""
+        return self.custom_id if self.error is None or self.error.line is None else self.error.line
 
 
 class BatchFile:
-    """Results are written as they come. What an interrupted run has written is kept, and the rest is answered."""
+    """Results are written as they come, of lines that are wrong, too. What an interrupted run has written is kept, and
+    the rest is answered."""
 
     def __init__(self, source: Path, target: Path, lines_in_flight: int) -> None:
         self._source = source
@@ -45,15 +56,18 @@ class BatchFile:
     def check(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> int:
         """How many lines there are. Before models load, which may take long. Raises ConfigError for what is wrong with
         the file."""
+        total = 0
         try:
-            total, errors = check_lines(self._source, endpoints, settings.max_body_bytes)
+            for line in self._lines_of(endpoints, settings):
+                if isinstance(line, WrongLine) and line.error.code == "too_many_tasks":
+                    raise ConfigError(f"{self._source}, line {line.number}: {line.error}")
+                total += 1
         except OSError as error:
             raise ConfigError(f"{self._source} cannot be read: {error.strerror}") from None
-        if errors:
-            first = errors[0]
-            where = "" if first["line"] is None else f", line {first['line']}"
-            raise ConfigError(f"{self._source}{where}: {first['message']}")
         return total
+
+    def _lines_of(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> Iterator[Line | WrongLine]:
+        return read_all(lambda: self._source.open("rb"), endpoints, settings.max_body_bytes)
 
     async def answer(
         self, endpoints: Mapping[str, ASGIApp], settings: AppSettings, is_live: Callable[[], bool]
@@ -67,8 +81,11 @@ class BatchFile:
                 async with asyncio.TaskGroup() as watched:
                     watch = watched.create_task(self._watch(total, len(done), is_live))
                     async with asyncio.TaskGroup() as group:
-                        for line in read_lines(self._source, endpoints):
-                            if line.custom_id not in done:
+                        for line in self._lines_of(endpoints, settings):
+                            if isinstance(line, WrongLine):
+                                if line.number not in done:
+                                    self._write(out, refused(line), failed=True)
+                            elif line.custom_id not in done:
                                 await self._places.acquire()
                                 group.create_task(self._answer(line, asker, out))
                     watch.cancel()
@@ -83,12 +100,15 @@ class BatchFile:
         seat = asker.seat()
         try:
             result, failed = await asker.answer(line, ANYONE, seat)
-            out.write(result + b"\n")
-            out.flush()
-            self._lines[failed] += 1
+            self._write(out, result, failed=failed)
         finally:
             seat.leave()
             self._places.release()
+
+    def _write(self, out: IO[bytes], result: bytes, *, failed: bool) -> None:
+        out.write(result + b"\n")
+        out.flush()
+        self._lines[failed] += 1
 
     def _counts(self) -> tuple[int, int]:
         return self._lines[False], self._lines[True]
@@ -110,17 +130,18 @@ def _first(error: Exception) -> Exception:
     return error
 
 
-def _written(target: Path) -> set[str]:
-    """The custom_ids that have results. A last line that was cut off is taken away."""
+def _written(target: Path) -> set[str | int | None]:
+    """The keys of lines that have results. A last line that was cut off is taken away."""
     if not target.exists():
         return set()
-    found, size = set(), 0
+    found: set[str | int | None] = set()
+    size = 0
     with target.open("rb") as file:
         for text in file:
             if not text.endswith(b"\n"):
                 break
             try:
-                found.add(msgspec.json.decode(text, type=_Result).custom_id)
+                found.add(msgspec.json.decode(text, type=_Result).key)
             except msgspec.DecodeError:
                 raise ConfigError(f"{target}: the file exists and holds something other than results") from None
             size += len(text)

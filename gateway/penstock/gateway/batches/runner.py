@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -17,7 +16,7 @@ from starlette.types import ASGIApp
 from penstock.gateway.batches.answer_line import LineAsker, Seat
 from penstock.gateway.batches.batch import Batch, Status
 from penstock.gateway.batches.batch_store import BatchStore
-from penstock.gateway.batches.file_store import FileStore
+from penstock.gateway.batches.file_store import MESSAGE_BATCH, FileStore
 from penstock.gateway.batches.lines import Line, check_lines, read_lines, unanswered
 from penstock.gateway.database import is_disk_error
 from penstock.gateway.front.context import Principal
@@ -28,6 +27,8 @@ logger = logging.getLogger("penstock")
 _TOGETHER = 256
 """Results that are written at a time."""
 _DISK_AGAIN_AFTER_S = 10.0
+_NO_ROOM = "no_room"
+_NO_ROOM_FOR_RESULTS = "There is no room in memory for the results of so many lines (--data-memory, --data-dir)."
 
 
 def _ended(seat: Seat, places: asyncio.Semaphore, _: object) -> None:
@@ -109,7 +110,7 @@ class BatchRunner:
     async def _go_on(self, batch: Batch) -> None:
         """From its status on. Returns when it has ended, or after a wait when the disk has failed."""
         try:
-            if batch.status == "validating":
+            if batch.status == "validating" or (batch.status == "cancelling" and not batch.validated):
                 await self._validate(batch)
             if batch.status == "in_progress":
                 await self._answer_until_end(batch)
@@ -133,10 +134,15 @@ class BatchRunner:
             raise
 
     async def _validate(self, batch: Batch) -> None:
-        path = self._files.path(batch.input_file_id)
-        batch.total, batch.errors = await asyncio.to_thread(check_lines, path, (batch.endpoint,), self._max_line)
-        if batch.status == "validating":  # and not cancelled meanwhile
-            await self._enter(batch, "failed" if batch.errors else "in_progress")
+        opened = partial(self._files.contents.open, batch.input_file_id)
+        checked = await asyncio.to_thread(check_lines, opened, (batch.endpoint,), self._max_line)
+        batch.total, batch.errors, batch.validated = checked.total, checked.errors, True
+        if not batch.errors and not await self._batches.reserve(batch, checked.result_bytes):
+            batch.errors = [{"code": _NO_ROOM, "line": None, "message": _NO_ROOM_FOR_RESULTS, "param": None}]
+        if batch.errors:
+            await self._enter(batch, "failed")
+        elif batch.status == "validating":  # and not cancelled meanwhile
+            await self._enter(batch, "in_progress")
         else:
             await self._batches.save(batch)
 
@@ -176,7 +182,8 @@ class BatchRunner:
     async def _unanswered(self, batch: Batch) -> Iterator[Line]:
         """For a thread: it reads the file."""
         done = await self._count(batch)
-        lines = read_lines(self._files.path(batch.input_file_id), (batch.endpoint,))
+        opened = partial(self._files.contents.open, batch.input_file_id)
+        lines = read_lines(opened, (batch.endpoint,))
         return (line for line in lines if line.number not in done)
 
     async def _count(self, batch: Batch) -> Collection[int]:
@@ -190,15 +197,20 @@ class BatchRunner:
         principal = Principal(tenant=batch.tenant, key=batch.key, models=batch.models)
         died = partial(self._batches.count_death, batch.id, line.number)
         result, failed = await self._asker.answer(line, principal, seat, num_deaths, died)
-        await self._batches.keep_results(batch.id, [(line.number, result)], failed=failed)
+        if not await self._batches.keep_results(batch, [(line, result)], failed=failed):
+            result, failed = unanswered(line, _NO_ROOM, "There is no room in memory for this line's result."), True
+            await self._batches.keep_results(batch, [(line, result)], failed=failed)
         batch.failed += failed
         batch.completed += not failed
         self.lines["failed" if failed else "completed"] += 1
 
     async def _finish(self, batch: Batch) -> None:
         """Gives the lines that were not answered their errors, and writes the files. A restart may repeat it."""
+        if batch.unanswered is None:
+            batch.unanswered = batch.total - len(await self._count(batch))
+            await self._batches.save(batch)
         if batch.status == "in_progress":
-            batch.ends_as = "completed" if len(await self._count(batch)) == batch.total else "expired"
+            batch.ends_as = "expired" if batch.unanswered else "completed"
         if batch.status == "in_progress":  # and not cancelled meanwhile
             await self._enter(batch, "finalizing")
         end: Status = "cancelled" if batch.status == "cancelling" else batch.ends_as
@@ -207,6 +219,8 @@ class BatchRunner:
         batch.output_file_id = await self._write_results(batch, "output", failed=False)
         batch.error_file_id = await self._write_results(batch, "error", failed=True)
         await self._enter(batch, end)
+        if batch.is_of_messages:  # its client knows nothing of the file
+            await self._files.forget([batch.input_file_id])
         logger.info("batch %s: %s, %d completed, %d failed", batch.id, end, batch.completed, batch.failed)
 
     async def _give_up_unanswered(self, batch: Batch, end: Status) -> None:
@@ -214,15 +228,15 @@ class BatchRunner:
         if end == "cancelled":
             code, what = "batch_cancelled", "The batch was cancelled"
         message = f"{what} before this line was answered."
-        results = ((line.number, unanswered(line, code, message)) for line in await self._unanswered(batch))
+        results = ((line, unanswered(line, code, message)) for line in await self._unanswered(batch))
         while some := await asyncio.to_thread(lambda: list(islice(results, _TOGETHER))):
-            await self._batches.keep_results(batch.id, some, failed=True)
+            await self._batches.keep_results(batch, some, failed=True)
 
     async def _write_results(self, batch: Batch, name: str, *, failed: bool) -> str | None:
         """The file's id; None when there are none. Written again, it has the same id."""
-        file_id = f"file-{uuid.uuid5(uuid.UUID(batch.id.removeprefix('batch_')), name).hex}"
+        file_id = f"file-{uuid.uuid5(uuid.UUID(batch.id.rpartition('_')[2]), name).hex}"
         after = 0
-        with tempfile.TemporaryFile() as out:
+        with self._files.contents.draft() as out:
             while some := await self._batches.results(batch.id, after, _TOGETHER, failed=failed):
                 after = some[-1][0]
                 text = b"".join([result + b"\n" for _, result in some])
@@ -230,5 +244,6 @@ class BatchRunner:
             if not after:
                 return None
             filename, lifetime = f"{batch.id}_{name}.jsonl", batch.output_lifetime
-            await self._files.add(batch.tenant, filename, "batch_output", out, lifetime=lifetime, own_id=file_id)
+            purpose = MESSAGE_BATCH if batch.is_of_messages else "batch_output"
+            await self._files.add(batch.tenant, filename, purpose, out, lifetime=lifetime, own_id=file_id)
         return file_id

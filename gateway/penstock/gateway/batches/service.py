@@ -1,4 +1,4 @@
-"""Files and batches of a server that has a folder for them."""
+"""Files and batches of a server, in its folder or in memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.types import ASGIApp
 
 from penstock.gateway.batches.batch_store import BatchStore
-from penstock.gateway.batches.file_store import FileBounds, FileStore
+from penstock.gateway.batches.file_store import FileStore, FolderContents, MemoryContents
+from penstock.gateway.batches.room import FileBounds, Room
 from penstock.gateway.batches.runner import BatchRunner
+from penstock.gateway.batches.upload import MAX_FILE_BYTES
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.database import Database, is_disk_error
 from penstock.gateway.http.settings import AppSettings
@@ -29,20 +31,27 @@ _TIDY_EVERY_S = 600.0
 class BatchService:
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         database: Database,
         bounds: FileBounds,
         lines_in_flight: int,
         endpoints: Mapping[str, ASGIApp],
         settings: AppSettings,
     ) -> None:
-        """`endpoints` by their paths: batches may be for any of them. Raises ConfigError."""
+        """`folder`: None where files are in memory, as the database is. `endpoints` by their paths: batches may be for
+        any of them. Raises ConfigError."""
+        self.volatile = folder is None
         try:
-            self.batches = BatchStore(database, _MOST_OPEN, _MOST_OPEN_OF_TENANT)
-            self.files = FileStore(folder / "files", database, bounds, self.batches.inputs_in_use)
+            contents = MemoryContents() if folder is None else FolderContents(folder / "files")
+            room = Room(database, bounds, volatile=self.volatile)
+            self.batches = BatchStore(database, room, _MOST_OPEN, _MOST_OPEN_OF_TENANT)
+            self.files = FileStore(contents, database, room, self.batches.inputs_in_use)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"data-dir: {folder}: {error}") from None
         self.endpoints = tuple(endpoints)
+        self.max_file = min(MAX_FILE_BYTES, bounds.bytes_of_tenant) if self.volatile else MAX_FILE_BYTES
+        """Bytes that one may have."""
+        self._loss_told = False
         self.runner = BatchRunner(self.batches, self.files, endpoints, settings, lines_in_flight)
         self._retention = bounds.retention
         self._tidying: asyncio.Task[None] | None = None
@@ -54,10 +63,26 @@ class BatchService:
         self._tidying = asyncio.create_task(self._tidy())
 
     async def stop(self) -> None:
-        """What is under way is asked again when the server is back."""
+        """What is under way is asked again when the server is back, unless it is in memory."""
         if self._tidying is not None:
             self._tidying.cancel()
         await self.runner.stop()
+        if self.volatile:
+            await self._cancel_open()
+
+    async def _cancel_open(self) -> None:
+        lost = await self.batches.open()
+        for batch in lost:
+            batch.enter("cancelled")
+            await self.batches.save(batch)
+        if lost:
+            logger.warning("cancelled, since the server ends and they are in memory: %d batches", len(lost))
+
+    def tell_of_loss(self) -> None:
+        """At the first upload, where files are not kept."""
+        if self.volatile and not self._loss_told:
+            self._loss_told = True
+            logger.warning("files and batches are in memory until the server ends; --data-dir keeps them")
 
     async def _tidy(self) -> None:
         while True:

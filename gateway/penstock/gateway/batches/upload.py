@@ -1,4 +1,4 @@
-"""POST /v1/files: a form with the file, which goes to the disk as it comes."""
+"""POST /v1/files: a form with the file, which goes to the disk, or into memory, as it comes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import IO
 
 from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
 from penstock.gateway.front.call import ClientGone
+from penstock.gateway.front.intake import SMALL_BODY
 from penstock.gateway.http.exchange import Exchange
 
 MAX_FILE_BYTES = 200 << 20
@@ -45,52 +45,66 @@ class Upload:
     """Seconds."""
 
 
-def content_length(exchange: Exchange) -> int:
+def content_length(exchange: Exchange, max_file: int) -> int:
     """Bytes of the form; 0 when its client does not say. Raises PayloadTooLargeError, InvalidRequestError."""
     given = exchange.only_header(b"content-length")
     size = int(given) if given is not None and given.isdigit() else 0
-    _check_size(size)
+    _check_size(size, max_file)
     return size
 
 
-def _check_size(size: int) -> None:
-    if size > MAX_FILE_BYTES + _ROOM_FOR_FIELDS:
-        raise PayloadTooLargeError(f"A file may have at most {MAX_FILE_BYTES} bytes.", param="file")
+def _check_size(size: int, max_file: int) -> None:
+    if size > max_file + _ROOM_FOR_FIELDS:
+        raise _too_large(max_file)
 
 
-async def read_upload(exchange: Exchange) -> tuple[Upload, FormData]:
-    """The form's files are open until it is closed. Raises InvalidRequestError, UnsupportedError, PayloadTooLargeError,
-    ClientGone."""
-    size = 0
+def _too_large(max_file: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"A file may have at most {max_file} bytes.", param="file")
+
+
+async def read_upload(exchange: Exchange, max_file: int, *, in_memory: bool) -> tuple[Upload, FormData]:
+    """The form's files are open until it is closed; `in_memory`: they count as a request's body. Raises
+    InvalidRequestError, UnsupportedError, PayloadTooLargeError, OverloadedError, ClientGone."""
+    size = held = 0
 
     async def receive() -> Message:
-        nonlocal size
+        nonlocal size, held
         message = await exchange.receive()
         size += len(message.get("body", b""))
         exchange.context.record.bytes_in = size
-        _check_size(size)
+        _check_size(size, max_file)
+        if in_memory and size - held >= SMALL_BODY:
+            exchange.hold_body(size - held)
+            held = size
         return message
 
     request = Request(exchange.scope, receive)
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise InvalidRequestError("The body must be multipart/form-data, with the fields file and purpose.")
+    parser = MultiPartParser(
+        request.headers, request.stream(), max_files=1, max_fields=_MAX_FIELDS, max_part_size=_ROOM_FOR_FIELDS
+    )
+    if in_memory:
+        parser.spool_max_size = 2 * (max_file + _ROOM_FOR_FIELDS)  # no part of it goes to a temporary folder
     try:
-        form = await request.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_ROOM_FOR_FIELDS)
-    except (HTTPException, MultiPartException, ValueError):  # ValueError: of a charset that decodes nothing
+        form = await parser.parse()
+    except (MultiPartException, ValueError):  # ValueError: of a charset that decodes nothing
         raise InvalidRequestError("The form cannot be read.") from None
     except ClientDisconnect:
         raise ClientGone from None
     try:
-        return _upload(form), form
+        return _upload(form, max_file), form
     except BaseException:
         await form.close()
         raise
 
 
-def _upload(form: FormData) -> Upload:
+def _upload(form: FormData, max_file: int) -> Upload:
     file, purpose = form.get("file"), form.get("purpose")
     if not isinstance(file, UploadFile):
         raise InvalidRequestError("file is missing.", param="file")
+    if (file.size or 0) > max_file:
+        raise _too_large(max_file)
     if purpose in _PURPOSES:
         raise UnsupportedError(f"purpose: this server has no use for files for '{purpose}'.", param="purpose")
     if purpose != "batch":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from penstock.gateway.batches.file_store import FileBounds
+from penstock.gateway.batches.room import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.database import Database
@@ -140,14 +140,16 @@ def build_responses(config: Config, database: Database, settings: AppSettings) -
 def build_batches(
     config: Config, database: Database, endpoints: Mapping[str, ASGIApp], settings: AppSettings
 ) -> BatchService | None:
-    """None where the server has no folder for them. Raises ConfigError."""
+    """None where the server has neither a folder nor memory for them. Raises ConfigError."""
     given = config.data
-    if given.data_dir is None:
+    folder = None if given.data_dir is None else Path(given.data_dir)
+    size = given.data_memory if folder is None else given.data_size
+    if not size:
         return None
     bounds = FileBounds(
-        bytes=given.data_size,
-        bytes_of_tenant=given.data_size_per_tenant or given.data_size,
+        bytes=size,
+        bytes_of_tenant=min(given.data_size_per_tenant or size, size),
         files_of_tenant=_MOST_FILES_OF_TENANT,
         retention=given.data_retention or None,
     )
-    return BatchService(Path(given.data_dir), database, bounds, given.batch_lines_in_flight, endpoints, settings)
+    return BatchService(folder, database, bounds, given.batch_lines_in_flight, endpoints, settings)

@@ -8,7 +8,8 @@ Of duplicate keys the last one wins, as in every common JSON library.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,10 +39,13 @@ def decode_json(text: bytes, kind: type[_T], *, field: str | None = None, most_m
     return decode_checked(text, kind, field=field)
 
 
-def decode_checked(text: bytes, kind: type[_T], *, field: str | None = None) -> _T:
-    """As `decode_json`, for part of a text that has passed it, such as a `Raw`. Raises InvalidRequestError."""
+def decode_checked(
+    text: bytes, kind: type[_T], *, field: str | None = None, read: Callable[[type, Any], Any] | None = None
+) -> _T:
+    """As `decode_json`, for part of a text that has passed it, such as a `Raw`. `read` makes values of types that are
+    not JSON's, each as soon as its text was decoded. Raises InvalidRequestError."""
     try:
-        return msgspec.json.decode(text, type=kind)
+        return msgspec.json.decode(text, type=kind, dec_hook=read)
     except msgspec.ValidationError as error:
         raise _explained(str(error), field) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.front.context import Principal
+from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 
@@ -22,12 +23,19 @@ class InnerAnswer:
     request_id: str
     status: int = 0
     body: bytes = b""
+    reason: str = ""
+    """The error's code, whatever the form in which the body has it."""
     warnings: list[dict[str, str]] = field(default_factory=list)
-    """Of its record."""
+    """Of its record, as the reason is."""
 
 
 async def ask_in_background(
-    endpoint: ASGIApp, route: str, body: bytes, principal: Principal, settings: AppSettings
+    endpoint: ASGIApp,
+    route: str,
+    body: bytes,
+    principal: Principal,
+    settings: AppSettings,
+    error_form: ErrorForm = OPENAI_ERRORS,
 ) -> InnerAnswer:
     """POSTs JSON to the endpoint of a route, and awaits the whole answer, an error's too. It has the access log, the
     metrics and the drain of all requests, and computes in idle steps alone."""
@@ -54,6 +62,7 @@ async def ask_in_background(
         "headers": [(b"content-type", b"application/json")],
     }
     exchange = Exchange(scope, receive, send, settings.drain)
+    exchange.error_form = error_form
     scope[SCOPE_KEY] = exchange
     context = exchange.context
     answer = InnerAnswer(context.id)
@@ -71,6 +80,6 @@ async def ask_in_background(
         await exchange.fail(error)
     finally:
         exchange.close_record()
-        answer.warnings = context.record.warnings
+        answer.reason, answer.warnings = context.record.reason, context.record.warnings
         settings.journal.end(context)
     return answer

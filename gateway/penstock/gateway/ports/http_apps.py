@@ -17,6 +17,14 @@ from penstock.gateway.anthropic.count_tokens import CountTokens
 from penstock.gateway.anthropic.messages import Messages
 from penstock.gateway.batches.batch_routes import CancelBatch, CreateBatch, GetBatch, ListBatches
 from penstock.gateway.batches.file_routes import CreateFile, DeleteFile, FileContent, GetFile, ListFiles
+from penstock.gateway.batches.message_batches import (
+    CancelMessageBatch,
+    CreateMessageBatch,
+    DeleteMessageBatch,
+    GetMessageBatch,
+    ListMessageBatches,
+    MessageBatchResults,
+)
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.database import Database
 from penstock.gateway.errors import HttpError
@@ -112,6 +120,7 @@ def build_app(
         GuardedRoute("/v1/messages/count_tokens", CountTokens(dataplane, settings), INFER, methods=["POST"]),
         *_pooling_routes(pooling, settings),
         *_batch_routes(batches),
+        *_message_batch_routes(batches, settings),
         *_ollama_routes(dataplane, pooling, settings),
         *_traffic_routes(TrafficTable() if traffic is None else traffic),
         *_usage_routes(ledger),
@@ -151,11 +160,9 @@ def batch_endpoints(dataplane: DataPlane, settings: AppSettings, pooling: Poolin
     return {
         "/v1/chat/completions": ChatCompletions(dataplane, settings),
         "/v1/completions": Completions(dataplane, settings),
-        "/v1/embeddings": Embeddings(pooling, settings),
-        "/v1/rerank": Rerank(pooling, settings),
-        "/v1/score": Score(pooling, settings),
-        "/v1/classify": Classify(pooling, settings),
         "/v1/responses": CreateResponse(dataplane, settings, _keeping_nothing(settings)),
+        "/v1/messages": Messages(dataplane, settings),
+        **_pooling_endpoints(pooling, settings),
     }
 
 
@@ -175,6 +182,18 @@ def _batch_routes(batches: BatchService | None) -> list[GuardedRoute]:
         GuardedRoute("/v1/batches", ListBatches(batches), OWN_FILES, methods=["GET"]),
         GuardedRoute(batch, GetBatch(batches), OWN_FILES, methods=["GET"]),
         GuardedRoute(f"{batch}/cancel", CancelBatch(batches), OWN_FILES, methods=["POST"]),
+    ]
+
+
+def _message_batch_routes(batches: BatchService | None, settings: AppSettings) -> list[GuardedRoute]:
+    every, one = "/v1/messages/batches", "/v1/messages/batches/{batch_id}"
+    return [
+        GuardedRoute(every, CreateMessageBatch(batches, settings), INFER, methods=["POST"]),
+        GuardedRoute(every, ListMessageBatches(batches), OWN_FILES, methods=["GET"]),
+        GuardedRoute(one, GetMessageBatch(batches), OWN_FILES, methods=["GET"]),
+        GuardedRoute(one, DeleteMessageBatch(batches), OWN_FILES, methods=["DELETE"]),
+        GuardedRoute(f"{one}/cancel", CancelMessageBatch(batches), OWN_FILES, methods=["POST"]),
+        GuardedRoute(f"{one}/results", MessageBatchResults(batches), OWN_FILES, methods=["GET"]),
     ]
 
 
@@ -221,16 +240,20 @@ def _model_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSett
     ]
 
 
-def _pooling_routes(pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:
+def _pooling_endpoints(pooling: PoolingPlane, settings: AppSettings) -> dict[str, ASGIApp]:
     """Several have the paths of more than one other server."""
     rerank, score, classify = Rerank(pooling, settings), Score(pooling, settings), Classify(pooling, settings)
-    endpoints: dict[str, ASGIApp] = {
+    return {
         "/v1/embeddings": Embeddings(pooling, settings),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), rerank),
         **dict.fromkeys(("/score", "/v1/score"), score),
         **dict.fromkeys(("/classify", "/v1/classify"), classify),
         "/pooling": Pooling(pooling, settings),
     }
+
+
+def _pooling_routes(pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:
+    endpoints = _pooling_endpoints(pooling, settings)
     return [GuardedRoute(path, endpoint, INFER, methods=["POST"]) for path, endpoint in endpoints.items()]
 
 

@@ -78,6 +78,7 @@ _PATHS = {
 }
 _IN_A_REPLICA = {
     **{f"allow_{port}": False for port in ("http", "grpc", "metrics")},
+    "data_memory": 0,
     "stored_responses": 0,
     "background_responses": 0,
 }
@@ -90,7 +91,7 @@ _NOT_HERE = {
     **dict.fromkeys(("allow_http", "allow_grpc"), _PROXIES + "set ray.grpc to have gRPC beside HTTP"),
     **dict.fromkeys(("metrics_port", "metrics_address", "allow_metrics"), _PROXIES + "GET /metrics is on their port"),
     **dict.fromkeys(("http_use_ssl", "http_use_ssl_mutual", "grpc_use_ssl"), _PROXIES + "TLS is set up in Ray Serve"),
-    **dict.fromkeys(("data_dir", "stored_responses", "background_responses"), _FOR_ALL),
+    **dict.fromkeys(("data_dir", "data_memory", "stored_responses", "background_responses"), _FOR_ALL),
     "allow_client_shm": "clients share no memory with a replica",
     "load_on_demand": _FOR_ALL,
     "fronts": "Ray Serve's proxies are in front; use ray.replicas",

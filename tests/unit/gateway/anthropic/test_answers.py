@@ -192,7 +192,7 @@ async def test_a_body_that_is_too_large() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "kind"),
     [
-        ("POST", "/v1/messages/batches", 404, "not_found_error"),
+        ("POST", "/v1/messages/nothing", 404, "not_found_error"),
         ("GET", "/v1/messages/count_tokens/more", 404, "not_found_error"),
         ("GET", "/v1/messages", 405, "invalid_request_error"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -91,6 +92,77 @@ async def test_a_folder_that_is_not_there(source: Path, tmp_path: Path) -> None:
         await BatchFile(source, tmp_path / "none" / "out", 4).answer({URL: busy}, AppSettings(), lambda: True)
 
 
+WRONG = [
+    (b"{no json", None, "invalid_json_line"),
+    (b"\xff", None, "invalid_json_line"),
+    (b"[]", None, "invalid_request"),
+    (b'{"custom_id": 5, "url": "/v1/completions", "body": {}}', None, "invalid_request"),
+    (b'{"custom_id": "", "url": "/v1/completions", "body": {}}', "", "invalid_custom_id"),
+    (b'{"custom_id": "no body", "url": "/v1/completions"}', "no body", "invalid_request"),
+    (b'{"custom_id": "text", "url": "/v1/completions", "body": "x"}', "text", "invalid_request"),
+    (b'{"custom_id": "url", "url": "/v1/nothing", "body": {}}', "url", "mismatched_endpoint"),
+    (b'{"custom_id": "get", "method": "GET", "url": "/v1/completions", "body": {}}', "get", "invalid_method"),
+    (b'{"custom_id": "s", "url": "/v1/completions", "body": {"stream": true}}', "s", "invalid_request"),
+    (b'{"custom_id": "a", "url": "/v1/completions", "body": {}}', "a", "duplicate_custom_id"),
+    (b'{"custom_id": "' + b"x" * 500 + b'", "url": "/v1/completions", "body": {}}', None, "line_too_long"),
+]
+
+
+async def fine(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+
+
+async def answered(source: Path, target: Path) -> list[Any]:
+    await BatchFile(source, target, 4).answer({URL: fine}, AppSettings(max_body_bytes=300), lambda: True)
+    return [json.loads(text) for text in target.read_text().splitlines()]
+
+
+async def test_lines_that_are_wrong_cost_themselves_alone(source: Path, tmp_path: Path) -> None:
+    last = b'{"custom_id": "b", "url": "/v1/completions", "body": {}}'
+    source.write_bytes(b"\n\n".join([source.read_bytes().strip(), *(text for text, *_ in WRONG), last]))
+    found = await answered(source, tmp_path / "out")
+    good = [each for each in found if each["response"] is not None]
+    assert [each["custom_id"] for each in good] == ["a", "b"]
+    bad = [(each["custom_id"], each["error"]["code"]) for each in found if each["response"] is None]
+    assert bad == [(name, code) for _, name, code in WRONG]
+    assert [each["error"]["line"] for each in found if each["response"] is None] == list(range(3, 26, 2))
+
+
+@pytest.mark.parametrize("kept", range(4))
+async def test_a_run_goes_on_where_it_stopped_among_lines_that_are_wrong(
+    source: Path, tmp_path: Path, kept: int
+) -> None:
+    source.write_bytes(source.read_bytes() * 2 + b"{no json\n")
+    whole = await answered(source, tmp_path / "out")
+    written = (tmp_path / "out").read_bytes().splitlines(keepends=True)
+    (tmp_path / "out").write_bytes(b"".join(written[:kept]))
+    again = await answered(source, tmp_path / "out")
+
+    def keys(found: list[Any]) -> list[Any]:
+        return sorted((str(each["custom_id"]), (each["error"] or {"line": 0})["line"]) for each in found)
+
+    assert keys(again) == keys(whole)
+    assert len(whole) == 3
+
+
+async def test_an_empty_file_has_no_results(source: Path, tmp_path: Path) -> None:
+    for content in (b"", b"\n \n"):
+        source.write_bytes(content)
+        assert await answered(source, tmp_path / "out") == []
+        assert (tmp_path / "out").exists()
+
+
+async def test_a_file_with_too_many_lines_is_refused_before_anything_runs(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MAX_LINES", 2)
+    source.write_text("".join(json.dumps({"custom_id": i, "url": URL, "body": {}}) + "\n" for i in "abc"))
+    with pytest.raises(ConfigError, match="at most 2 lines"):
+        await answered(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("model", [["--model", "folder"], ["folder"]])
 def test_the_model_is_named_as_in_vllm_or_without_a_flag(model: list[str]) -> None:
     assert _parser().parse_args(["run-batch", "-i", "a", "-o", "b", *model]).model == "folder"
@@ -101,8 +173,8 @@ def test_a_file_of_empty_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatc
     monkeypatch.setattr(lines, "_MAX_LINES_OF_FILE", 10)
     path = tmp_path / "empty"
     path.write_bytes(b"\n" * 1000)
-    _, errors = lines.check_lines(path, (URL,), 100)
+    errors = lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
     assert [(error["code"], error["line"]) for error in errors] == [("too_many_tasks", 11)]
     path.write_bytes(b"\n" * 10)
-    _, errors = lines.check_lines(path, (URL,), 100)
+    errors = lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
     assert [error["code"] for error in errors] == ["empty_file"]

@@ -410,13 +410,17 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: Annotated[
         Folder | None,
         Meta(
-            description="folder for files, batches and responses, for this server alone; default: none: files and "
-            "batches are refused, and responses are kept in memory"
+            description="folder for files, batches and responses, for this server alone; default: none: all is in "
+            "memory until the server ends"
         ),
     ] = None
-    data_size: Annotated[SomeBytes, Meta(description="bytes of all files together")] = 10 << 30
+    data_memory: Annotated[
+        Annotated[int, Meta(ge=0, extra={"unit": "bytes"})],
+        Meta(description="bytes of files and batches in memory, where there is no data-dir; 0: they are refused"),
+    ] = 64 << 20
+    data_size: Annotated[SomeBytes, Meta(description="bytes of all files in data-dir together")] = 10 << 30
     data_size_per_tenant: Annotated[
-        SomeBytes | None, Meta(description="bytes of the files of one key's tenant; default: data-size")
+        SomeBytes | None, Meta(description="bytes of the files of one key's tenant; default: data-size, or data-memory")
     ] = None
     data_retention: Annotated[
         Seconds,

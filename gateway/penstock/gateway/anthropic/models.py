@@ -10,11 +10,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.anthropic.errors import is_of_anthropic
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
-from penstock.gateway.http.pages import page_limit
+from penstock.gateway.http.pages import ids_between
 
 _DEFAULT, _MOST = 20, 1000
 """Of a page, as in Anthropic's API."""
@@ -72,25 +71,10 @@ class ModelDetail:
 
 def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     """The models behind `after_id`, or those that end before `before_id`. Raises InvalidRequestError."""
-    limit = page_limit(query.get("limit"), _DEFAULT, _MOST)
-    ids = [model["id"] for model in models]
-    first, end = _position(ids, query, "after_id", -1) + 1, _position(ids, query, "before_id", len(ids))
-    if "before_id" in query and "after_id" not in query:
-        begin = max(first, end - limit)
-        data, has_more = models[begin:end], begin > first
-    else:
-        data, has_more = models[first:end][:limit], end - first > limit
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    return {"data": data, "has_more": has_more, **ends}
-
-
-def _position(ids: Sequence[str], query: Mapping[str, str], name: str, default: int) -> int:
-    given = query.get(name)
-    if given is None:
-        return default
-    if given not in ids:
-        raise InvalidRequestError(f"{name} names nothing in this list.", param=name)
-    return ids.index(given)
+    by_id = {model["id"]: model for model in models}
+    ids, has_more = ids_between(list(by_id), query, default=_DEFAULT, most=_MOST)
+    ends = {"first_id": ids[0], "last_id": ids[-1]} if ids else {"first_id": None, "last_id": None}
+    return {"data": [by_id[each] for each in ids], "has_more": has_more, **ends}
 
 
 def _shown(model: Model) -> dict[str, Any]:

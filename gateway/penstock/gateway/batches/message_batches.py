@@ -23,7 +23,7 @@ from penstock.gateway.batches.lines import MAX_LINES, LineError, check_body
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.front.bounded_json import check_json, decode_checked
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.pages import page_limit
+from penstock.gateway.http.pages import ids_between
 from penstock.gateway.http.settings import AppSettings
 
 ENDPOINT = "/v1/messages"
@@ -135,31 +135,11 @@ class ListMessageBatches(BatchEndpoint):
     async def answer(self, exchange: Exchange, service: BatchService) -> None:
         tenant, query = exchange.context.tenant, Request(exchange.scope).query_params
         ids = await service.batches.ids(tenant, MESSAGE_BATCH_PREFIX)
-        some, has_more = _page(ids[::-1], query)
+        some, has_more = ids_between(ids[::-1], query, default=_PAGE, most=_MOST)
         kept = await service.batches.find_all(tenant, some)
         ends = {"first_id": some[0], "last_id": some[-1]} if some else {"first_id": None, "last_id": None}
         data = [_shown(service.runner.find(batch.id) or batch) for batch in kept]
         await exchange.respond(200, msgspec.json.encode({"data": data, "has_more": has_more, **ends}))
-
-
-def _page(ids: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str], bool]:
-    """Those behind `after_id`, or those that end before `before_id`; and whether there are more in that direction.
-    `ids` are the newest first. Raises InvalidRequestError."""
-    limit = page_limit(query.get("limit"), _PAGE, _MOST)
-    first, end = _position(ids, query, "after_id", -1) + 1, _position(ids, query, "before_id", len(ids))
-    if "before_id" in query and "after_id" not in query:
-        begin = max(first, end - limit)
-        return ids[begin:end], begin > first
-    return ids[first:end][:limit], end - first > limit
-
-
-def _position(ids: Sequence[str], query: Mapping[str, str], name: str, default: int) -> int:
-    given = query.get(name)
-    if given is None:
-        return default
-    if given not in ids:
-        raise InvalidRequestError(f"{name} names nothing in this list.", param=name)
-    return ids.index(given)
 
 
 class GetMessageBatch(BatchEndpoint):

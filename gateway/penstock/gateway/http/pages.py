@@ -1,4 +1,5 @@
-"""Lists in pages, as OpenAI has them: `limit`, and `after` the id of the last one that was seen."""
+"""Lists in pages: OpenAI's, with `limit` and `after`, the id of the last one that was seen; Anthropic's, with `after_id`
+and `before_id`."""
 
 from __future__ import annotations
 
@@ -28,6 +29,26 @@ def page(
     shown = left[:limit]
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": "", "last_id": ""}
     return {"object": "list", "data": shown, **ends, "has_more": len(left) > limit}
+
+
+def ids_between(ids: Sequence[str], query: Mapping[str, str], *, default: int, most: int) -> tuple[Sequence[str], bool]:
+    """Anthropic's pages: the ids behind `after_id`, or those that end before `before_id`, and whether there are more in
+    that direction. Raises InvalidRequestError."""
+    limit = page_limit(query.get("limit"), default, most)
+    first, end = _position(ids, query, "after_id", -1) + 1, _position(ids, query, "before_id", len(ids))
+    if "before_id" in query and "after_id" not in query:
+        begin = max(first, end - limit)
+        return ids[begin:end], begin > first
+    return ids[first:end][:limit], end - first > limit
+
+
+def _position(ids: Sequence[str], query: Mapping[str, str], name: str, default: int) -> int:
+    wanted = query.get(name)
+    if wanted is None:
+        return default
+    if wanted not in ids:
+        raise InvalidRequestError(f"{name} names nothing in this list.", param=name)
+    return ids.index(wanted)
 
 
 def page_limit(given: str | None, default: int, most: int) -> int:

@@ -1,5 +1,5 @@
-"""Lists in pages: OpenAI's, with `limit` and `after`, the id of the last one that was seen; Anthropic's, with `after_id`
-and `before_id`."""
+"""Lists in pages: OpenAI's have `limit` and `after`, the id of the last one seen; Anthropic's have `after_id` and
+`before_id` in its place."""
 
 from __future__ import annotations
 

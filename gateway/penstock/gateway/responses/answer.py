@@ -14,6 +14,8 @@ from penstock.gateway.responses.items import new_id
 from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest, TextOptions
 
 _RATE_LIMITED = 429
+_FUNCTION = {"description": None, "parameters": None, "strict": None}
+_SUMMARIES = ("auto", "concise", "detailed")
 
 
 class ResponseObject:
@@ -29,6 +31,8 @@ class ResponseObject:
         top_p: float,
         store: bool,
         tier: str,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
     ) -> None:
         """`temperature` and `top_p` hold where the request is silent. `tier`: of `real_tier`."""
         self.id = new_id("resp")
@@ -44,24 +48,26 @@ class ResponseObject:
             "conversation": None if request.conversation_id is None else {"id": request.conversation_id},
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
-            "max_tool_calls": None,
+            "max_tool_calls": request.max_tool_calls,
             "metadata": request.metadata or {},
             "model": request.model,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
             "prompt_cache_key": request.prompt_cache_key,
             "prompt_cache_retention": request.prompt_cache_retention,
-            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
+            "reasoning": {"effort": reasoning.effort, "summary": _shown_summary(reasoning)},
             "safety_identifier": request.safety_identifier,
             "service_tier": tier,
             "store": store,
             "temperature": temperature,
             "text": {"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
             "tool_choice": request.tool_choice or "auto",
-            "tools": request.tools or [],
+            "tools": [_shown_tool(tool) for tool in request.tools or ()],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": top_p if request.top_p is None else request.top_p,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
             "user": request.user,
         }
         if record.ignored:
@@ -89,6 +95,18 @@ class ResponseObject:
     def _with(self, status: str, output: Sequence[Mapping[str, Any]], **changes: object) -> dict[str, Any]:
         nothing = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
         return self._fields | nothing | {"status": status, "output": output} | changes
+
+
+def _shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """With null for what a function need not say, and Open Responses wants to be there."""
+    if tool.get("type") == "namespace":
+        return {**tool, "tools": [_shown_tool(each) for each in tool["tools"]]}
+    return _FUNCTION | tool if tool.get("type") == "function" else dict(tool)
+
+
+def _shown_summary(reasoning: Reasoning) -> str | None:
+    given = reasoning.summary or reasoning.generate_summary
+    return given if given in _SUMMARIES else None
 
 
 def _code(error: Exception) -> str:

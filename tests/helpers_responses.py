@@ -11,9 +11,9 @@ _EVENTS = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
 }
 _ITEM: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseItem)
-_UNTYPED = {"store", "bytes", "presence_penalty", "frequency_penalty"}
-"""What is sent although the client has no type for it: `bytes` it knows in items, and not in events; the penalties are
-Open Responses'."""
+_UNTYPED = {"store", "bytes", "status", "presence_penalty", "frequency_penalty"}
+"""What is sent although the client has no type for it: `bytes` it knows in items, and not in events; the `status` of a
+call of a custom tool in lists, and not in outputs; the penalties are Open Responses'."""
 _ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
 

@@ -98,10 +98,14 @@ class ResponseObject:
 
 
 def _shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool["type"] == "namespace":
+        return {**tool, "tools": [_shown_function(each) for each in tool["tools"]]}
+    return _shown_function(tool)
+
+
+def _shown_function(tool: Mapping[str, Any]) -> dict[str, Any]:
     """With null for what a function need not say, and Open Responses wants to be there."""
-    if tool.get("type") == "namespace":
-        return {**tool, "tools": [_shown_tool(each) for each in tool["tools"]]}
-    return _FUNCTION | tool if tool.get("type") == "function" else dict(tool)
+    return {**(_FUNCTION if tool["type"] == "function" else {}), **tool}
 
 
 def _shown_summary(reasoning: Reasoning) -> str | None:

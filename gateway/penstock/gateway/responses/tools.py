@@ -271,7 +271,7 @@ _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _MOST_HEAD_CHARS = 256
 _FIRST, _SECOND = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 """The halves of a character that JSON writes in two."""
-_ALONE = r"(?=[^\\]|\\[^u]|\\u(?![dD][c-fC-F])[^\\])"
+_ALONE = r"(?=[^\\]|\\[^u]|\\u(?:[^dD]|[dD][^c-fC-F]))"
 _ESCAPED = rf"\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{{4}}|{_FIRST}(?:{_SECOND}|{_ALONE})"
 _CHARS = re.compile(rf'(?:[^"\\]+|{_ESCAPED})*', re.DOTALL)
 _LONGEST_ESCAPE = 12

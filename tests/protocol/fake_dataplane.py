@@ -154,7 +154,6 @@ class FakeDataPlane(DataPlane):
         cut: bool = False,
     ) -> ChatPrompt:
         options = {"opens": add_generation_prompt, "continues": continue_final_message, "kwargs": template_kwargs}
-        options["tools"] = tools
         self.prompts.append((messages, options))
         if messages[-1]["content"] == "refuse me":
             raise InvalidRequestError("The template refuses this.", param="messages")

@@ -213,7 +213,7 @@ async def test_messages_reach_the_template() -> None:
 
 async def test_continuing_the_last_message_opens_no_new_one() -> None:
     _, dataplane = await answered(CHAT, chat_body(continue_final_message=True))
-    assert dataplane.prompts[0][1] == {"opens": False, "continues": True, "kwargs": {}, "tools": None}
+    assert dataplane.prompts[0][1] == {"opens": False, "continues": True, "kwargs": {}}
 
 
 async def test_tenant_is_the_owner_of_the_key() -> None:

@@ -17,7 +17,7 @@ from helpers_responses import accumulated, validated_item, validated_response
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
+from penstock.gateway.llm.dataplane import ChatPrompt, GenerateRequest, ServedModel
 from penstock.gateway.llm.model_parsers import ModelParsers
 from penstock.gateway.ports.http_apps import build_app
 from penstock.gateway.responses.schemas import InputItem, ResponsesRequest
@@ -32,6 +32,18 @@ MODEL = ServedModel("tiny", "root", 0, ABLE, parsers=ModelParsers(find_tool_pars
 READ = {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}}
 PATCH = {"type": "custom", "name": "patch", "description": "Edits."}
 FILES = {"type": "namespace", "name": "mcp__files", "description": "The user's files.", "tools": [READ, PATCH]}
+
+
+class Plane(FakeDataPlane):
+    """Keeps the names of the tools that templates are given."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.shown: list[list[str]] = []
+
+    async def chat_prompt(self, *args: Any, **options: Any) -> ChatPrompt:
+        self.shown.append([tool["function"]["name"] for tool in options["tools"] or ()])
+        return await super().chat_prompt(*args, **options)
 
 
 def tools_of(*tools: Any, context: RequestContext | None = None, **fields: Any) -> ResponseTools:
@@ -114,19 +126,19 @@ LEFT_OUT = [
 
 @pytest.mark.parametrize("kind", LEFT_OUT)
 async def test_tools_that_nobody_runs_are_left_out(kind: str) -> None:
-    plane = FakeDataPlane(models=(MODEL,))
+    plane = Plane(models=(MODEL,))
     answer = await ask(plane, tools=[{"type": kind, "name": "r\r\nx: y"}, READ])
     assert (answer.status, answer.headers["x-penstock-ignored"]) == (200, "tools[].type")
-    assert [tool["function"]["name"] for tool in plane.prompts[0][1]["tools"]] == ["read"]
+    assert plane.shown == [["read"]]
     assert answer.json()["tools"][0]["type"] == kind
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", None])
 async def test_without_any_tool_that_is_left_the_request_goes_on(choice: str | None) -> None:
-    plane = FakeDataPlane()  # a model that calls no tools
+    plane = Plane()  # a model that calls no tools
     namespace = {"type": "namespace", "name": "n", "tools": [{"type": "mcp"}, {"type": "namespace", "name": "m"}]}
     answer = await ask(plane, tools=[{"type": "web_search"}, namespace], tool_choice=choice)
-    assert (answer.status, plane.prompts[0][1].get("tools")) == (200, None)
+    assert (answer.status, plane.shown) == (200, [[]])
 
 
 def function(name: str) -> dict[str, Any]:
@@ -311,7 +323,8 @@ async def test_names_of_any_script_and_of_some_length_are_taken(name: str) -> No
     assert answer.status == 200, answer.json()
     grammar = plane.requests[0].params.grammar
     assert grammar is not None
-    assert name in grammar.text, "not escaped: a model writes it as it reads it"
+    written = json.dumps(name, ensure_ascii=False)
+    assert json.dumps(written)[1:-1] in grammar.text, "the model writes it as it reads it"
 
 
 async def test_a_response_says_what_functions_leave_out() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from penstock.gateway.responses.field_names import in_words_of_responses, name_o
 from penstock.gateway.responses.output import Output
 from penstock.gateway.responses.schemas import ResponsesRequest
 from penstock.gateway.responses.service import ResponseService
+from penstock.gateway.responses.truncation import truncated
 from penstock.gateway.responses.unsupported import UNSUPPORTED
 
 _BACKGROUND_ROUTE = "/v1/responses/background"
@@ -76,11 +77,18 @@ class CreateResponse(TranslatingEndpoint[Asked]):
 
     async def _generate_request(self, asked: Asked, context: RequestContext) -> GenerateRequest:
         request = asked.request
-        self._dataplane.model(request.model, context)
+        model = self._dataplane.model(request.model, context)
         messages = await self._messages(asked, context)
         chat = chat_request(request, asked.tools, asked.include, context)
         with in_words_of_responses(context.record, asked.tools.places):
-            wanted = await chat_generation(self._dataplane, self._settings, chat, messages, context)
+
+            def render(messages: Sequence[dict[str, Any]]) -> Awaitable[GenerateRequest]:
+                return chat_generation(self._dataplane, self._settings, chat, list(messages), context)
+
+            if request.truncation == "auto":
+                wanted = await truncated(messages, model.info.context_length, request.max_output_tokens, render)
+            else:
+                wanted = await render(messages)
         if wanted.stages and asked.include.logprobs:
             message = "include: this model's answers may have reasoning or calls, for which there are no logprobs here."
             raise UnsupportedError(message, param="include")
@@ -140,6 +148,8 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         messages = await self._messages(asked, context)
         if asked.include.logprobs:
             raise UnsupportedError("include: models of other servers have no logprobs here.", param="include")
+        if asked.request.truncation == "auto":
+            context.ignore("truncation", "models of other servers say themselves what does not fit.")
         return other_chat(chat_request(asked.request, asked.tools, asked.include, context), messages)
 
     def _renamed(self, asked: Asked, model: str) -> Asked:

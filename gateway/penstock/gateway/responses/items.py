@@ -153,7 +153,11 @@ def _call(given: GivenItem, kind: str, where: str) -> InputItem:
     if given.name is None:
         raise InvalidRequestError(f"{where}.name is missing.", param=f"{where}.name")
     call = InputItem(
-        type=kind, id=given.id, call_id=given.call_id or new_id("call"), name=given.name, namespace=given.namespace
+        type=kind,
+        id=given.id,
+        call_id=given.call_id or new_id("call"),
+        name=given.name,
+        namespace=given.namespace or None,
     )
     if kind == "custom_tool_call":
         call.input = _text(given.input)
@@ -166,7 +170,9 @@ def _output(given: GivenItem, kind: str, content: Any, where: str, context: Requ
     are_parts = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
     output = _content(content, where, context) if are_parts else _text(content)
     call_id = given.call_id or new_id("call")
-    return InputItem(type=kind, id=given.id, call_id=call_id, name=given.name, namespace=given.namespace, output=output)
+    return InputItem(
+        type=kind, id=given.id, call_id=call_id, name=given.name, namespace=given.namespace or None, output=output
+    )
 
 
 def _thought(given: GivenItem, where: str, context: RequestContext) -> InputItem:

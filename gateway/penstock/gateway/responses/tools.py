@@ -199,15 +199,15 @@ def _names(given: Sequence[_Given]) -> list[str]:
     """Of the functions. Plain ones keep theirs; others with a name that is taken get a number behind it."""
     taken = {str(each.tool.get("name")) for each in given if each.callee is None}
     names = []
+    last: dict[str, int] = {}
     for each in given:
         if each.callee is None:
             names.append(str(each.tool.get("name")))
             continue
         own = name = _joined(each.callee.namespace, each.callee.name)
-        number = 1
         while name in taken:
-            number += 1
-            name = f"{own}_{number}"
+            last[own] = last.get(own, 1) + 1
+            name = f"{own}_{last[own]}"
         taken.add(name)
         names.append(name)
     return names
@@ -237,17 +237,19 @@ def _allowed(
     mode: str, tools: Sequence[Any], by_callee: Mapping[Callee, str], context: RequestContext
 ) -> str | dict[str, Any]:
     names: dict[str, None] = {}
+    namespaces: set[str] = set()
     for number, tool in enumerate(tools):
         match tool:
             case {"type": "function" | "custom", "name": str()}:
                 names[_chosen(tool, by_callee)] = None
             case {"type": "namespace", "name": str(namespace)}:
-                names |= {name: None for callee, name in by_callee.items() if callee.namespace == namespace}
+                namespaces.add(namespace)
             case {"type": str(kind)} if kind not in ("function", "custom", "namespace"):
                 context.ignore(f"tool_choice.tools[{number}].type", _NO_SUCH_TYPE)
             case _:
                 message = "tool_choice.tools must be a list of tools, each with its type and name."
                 raise InvalidRequestError(message, param="tool_choice")
+    names |= {name: None for callee, name in by_callee.items() if callee.namespace in namespaces}
     if names:
         functions = [_function_choice(name) for name in names]
         return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}

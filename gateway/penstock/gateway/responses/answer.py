@@ -11,7 +11,7 @@ from penstock.gateway.errors import public_message, wire_shape
 from penstock.gateway.front.record import RequestRecord
 from penstock.gateway.llm.dataplane import Usage
 from penstock.gateway.responses.items import new_id
-from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest, TextOptions
+from penstock.gateway.responses.schemas import EFFORTS, VERBOSITIES, Reasoning, ResponsesRequest, TextOptions
 
 _RATE_LIMITED = 429
 _FUNCTION = {"description": None, "parameters": None, "strict": None}
@@ -57,12 +57,18 @@ class ResponseObject:
             "previous_response_id": request.previous_response_id,
             "prompt_cache_key": request.prompt_cache_key,
             "prompt_cache_retention": request.prompt_cache_retention,
-            "reasoning": {"effort": reasoning.effort, "summary": _shown_summary(reasoning)},
+            "reasoning": {
+                "effort": _known(reasoning.effort, EFFORTS),
+                "summary": _known(reasoning.summary or reasoning.generate_summary, _SUMMARIES),
+            },
             "safety_identifier": request.safety_identifier,
             "service_tier": tier,
             "store": store,
             "temperature": temperature,
-            "text": {"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
+            "text": {
+                "format": text.format or {"type": "text"},
+                "verbosity": _known(text.verbosity, VERBOSITIES) or "medium",
+            },
             "tool_choice": request.tool_choice or "auto",
             "tools": [_shown_tool(tool) for tool in request.tools or ()],
             "top_logprobs": request.top_logprobs or 0,
@@ -108,9 +114,9 @@ def _shown_function(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {**(_FUNCTION if tool["type"] == "function" else {}), **tool}
 
 
-def _shown_summary(reasoning: Reasoning) -> str | None:
-    given = reasoning.summary or reasoning.generate_summary
-    return given if given in _SUMMARIES else None
+def _known(word: str | None, words: Sequence[str]) -> str | None:
+    """None for one that was ignored."""
+    return word if word in words else None
 
 
 def _code(error: Exception) -> str:

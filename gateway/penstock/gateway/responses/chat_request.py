@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
@@ -10,7 +11,7 @@ from penstock.gateway.llm.sampling import SamplingFields
 from penstock.gateway.llm.structured_output import JsonSchema, ResponseFormat
 from penstock.gateway.openai.schemas import ChatRequest
 from penstock.gateway.responses.include import LOGPROBS, Include
-from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest, TextOptions
+from penstock.gateway.responses.schemas import EFFORTS, VERBOSITIES, Reasoning, ResponsesRequest, TextOptions
 from penstock.gateway.responses.tools import ResponseTools
 
 _SAMPLING = tuple(field for field in SamplingFields.__struct_fields__ if field not in ("max_tokens", "response_format"))
@@ -40,7 +41,7 @@ def chat_request(
         prompt_cache_key=request.prompt_cache_key,
         prompt_cache_retention=request.prompt_cache_retention,
         service_tier=request.service_tier,
-        verbosity=request.text.verbosity if request.text is not None else None,
+        verbosity=_known(request.text and request.text.verbosity, VERBOSITIES, "text.verbosity", context),
         metadata=request.metadata,
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -57,7 +58,15 @@ def _effort(reasoning: Reasoning | None, context: RequestContext) -> Any:
     for name in ("summary", "generate_summary"):
         if getattr(reasoning, name) not in (None, "auto"):
             context.ignore(f"reasoning.{name}", "reasoning is shown as it is, and not summarized.")
-    return reasoning.effort
+    return _known(reasoning.effort, EFFORTS, "reasoning.effort", context)
+
+
+def _known(word: str | None, words: Sequence[str], field: str, context: RequestContext) -> Any:
+    """None for a hint that this server does not know."""
+    if word is None or word in words:
+        return word
+    context.ignore(field, f"it is not one of {', '.join(words)}.")
+    return None
 
 
 def _response_format(text: TextOptions | None) -> ResponseFormat | None:

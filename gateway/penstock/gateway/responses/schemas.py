@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.gateway.llm.sampling import SamplingFields
-from penstock.gateway.openai.schemas import PromptCacheRetention, ServiceTier, ShortId, Verbosity
+from penstock.gateway.openai.schemas import PromptCacheRetention, ServiceTier, ShortId
 
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
@@ -60,8 +60,13 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     output: str | list[ContentPart] | None = None
 
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+VERBOSITIES = ("low", "medium", "high")
+
+
 class Reasoning(msgspec.Struct):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: str | None = None
+    """Hints: a word that this server does not know is one that newer clients have."""
     summary: str | None = None
     generate_summary: str | None = None
     """The older name of `summary`."""
@@ -77,7 +82,7 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class TextOptions(msgspec.Struct):
     format: TextFormat | None = None
-    verbosity: Verbosity | None = None
+    verbosity: str | None = None
 
 
 class ConversationName(msgspec.Struct):

@@ -267,6 +267,8 @@ HINTS: list[tuple[dict[str, Any], str | None, dict[str, Any]]] = [
         "reasoning.generate_summary",
         {"effort": None, "summary": "concise"},
     ),
+    ({"reasoning": {"effort": "x\r\ny: z"}}, "reasoning.effort", {"effort": None, "summary": None}),
+    ({"text": {"verbosity": "x\r\ny: z"}}, "text.verbosity", {}),
     ({"include": ["web_search_call.results", "x\r\ny: z"]}, "include", {}),
     ({"context_management": [{"type": "compaction", "compact_threshold": 9}]}, "context_management", {}),
     ({"context_management": []}, None, {}),

@@ -25,6 +25,7 @@ def chat_request(
         raise InvalidRequestError(f"top_logprobs needs {LOGPROBS} in include.", param="top_logprobs")
     if request.context_management:
         context.ignore("context_management", "conversations are not made shorter.")
+    text = request.text or TextOptions()
     return ChatRequest(
         model=request.model,
         messages=[],
@@ -33,7 +34,7 @@ def chat_request(
         tool_choice=tools.choice,
         parallel_tool_calls=False if tools.most_calls == 1 else request.parallel_tool_calls,
         reasoning_effort=_effort(request.reasoning, context),
-        response_format=_response_format(request.text),
+        response_format=_response_format(text),
         logprobs=include.logprobs,
         top_logprobs=request.top_logprobs,
         user=request.user,
@@ -41,7 +42,7 @@ def chat_request(
         prompt_cache_key=request.prompt_cache_key,
         prompt_cache_retention=request.prompt_cache_retention,
         service_tier=request.service_tier,
-        verbosity=_known(request.text and request.text.verbosity, VERBOSITIES, "text.verbosity", context),
+        verbosity=_known(text.verbosity, VERBOSITIES, "text.verbosity", context),
         metadata=request.metadata,
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -69,9 +70,7 @@ def _known(word: str | None, words: Sequence[str], field: str, context: RequestC
     return None
 
 
-def _response_format(text: TextOptions | None) -> ResponseFormat | None:
-    if text is None:
-        return None
+def _response_format(text: TextOptions) -> ResponseFormat | None:
     given = text.format
     if given is None or given.type == "text":
         return None

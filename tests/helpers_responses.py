@@ -11,8 +11,9 @@ _EVENTS = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
 }
 _ITEM: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseItem)
-_UNTYPED = {"store", "bytes"}
-"""What is sent although the client has no type for it: `bytes` it knows in items, and not in events."""
+_UNTYPED = {"store", "bytes", "status", "presence_penalty", "frequency_penalty"}
+"""What is sent although the client has no type for it: `bytes` it knows in items, and not in events; the `status` of a
+call of a custom tool in lists, and not in outputs; the penalties are Open Responses'."""
 _ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
@@ -78,21 +79,22 @@ class _Item:
         elif step == "content_part.done":
             assert event["part"]["text"] == self.text
         elif step.endswith(".done"):
-            assert event["arguments" if "arguments" in event else "text"] == self.text
+            assert [event[name] for name in ("arguments", "input", "text") if name in event] == [self.text]
         if self.steps[-1:] != [step]:
             self.steps.append(step)
 
     def ended(self, shown: dict[str, Any]) -> dict[str, Any]:
         name = {"message": "output_text", "reasoning": "reasoning_text"}.get(shown["type"])
         if name is None:
-            assert shown["arguments"] == self.text
-            steps = ["function_call_arguments.delta", "function_call_arguments.done"]
+            name = "custom_tool_call_input" if shown["type"] == "custom_tool_call" else "function_call_arguments"
+            assert shown["input" if shown["type"] == "custom_tool_call" else "arguments"] == self.text
+            steps = [f"{name}.delta", f"{name}.done"]
         else:
             assert [part["text"] for part in shown["content"]] == [self.text]
             steps = ["content_part.added", f"{name}.delta", f"{name}.done", "content_part.done"]
         silent = not self.text and f"{name}.delta" not in self.steps
         assert self.steps == [step for step in steps if not (silent and step.endswith(".delta"))]
-        same = ("id", "type", "call_id", "name", "role")
+        same = ("id", "type", "call_id", "name", "namespace", "role")
         assert [shown.get(field) for field in same] == [self.shown.get(field) for field in same]
         assert shown["status"] in ("completed", "incomplete")
         return shown

@@ -91,7 +91,7 @@ def test_an_answer_of_the_shape_that_was_asked_for(asked: tuple[openai.OpenAI, s
         ({"max_output_tokens": 0}, openai.BadRequestError, "max_output_tokens"),
         ({"background": True, "store": False}, openai.BadRequestError, "store"),
         ({"conversation": "conv_x"}, openai.NotFoundError, "conversation"),
-        ({"previous_response_id": "resp_x"}, openai.NotFoundError, "previous_response_id"),
+        ({"previous_response_id": "resp_x"}, openai.BadRequestError, "previous_response_id"),
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
@@ -265,7 +265,7 @@ def test_nobody_else_is_told_of_a_response(rig: Rig) -> None:
     ):
         with pytest.raises(openai.NotFoundError):
             call(response.id)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError, match="not found"):
         rig.other.responses.create(model="m", input=HI, previous_response_id=response.id)
     assert rig.client.responses.retrieve(response.id).id == response.id
 

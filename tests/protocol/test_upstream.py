@@ -433,6 +433,19 @@ def test_how_long_another_server_keeps_its_model_is_no_matter_of_ours(fleet: Fle
     assert (answer.status_code, answer.headers["x-penstock-ignored"]) == (200, "keep_alive")
 
 
+def test_tools_of_responses_are_functions_for_other_servers(fleet: Fleet) -> None:
+    custom = {"type": "custom", "name": "weather"}
+    namespace = {"type": "namespace", "name": "mcp__maps", "tools": [{"type": "function", "name": "find"}]}
+    tools = {"tools": [namespace, {"type": "web_search"}, custom], "tool_choice": "auto"}
+    answer = post(fleet, "/v1/responses", "agent", truncation="auto", **tools)
+    assert answer.headers["x-penstock-ignored"] == "tools[].type, truncation"
+    sent = fleet.bad.last("agent").body
+    assert [each["function"]["name"] for each in sent["tools"]] == ["mcp__maps__find", "weather"]
+    assert "truncation" not in sent
+    call = answer.json()["output"][-1]
+    assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "weather", '{"city": "Oslo"}')
+
+
 def test_an_answer_in_ollamas_form(fleet: Fleet) -> None:
     whole = post(fleet, "/api/chat", "agent:latest").json()
     message = whole["message"]

@@ -58,6 +58,12 @@ class BudgetSpentError(tree.RateLimitedError):
     code = "insufficient_quota"
 
 
+class PreviousResponseError(tree.InvalidRequestError):
+    """There is no response that a request could go on from. OpenAI answers 400, and agents know the code."""
+
+    code = "previous_response_not_found"
+
+
 class UpstreamError(tree.EngineError):
     """The other server that has the model failed, or answered what nobody can read."""
 
@@ -88,6 +94,7 @@ _TABLE: dict[type[Exception], WireShape] = {
     tree.InvalidRequestError: WireShape(400, _CLIENT, None, "INVALID_ARGUMENT"),
     tree.ContextLengthError: WireShape(400, _CLIENT, "context_length_exceeded", "INVALID_ARGUMENT"),
     tree.NotFoundError: WireShape(404, _CLIENT, "not_found", "NOT_FOUND"),
+    PreviousResponseError: WireShape(400, _CLIENT, "previous_response_not_found", "NOT_FOUND"),
     tree.AlreadyExistsError: WireShape(409, _CLIENT, "already_exists", "ALREADY_EXISTS"),
     tree.ModelNotFoundError: WireShape(404, _CLIENT, "model_not_found", "NOT_FOUND"),
     tree.PayloadTooLargeError: WireShape(413, _CLIENT, "payload_too_large", "RESOURCE_EXHAUSTED"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
+from unicodedata import category
 
 import msgspec
 
@@ -14,7 +14,9 @@ from penstock.gateway.openai.schemas import ChatRequest
 from penstock.tokenizers import Tool
 
 _MAX_TOOLS = 512
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MOST_NAME_CHARS = 256
+"""No parser of calls reads a longer one."""
+_MARKS_OF_NAMES = frozenset("_.-:/")
 
 
 class _Function(msgspec.Struct):
@@ -102,8 +104,18 @@ def _tool(number: int, given: dict[str, Any]) -> Tool:
         function = msgspec.convert(given, _Definition).function
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"{where}: {error}", param=where) from None
-    if not _NAME.fullmatch(function.name):
-        message = f"{where}.function.name must have 1 to 64 letters, digits, underscores, dots or dashes."
+    if not _is_name(function.name):
+        message = (
+            f"{where}.function.name must have 1 to {_MOST_NAME_CHARS} letters, digits and characters of _.-:/ alone."
+        )
         raise InvalidRequestError(message, param=f"{where}.function.name")
     check_arguments_schema(function.parameters, f"{where}.function.parameters")
     return Tool(function.name, function.parameters, bool(function.strict))
+
+
+def _is_name(name: str) -> bool:
+    """Letters may be of any script, with their marks. Nothing else: prompts and grammars have names between quotes,
+    brackets and tags."""
+    return 1 <= len(name) <= _MOST_NAME_CHARS and all(
+        char.isalnum() or char in _MARKS_OF_NAMES or category(char).startswith("M") for char in name
+    )

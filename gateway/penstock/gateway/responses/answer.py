@@ -11,9 +11,11 @@ from penstock.gateway.errors import public_message, wire_shape
 from penstock.gateway.front.record import RequestRecord
 from penstock.gateway.llm.dataplane import Usage
 from penstock.gateway.responses.items import new_id
-from penstock.gateway.responses.schemas import Reasoning, ResponsesRequest, TextOptions
+from penstock.gateway.responses.schemas import EFFORTS, VERBOSITIES, Reasoning, ResponsesRequest, TextOptions
 
 _RATE_LIMITED = 429
+_FUNCTION = {"description": None, "parameters": None, "strict": None}
+_SUMMARIES = ("auto", "concise", "detailed")
 
 
 class ResponseObject:
@@ -29,6 +31,8 @@ class ResponseObject:
         top_p: float,
         store: bool,
         tier: str,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
     ) -> None:
         """`temperature` and `top_p` hold where the request is silent. `tier`: of `real_tier`."""
         self.id = new_id("resp")
@@ -44,24 +48,32 @@ class ResponseObject:
             "conversation": None if request.conversation_id is None else {"id": request.conversation_id},
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
-            "max_tool_calls": None,
+            "max_tool_calls": request.max_tool_calls,
             "metadata": request.metadata or {},
             "model": request.model,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
             "prompt_cache_key": request.prompt_cache_key,
             "prompt_cache_retention": request.prompt_cache_retention,
-            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
+            "reasoning": {
+                "effort": _known(reasoning.effort, EFFORTS),
+                "summary": _known(reasoning.summary or reasoning.generate_summary, _SUMMARIES),
+            },
             "safety_identifier": request.safety_identifier,
             "service_tier": tier,
             "store": store,
             "temperature": temperature,
-            "text": {"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
+            "text": {
+                "format": text.format or {"type": "text"},
+                "verbosity": _known(text.verbosity, VERBOSITIES) or "medium",
+            },
             "tool_choice": request.tool_choice or "auto",
-            "tools": request.tools or [],
+            "tools": [_shown_tool(tool) for tool in request.tools or ()],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": top_p if request.top_p is None else request.top_p,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
             "user": request.user,
         }
         if record.ignored:
@@ -89,6 +101,22 @@ class ResponseObject:
     def _with(self, status: str, output: Sequence[Mapping[str, Any]], **changes: object) -> dict[str, Any]:
         nothing = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
         return self._fields | nothing | {"status": status, "output": output} | changes
+
+
+def _shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool["type"] == "namespace":
+        return {**tool, "tools": [_shown_function(each) for each in tool["tools"]]}
+    return _shown_function(tool)
+
+
+def _shown_function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """With null for what a function need not say, and Open Responses wants to be there."""
+    return {**(_FUNCTION if tool["type"] == "function" else {}), **tool}
+
+
+def _known(word: str | None, words: Sequence[str]) -> str | None:
+    """None for one that was ignored."""
+    return word if word in words else None
 
 
 def _code(error: Exception) -> str:

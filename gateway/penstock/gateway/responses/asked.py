@@ -9,12 +9,15 @@ from typing import Any
 
 import msgspec
 
-from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.responses.include import Include
-from penstock.gateway.responses.items import input_items, shown_item
+from penstock.engines.errors import InvalidRequestError, NotFoundError
+from penstock.gateway.errors import PreviousResponseError
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.responses.include import NOTHING, Include
+from penstock.gateway.responses.items import id_in_message, input_items, shown_item
 from penstock.gateway.responses.schemas import InputItem, ResponsesRequest
 from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.responses.stored_response import StoredResponse
+from penstock.gateway.responses.tools import NO_TOOLS, ResponseTools, response_tools
 
 _encode = msgspec.json.Encoder().encode
 _TOO_LARGE = "The response is too large to be kept."
@@ -26,11 +29,8 @@ class Asked:
     stream: bool | None
     items: list[InputItem] = field(default_factory=list)
     previous: StoredResponse | None = None
-
-    @cached_property
-    def include(self) -> Include:
-        """Raises InvalidRequestError, UnsupportedError."""
-        return Include.parse(self.request.include)
+    include: Include = NOTHING
+    tools: ResponseTools = NO_TOOLS
 
     @cached_property
     def shown_items(self) -> list[dict[str, Any]]:
@@ -41,17 +41,23 @@ class Asked:
     def items_json(self) -> bytes:
         return _encode(self.shown_items)
 
-    async def earlier(self, responses: ResponseService, tenant: str) -> list[InputItem]:
-        """The items that it goes on from. Raises NotFoundError, InvalidRequestError."""
-        request = self.request
-        self.items = input_items(request.input)
+    async def earlier(self, responses: ResponseService, context: RequestContext) -> list[InputItem]:
+        """Reads the request, and gives the items that it goes on from. Raises InvalidRequestError."""
+        request, tenant = self.request, context.tenant
+        self.include = Include.parse(request.include, context)
+        self.tools = response_tools(request, context)
+        self.items = await responses.looked_up(input_items(request.input, context), tenant)
         if request.conversation_id is not None:
             more = len(self.items_json)
             return await responses.conversations.earlier_items(request.conversation_id, tenant, more)
         if request.previous_response_id is None:
             return []
         name = "previous_response_id"
-        self.previous = await responses.store.get(request.previous_response_id, tenant, name)
+        try:
+            self.previous = await responses.store.get(request.previous_response_id, tenant, name)
+        except NotFoundError:
+            message = f"Previous response with id '{id_in_message(request.previous_response_id)}' not found."
+            raise PreviousResponseError(message, param=name) from None
         if self.previous.response.get("conversation") is not None:
             raise InvalidRequestError(f"{name}: it is part of a conversation: name that instead.", param=name)
         return self.previous.conversation()
@@ -100,4 +106,4 @@ class Keeping:
 
 def _is_half_a_call(item: Mapping[str, Any]) -> bool:
     """Nobody can answer that."""
-    return (item["type"], item["status"]) == ("function_call", "incomplete")
+    return item["type"] in ("function_call", "custom_tool_call") and item["status"] == "incomplete"

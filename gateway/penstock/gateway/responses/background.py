@@ -19,6 +19,7 @@ from penstock.gateway.responses.answer import ResponseObject
 from penstock.gateway.responses.bounds import bounds_of
 from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.include import Include
+from penstock.gateway.responses.tools import NO_TOOLS, ResponseTools
 
 logger = logging.getLogger("penstock")
 
@@ -38,6 +39,7 @@ class BackgroundResponse:
         generate: Callable[[], Awaitable[Generation]],
         keep: Callable[[dict[str, Any]], None],
         include: Include,
+        tools: ResponseTools = NO_TOOLS,
         *,
         size: int,
         stream: bool,
@@ -49,7 +51,7 @@ class BackgroundResponse:
         self.size = size
         self.log = EventLog(_LOG_BYTES, "starting_after") if stream else None
         self._generate = generate
-        self._events = ResponseEvents(response, keep, include)
+        self._events = ResponseEvents(response, keep, include, tools)
         self._started = False
         self._log(self._events.queued())
 

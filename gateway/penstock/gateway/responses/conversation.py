@@ -5,42 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.engines.errors import InvalidRequestError
+import msgspec
+
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.openai.messages import history_arguments
 from penstock.gateway.responses.items import content_text
 from penstock.gateway.responses.schemas import InputItem
+from penstock.gateway.responses.tools import ResponseTools
 
 
 def template_messages(
     instructions: str | None,
     earlier: Sequence[InputItem],
     given: Sequence[InputItem],
+    tools: ResponseTools,
     context: RequestContext,
     before: str = "previous_response_id",
 ) -> list[dict[str, Any]]:
-    """`earlier` are the items before this request's, which its field `before` names. Raises InvalidRequestError for
-    calls and outputs that do not belong together."""
-    conversation = _Conversation(instructions, context)
+    """`earlier` are the items before this request's, which its field `before` names. Templates need calls and outputs
+    that belong together: for one that is alone the other one is added, and `context` notes it."""
+    conversation = _Conversation(instructions, tools, context)
     for item in earlier:
         conversation.add(item, before)
     for number, item in enumerate(given):
         conversation.add(item, f"input[{number}]")
-    if conversation.unanswered:
-        where = next(iter(conversation.unanswered.values()))
-        raise InvalidRequestError(f"{where}: a function_call has no function_call_output.", param=where)
-    return [_joined(message) for message in conversation.messages]
+    return [_joined(message) for message in conversation.answered()]
 
 
 _TEXTS = ("content", "reasoning_content")
+_NO_OUTPUT = "(no output)"
+_UNNAMED = "unknown"
+"""The function of a call that is not there."""
 
 
 class _Conversation:
-    def __init__(self, instructions: str | None, context: RequestContext) -> None:
+    def __init__(self, instructions: str | None, tools: ResponseTools, context: RequestContext) -> None:
+        self._tools = tools
         self._context = context
         self.messages: list[dict[str, Any]] = []
         """Each text as a list of its pieces: there may be very many, and each `+` would copy all before it."""
-        self.unanswered: dict[str, str] = {}
+        self._unanswered: dict[str, str] = {}
         """Ids of calls, each with its place in the request."""
         self._called: set[str] = set()
         if instructions:
@@ -48,9 +52,9 @@ class _Conversation:
 
     def add(self, item: InputItem, where: str) -> None:
         match item.type:
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 self._add_call(item, where)
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 self._add_output(item, where)
             case "reasoning":
                 self._extend("reasoning_content", content_text(item.content))
@@ -75,22 +79,43 @@ class _Conversation:
             self.messages.append({"role": "system", "content": [text]})
 
     def _add_call(self, item: InputItem, where: str) -> None:
-        function = {
-            "name": item.name,
-            "arguments": history_arguments(item.arguments, f"{where}.arguments", self._context),
-        }
+        if item.type == "custom_tool_call":
+            arguments = msgspec.json.encode({"input": item.input or ""}).decode()
+        else:
+            arguments = history_arguments(item.arguments, f"{where}.arguments", self._context)
         call_id = item.call_id or ""
+        self._append_call(call_id, self._tools.function_name(item), arguments)
+        self._unanswered[call_id] = where
+
+    def _append_call(self, call_id: str, name: str, arguments: str) -> None:
+        function = {"name": name, "arguments": arguments}
         self._turn().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
         self._called.add(call_id)
-        self.unanswered[call_id] = where
 
     def _add_output(self, item: InputItem, where: str) -> None:
         call_id = item.call_id or ""
         if call_id not in self._called:
-            param = f"{where}.call_id"
-            raise InvalidRequestError(f"{param} names no function_call before it.", param=param)
-        self.unanswered.pop(call_id, None)
+            self._context.ignore(f"{where}.call_id", "there is no such call before this output.")
+            self._append_call(call_id, self._tools.function_name(item) or _UNNAMED, "{}")
+        self._unanswered.pop(call_id, None)
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": [content_text(item.output)]})
+
+    def answered(self) -> list[dict[str, Any]]:
+        """The messages, in which each call has an output."""
+        if not self._unanswered:
+            return self.messages
+        for where in self._unanswered.values():
+            self._context.ignore(f"{where}.call_id", "this call has no output.")
+        messages: list[dict[str, Any]] = []
+        open_ids: list[str] = []
+        for number, message in enumerate(self.messages):
+            messages.append(message)
+            following = self.messages[number + 1 : number + 2]
+            open_ids += [call["id"] for call in message.get("tool_calls", ()) if call["id"] in self._unanswered]
+            if not following or following[0]["role"] != "tool":
+                messages += [{"role": "tool", "tool_call_id": each, "content": [_NO_OUTPUT]} for each in open_ids]
+                open_ids = []
+        return messages
 
     def _extend(self, field: str, text: str) -> None:
         turn = self._turn()

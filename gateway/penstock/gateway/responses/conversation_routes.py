@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import QUERY, page
@@ -13,7 +14,7 @@ from penstock.gateway.openai.metadata import check_metadata
 from penstock.gateway.responses.conversation_store import ConversationStore, Item
 from penstock.gateway.responses.items import input_items, shown_item
 from penstock.gateway.responses.response_routes import DEFAULT_PAGE, LONGEST_PAGE, checked_query
-from penstock.gateway.responses.schemas import InputItem
+from penstock.gateway.responses.schemas import GivenItem
 from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.responses.stored_endpoint import StoredEndpoint
 
@@ -23,7 +24,7 @@ _MOST_ITEMS = 20
 
 class _CreateConversation(msgspec.Struct):
     metadata: dict[str, str] | None = None
-    items: list[InputItem] | None = None
+    items: list[GivenItem] | None = None
 
 
 class _UpdateConversation(msgspec.Struct):
@@ -31,7 +32,7 @@ class _UpdateConversation(msgspec.Struct):
 
 
 class _CreateItems(msgspec.Struct):
-    items: list[InputItem]
+    items: list[GivenItem]
 
 
 class _Endpoint(StoredEndpoint):
@@ -39,11 +40,18 @@ class _Endpoint(StoredEndpoint):
 
     def __init__(self, responses: ResponseService, settings: AppSettings) -> None:
         super().__init__(responses.store.enabled)
+        self._responses = responses
         self._store: ConversationStore = responses.conversations
         self._max_body = settings.max_body_bytes
 
     async def _body(self, exchange: Exchange) -> bytes:
         return await exchange.body(self._max_body)
+
+    async def _checked(self, given: list[GivenItem], context: RequestContext) -> list[Item]:
+        if len(given) > _MOST_ITEMS:
+            raise InvalidRequestError(f"items: at most {_MOST_ITEMS} at a time.", param="items")
+        items = await self._responses.looked_up(input_items(given, context, "items"), context.tenant, "items")
+        return [shown_item(item) for item in items]
 
 
 class CreateConversation(_Endpoint):
@@ -52,7 +60,7 @@ class CreateConversation(_Endpoint):
     async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         request = parse(await self._body(exchange) or b"{}", self.schema, {})
         check_metadata(request.metadata)
-        items = _checked(request.items) if request.items else []
+        items = await self._checked(request.items, exchange.context) if request.items else []
         return msgspec.json.encode(await self._store.create(tenant, request.metadata or {}, items))
 
 
@@ -81,7 +89,8 @@ class CreateItems(_Endpoint):
 
     async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         checked_query(exchange)
-        items = _checked(parse(await self._body(exchange), self.schema, {}).items)
+        request = parse(await self._body(exchange), self.schema, {})
+        items = await self._checked(request.items, exchange.context)
         added = await self._store.add(kept_id, tenant, items)
         return msgspec.json.encode(page(added, {}, default=_MOST_ITEMS, most=_MOST_ITEMS, order="asc"))
 
@@ -107,9 +116,3 @@ class DeleteItem(_Endpoint):
     async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         item_id = exchange.scope["path_params"]["item_id"]
         return msgspec.json.encode(await self._store.delete_item(kept_id, tenant, item_id))
-
-
-def _checked(given: list[InputItem]) -> list[Item]:
-    if len(given) > _MOST_ITEMS:
-        raise InvalidRequestError(f"items: at most {_MOST_ITEMS} at a time.", param="items")
-    return [shown_item(item) for item in input_items(given, "items")]

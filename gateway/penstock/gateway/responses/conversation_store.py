@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, NotFoundError
 from penstock.gateway.database import Database
 from penstock.gateway.responses.bounds import OVERHEAD, Bounds, Kept
-from penstock.gateway.responses.items import fresh_item_id, new_id
+from penstock.gateway.responses.items import fresh_item_id, id_in_message, new_id
 from penstock.gateway.responses.schemas import InputItem
 
 _SCHEMA = """
@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS conversation_items (
     place INTEGER PRIMARY KEY AUTOINCREMENT, conversation TEXT NOT NULL, id TEXT NOT NULL, item BLOB NOT NULL,
     UNIQUE (conversation, id)
 );
+CREATE INDEX IF NOT EXISTS conversation_items_by_id ON conversation_items (id);
 """
 _ITEM_OVERHEAD = 256
 
@@ -101,6 +102,19 @@ class ConversationStore:
         def select(connection: sqlite3.Connection) -> bytes:
             _use(connection, conversation_id, tenant)
             return _item(connection, conversation_id, item_id)
+
+        return await self._database.run(select)
+
+    async def kept_items(self, item_ids: Iterable[str], tenant: str) -> dict[str, InputItem]:
+        """Those of the tenant's conversations, by their ids; of several with one id, the newest one."""
+
+        def select(connection: sqlite3.Connection) -> dict[str, InputItem]:
+            query = (
+                "SELECT item FROM conversation_items AS items JOIN conversations ON conversations.id = conversation "
+                "WHERE items.id = ? AND tenant = ? ORDER BY place DESC LIMIT 1"
+            )
+            rows = {each: connection.execute(query, (each, tenant)).fetchone() for each in item_ids}
+            return {each: msgspec.json.decode(row[0], type=InputItem) for each, row in rows.items() if row is not None}
 
         return await self._database.run(select)
 
@@ -188,7 +202,8 @@ def _use(connection: sqlite3.Connection, conversation_id: str, tenant: str, para
     query = "SELECT id, created, metadata FROM conversations WHERE id = ? AND tenant = ?"
     row: _Row | None = connection.execute(query, (conversation_id, tenant)).fetchone()
     if row is None:
-        raise NotFoundError("There is no conversation with this id.", param=param)
+        message = f"There is no conversation with the id '{id_in_message(conversation_id)}'."
+        raise NotFoundError(message, param=param)
     connection.execute("UPDATE conversations SET used = ? WHERE id = ?", (time.time_ns(), conversation_id))
     return row
 
@@ -197,7 +212,8 @@ def _item(connection: sqlite3.Connection, conversation_id: str, item_id: str) ->
     query = "SELECT item FROM conversation_items WHERE conversation = ? AND id = ?"
     row: tuple[bytes] | None = connection.execute(query, (conversation_id, item_id)).fetchone()
     if row is None:
-        raise NotFoundError("The conversation has no item with this id.", param="item_id")
+        message = f"The conversation has no item with the id '{id_in_message(item_id)}'."
+        raise NotFoundError(message, param="item_id")
     return row[0]
 
 

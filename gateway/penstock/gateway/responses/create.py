@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from penstock.gateway.responses.field_names import in_words_of_responses, name_o
 from penstock.gateway.responses.output import Output
 from penstock.gateway.responses.schemas import ResponsesRequest
 from penstock.gateway.responses.service import ResponseService
+from penstock.gateway.responses.truncation import truncated
 from penstock.gateway.responses.unsupported import UNSUPPORTED
 
 _BACKGROUND_ROUTE = "/v1/responses/background"
@@ -76,11 +77,18 @@ class CreateResponse(TranslatingEndpoint[Asked]):
 
     async def _generate_request(self, asked: Asked, context: RequestContext) -> GenerateRequest:
         request = asked.request
-        self._dataplane.model(request.model, context)
+        model = self._dataplane.model(request.model, context)
         messages = await self._messages(asked, context)
-        chat = chat_request(request)
-        with in_words_of_responses(context.record):
-            wanted = await chat_generation(self._dataplane, self._settings, chat, messages, context)
+        chat = chat_request(request, asked.tools, asked.include, context)
+        with in_words_of_responses(context.record, asked.tools.places):
+
+            def render(messages: Sequence[dict[str, Any]]) -> Awaitable[GenerateRequest]:
+                return chat_generation(self._dataplane, self._settings, chat, list(messages), context)
+
+            if request.truncation == "auto":
+                wanted = await truncated(messages, model.info.context_length, request.max_output_tokens, render)
+            else:
+                wanted = await render(messages)
         if wanted.stages and asked.include.logprobs:
             message = "include: this model's answers may have reasoning or calls, for which there are no logprobs here."
             raise UnsupportedError(message, param="include")
@@ -89,9 +97,9 @@ class CreateResponse(TranslatingEndpoint[Asked]):
     async def _messages(self, asked: Asked, context: RequestContext) -> list[dict[str, Any]]:
         """As chat templates know them, with those that the request goes on from. Raises PenstockError."""
         request = asked.request
-        earlier = await asked.earlier(self._responses, context.tenant)
+        earlier = await asked.earlier(self._responses, context)
         before = "previous_response_id" if request.conversation_id is None else "conversation"
-        return template_messages(request.instructions, earlier, asked.items, context, before)
+        return template_messages(request.instructions, earlier, asked.items, asked.tools, context, before)
 
     async def _answer_at_once(self, exchange: Exchange, asked: Asked) -> bool:
         if not asked.request.background:
@@ -120,7 +128,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         context.hand_over_to(own)
         generate = partial(self._dataplane.generate, replace(wanted, context=own))
         begun = BackgroundResponse(
-            own, response, generate, keeping.end, asked.include, size=size, stream=bool(asked.stream)
+            own, response, generate, keeping.end, asked.include, asked.tools, size=size, stream=bool(asked.stream)
         )
         store = self._responses.store
         background.begin(begun, store.keep(tenant, response.id, queued, asked.items_json, asked.previous, is_open=True))
@@ -137,20 +145,28 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         if asked.request.background:
             message = "background: models of other servers make no responses in the background."
             raise UnsupportedError(message, param="background")
+        messages = await self._messages(asked, context)
         if asked.include.logprobs:
             raise UnsupportedError("include: models of other servers have no logprobs here.", param="include")
-        chat = chat_request(asked.request)
-        return other_chat(chat, await self._messages(asked, context))
+        if asked.request.truncation == "auto":
+            context.ignore("truncation", "models of other servers say themselves what does not fit.")
+        return other_chat(chat_request(asked.request, asked.tools, asked.include, context), messages)
 
     def _renamed(self, asked: Asked, model: str) -> Asked:
         return Asked(msgspec.structs.replace(asked.request, model=model), asked.stream)
 
     def _respond_from(self, exchange: Exchange, asked: Asked, answer: OtherAnswer) -> Awaitable[None]:
-        given = asked.request.temperature
-        temperature = 1.0 if given is None else given
-        record, store = exchange.context.record, self._kept(asked)
+        request = asked.request
         response = ResponseObject(
-            asked.request, answer.usage, record, temperature=temperature, top_p=1.0, store=store, tier="default"
+            request,
+            answer.usage,
+            exchange.context.record,
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=1.0,
+            store=self._kept(asked),
+            tier="default",
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
         )
         return self._send(exchange, asked, response, answer)
 
@@ -162,8 +178,9 @@ class CreateResponse(TranslatingEndpoint[Asked]):
     ) -> Awaitable[None]:
         keep = Keeping(self._responses, asked, exchange.context.tenant).keep
         if not asked.stream:
-            return self._answer(exchange, Output(asked.include), generation, response, keep)
-        events = ResponseEvents(response, keep, asked.include)
+            output = Output(asked.include, asked.tools, response.id)
+            return self._answer(exchange, output, generation, response, keep)
+        events = ResponseEvents(response, keep, asked.include, asked.tools)
         exchange.error_form = StreamErrors(events)
         return stream(exchange, generation, events, opening=events.opening, ending=events.ending)
 
@@ -186,5 +203,13 @@ class CreateResponse(TranslatingEndpoint[Asked]):
 def _object(asked: Asked, wanted: GenerateRequest, usage: Usage, *, store: bool) -> ResponseObject:
     params, tier, record = wanted.params, real_tier(asked.request.service_tier, wanted), wanted.context.record
     return ResponseObject(
-        asked.request, usage, record, temperature=params.temperature, top_p=params.top_p, store=store, tier=tier
+        asked.request,
+        usage,
+        record,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        store=store,
+        tier=tier,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
     )

@@ -15,12 +15,14 @@ from penstock.gateway.openai.objects import ContentLogprob
 from penstock.gateway.responses.answer import ResponseObject
 from penstock.gateway.responses.include import Include
 from penstock.gateway.responses.output import OpenItem, Output
+from penstock.gateway.responses.tools import NO_TOOLS, ResponseTools
 
 _encode = msgspec.json.Encoder().encode
 _DELTAS = {
     "message": "response.output_text.delta",
     "reasoning": "response.reasoning_text.delta",
     "function_call": "response.function_call_arguments.delta",
+    "custom_tool_call": "response.custom_tool_call_input.delta",
 }
 
 
@@ -30,9 +32,15 @@ class ResponseEvents(Output):
 
     heartbeat = COMMENT
 
-    def __init__(self, response: ResponseObject, keep: Callable[[dict[str, Any]], None], include: Include) -> None:
+    def __init__(
+        self,
+        response: ResponseObject,
+        keep: Callable[[dict[str, Any]], None],
+        include: Include,
+        tools: ResponseTools = NO_TOOLS,
+    ) -> None:
         """`keep` is given the response when it has ended, and may change it."""
-        super().__init__(include)
+        super().__init__(include, tools, response.id)
         self.live = 1
         self.begun = False
         self._response = response
@@ -97,7 +105,7 @@ class ResponseEvents(Output):
         index = len(self.items)
         self._event("response.output_item.added", output_index=index, item=item.shown("in_progress"))
         place: dict[str, Any] = {"item_id": item.id, "output_index": index}
-        if item.type != "function_call":
+        if not item.is_call:
             place["content_index"] = 0
             self._event("response.content_part.added", **place, part=item.content())
         self._delta = _head(_DELTAS[item.type]) + _encode(place)[1:-1] + b',"sequence_number":'
@@ -112,8 +120,8 @@ class ResponseEvents(Output):
     def _closed(self, item: OpenItem, shown: dict[str, Any]) -> None:
         index = len(self.items) - 1
         place = {"item_id": item.id, "output_index": index}
-        if item.type == "function_call":
-            self._event("response.function_call_arguments.done", **place, arguments=shown["arguments"])
+        if item.is_call:
+            self._event(_DELTAS[item.type].replace("delta", "done"), **place, **{item.written: shown[item.written]})
         else:
             content = item.content()
             text = {name: content[name] for name in ("text", "logprobs") if name in content}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from penstock.engines.errors import PenstockError
@@ -19,19 +19,27 @@ _NAMES = {
 }
 _CHAT_NAME = re.compile(rf"\b({'|'.join(sorted(_NAMES, reverse=True))})\b|(?<=\])\.function\b")
 """The fields, and what a tool's own fields are in there: `tools[0].function.name`."""
+_TOOL = re.compile(r"\btools\[[0-9]+\]")
 
 
 @contextmanager
-def in_words_of_responses(record: RequestRecord) -> Iterator[None]:
-    """Raises what is raised inside, and renames what is noted as ignored there."""
+def in_words_of_responses(record: RequestRecord, places: Sequence[str] = ()) -> Iterator[None]:
+    """Raises what is raised inside, and renames what is noted as ignored there. `places`: of each of the chat's tools,
+    where it stands in the request."""
+
+    names = {f"tools[{number}]": place for number, place in enumerate(places)}
+
+    def renamed(text: str) -> str:
+        return _TOOL.sub(lambda found: names.get(found[0], found[0]), _renamed(text))
+
     before = len(record.ignored)
     try:
         yield
         if len(record.ignored) > before:
             record.ignored = (*record.ignored[:before], *map(_renamed, record.ignored[before:]))
     except PenstockError as error:
-        if error.param is not None and error.param != _renamed(error.param):
-            error.message, error.param = _renamed(error.message), _renamed(error.param)
+        if error.param is not None and error.param != renamed(error.param):
+            error.message, error.param = renamed(error.message), renamed(error.param)
         raise
 
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.front.context import RequestContext
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-_ELSEWHERE = frozenset(
-    {
-        "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
-        "message.input_image.image_url", "web_search_call.action.sources", "web_search_call.results",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +19,13 @@ class Include:
     encrypted_reasoning: bool = False
 
     @staticmethod
-    def parse(names: Sequence[str] | None) -> Include:
-        """Raises InvalidRequestError, UnsupportedError."""
-        for name in names or ():
-            if name in _ELSEWHERE:
-                raise UnsupportedError(f"include: '{name}' is not supported.", param="include")
-            if name not in (LOGPROBS, ENCRYPTED_REASONING):
-                message = f"include may have '{LOGPROBS}' and '{ENCRYPTED_REASONING}', and nothing else."
-                raise InvalidRequestError(message, param="include")
-        return Include(LOGPROBS in (names or ()), ENCRYPTED_REASONING in (names or ()))
+    def parse(names: Sequence[str] | None, context: RequestContext) -> Include:
+        """What there is not is left out, and `context` notes it."""
+        if not names:
+            return NOTHING
+        if not {LOGPROBS, ENCRYPTED_REASONING}.issuperset(names):
+            context.ignore("include", f"there are only {LOGPROBS} and {ENCRYPTED_REASONING}.")
+        return Include(LOGPROBS in names, ENCRYPTED_REASONING in names)
+
+
+NOTHING = Include()

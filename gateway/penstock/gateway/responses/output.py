@@ -1,4 +1,4 @@
-"""What a model has written, as items of a response: reasoning, a message, or a function call, one behind the other."""
+"""What a model has written, as items of a response: reasoning, a message, or a call, one behind the other."""
 
 from __future__ import annotations
 
@@ -9,28 +9,57 @@ from penstock.gateway.openai.logprobs import chat_logprobs
 from penstock.gateway.openai.objects import ContentLogprob
 from penstock.gateway.responses.encrypted_content import encode_reasoning
 from penstock.gateway.responses.include import Include
-from penstock.gateway.responses.items import new_id
+from penstock.gateway.responses.items import RESPONSE_PREFIX, new_id
+from penstock.gateway.responses.tools import NO_TOOLS, Callee, CustomInput, ResponseTools
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 
 class OpenItem:
     """The item that is being written."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, number: str, tools: ResponseTools) -> None:
+        """`number`: what stands behind the type in the item's id."""
         self.kind = kind_of(part)
         self.pieces: list[str] = []
         self.logprobs: list[ContentLogprob] = []
+        self._custom: CustomInput | None = None
         match part:
             case TextPart():
-                self.id = new_id("msg")
+                self.id = f"msg_{number}"
                 self._fields: dict[str, Any] = {"type": "message", "role": "assistant"}
             case ReasoningPart():
-                self.id = new_id("rs")
+                self.id = f"rs_{number}"
                 self._fields = {"type": "reasoning", "summary": []}
             case ToolCallPart():
-                self.id = new_id("fc")
-                call = {"call_id": part.id or new_id("call"), "name": part.name or ""}
-                self._fields = {"type": "function_call", **call}
+                self._begin_call(part, number, tools)
+
+    def _begin_call(self, part: ToolCallPart, number: str, tools: ResponseTools) -> None:
+        callee = tools.callees.get(part.name or "") or Callee(part.name or "")
+        self._custom = CustomInput() if callee.is_custom else None
+        self.id = f"{'ctc' if callee.is_custom else 'fc'}_{number}"
+        kind = "custom_tool_call" if callee.is_custom else "function_call"
+        self._fields = {"type": kind, "call_id": part.id or new_id("call"), "name": callee.name}
+        if callee.namespace is not None:
+            self._fields["namespace"] = callee.namespace
+
+    @property
+    def is_call(self) -> bool:
+        return isinstance(self.kind, int)
+
+    @property
+    def written(self) -> str:
+        """The field of a call that is being written."""
+        return "arguments" if self._custom is None else "input"
+
+    def read(self, part: Part) -> str:
+        """What of the part is shown."""
+        if not isinstance(part, ToolCallPart):
+            return part.text
+        return part.arguments if self._custom is None else self._custom.read(part.arguments)
+
+    def rest(self) -> str:
+        """What is shown beside that at the end."""
+        return "" if self._custom is None else self._custom.rest()
 
     @property
     def type(self) -> str:
@@ -46,8 +75,8 @@ class OpenItem:
     def shown(self, status: str) -> dict[str, Any]:
         """`in_progress`: as it is when it begins."""
         head = {"id": self.id, **self._fields, "status": status}
-        if self.type == "function_call":
-            return {**head, "arguments": "".join(self.pieces)}
+        if self.is_call:
+            return {**head, self.written: "".join(self.pieces)}
         return {**head, "content": [] if status == "in_progress" else [self.content()]}
 
 
@@ -59,7 +88,10 @@ def kind_of(part: Part) -> object:
 class Output:
     """Of one response. A subclass may send it as it grows."""
 
-    def __init__(self, include: Include) -> None:
+    def __init__(self, include: Include, tools: ResponseTools = NO_TOOLS, response_id: str | None = None) -> None:
+        """The ids of the items have what is behind the prefix of `response_id`, so that an item is found again."""
+        self._numbers = (response_id or new_id("resp")).removeprefix(RESPONSE_PREFIX)
+        self._tools = tools
         self.items: list[dict[str, Any]] = []
         """Those that are complete."""
         self.finish_reason: str | None = None
@@ -70,9 +102,12 @@ class Output:
         parts = delta.parts
         if parts is None:
             parts = (TextPart(delta.text),) if delta.text or (self._include.logprobs and delta.logprobs) else ()
+        most = self._tools.most_calls
         for part in parts:
+            if most is not None and isinstance(part, ToolCallPart) and part.index >= most:
+                continue
             item = self._item(part)
-            piece = part.arguments if isinstance(part, ToolCallPart) else part.text
+            piece = item.read(part)
             logprobs = chat_logprobs(delta.logprobs).content if self._include.logprobs and delta.logprobs else []
             item.pieces.append(piece)
             item.logprobs += logprobs
@@ -85,6 +120,9 @@ class Output:
         """Ends the item that is being written."""
         item, self._open = self._open, None
         if item is not None:
+            if rest := item.rest():
+                item.pieces.append(rest)
+                self._grew(item, rest, [])
             shown = item.shown(status)
             if self._include.encrypted_reasoning and item.type == "reasoning":
                 shown["encrypted_content"] = encode_reasoning("".join(item.pieces))
@@ -94,7 +132,7 @@ class Output:
     def _item(self, part: Part) -> OpenItem:
         if self._open is None or self._open.kind != kind_of(part):
             self.close("completed")
-            self._open = OpenItem(part)
+            self._open = OpenItem(part, f"{self._numbers}{len(self.items):04x}", self._tools)
             self._opened(self._open)
         return self._open
 

@@ -112,9 +112,9 @@ class InputItems(_Endpoint):
 def checked_query(exchange: Exchange) -> Mapping[str, str]:
     """Raises InvalidRequestError, UnsupportedError."""
     query = Request(exchange.scope).query_params
-    if Include.parse(query.getlist("include") + query.getlist("include[]")).encrypted_reasoning:
-        message = f"include: '{ENCRYPTED_REASONING}' is only for requests that make a response."
-        raise UnsupportedError(message, param="include")
+    include = Include.parse(query.getlist("include") + query.getlist("include[]"), exchange.context)
+    if include.encrypted_reasoning:
+        exchange.context.ignore("include", f"{ENCRYPTED_REASONING} is only for requests that make a response.")
     if query.get("include_obfuscation", "false") != "false":
         raise UnsupportedError("include_obfuscation is not supported.", param="include_obfuscation")
     return query

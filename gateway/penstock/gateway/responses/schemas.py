@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.gateway.llm.sampling import SamplingFields
-from penstock.gateway.openai.schemas import PromptCacheRetention, ServiceTier, ShortId, Verbosity
+from penstock.gateway.openai.schemas import PromptCacheRetention, ServiceTier, ShortId
 
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
@@ -16,8 +16,36 @@ class ContentPart(msgspec.Struct, omit_defaults=True):
     text: str | None = None
 
 
+class GivenItem(msgspec.Struct, kw_only=True):
+    """An item as a client sends it. History is what a client says has happened, so that nearly any value is decoded;
+    `input_items` makes an InputItem of it."""
+
+    type: str | None = None
+    id: str | None = None
+    role: str | None = None
+    content: Any = None
+    summary: Any = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: Any = None
+    input: Any = None
+    output: Any = None
+    encrypted_content: str | None = None
+    # Of calls of tools that other servers have run:
+    action: Any = None
+    operation: Any = None
+    code: Any = None
+    queries: Any = None
+    outputs: Any = None
+    result: Any = None
+    results: Any = None
+    error: Any = None
+
+
 class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Any item of a conversation; which of the fields it must have depends on its type."""
+    """An item as it is kept and shown to models: a message, a thought, a call of a function or a custom tool, or the
+    output of one. `item_reference` stands for one that is kept, until it is looked up."""
 
     type: str = "message"
     id: str | None = None
@@ -25,14 +53,20 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
+    """Of a call of a custom tool."""
     output: str | list[ContentPart] | None = None
-    encrypted_content: str | None = None
-    """Of reasoning: `encode_reasoning`."""
+
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+VERBOSITIES = ("low", "medium", "high")
 
 
 class Reasoning(msgspec.Struct):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: str | None = None
+    """Hints: a word that this server does not know is one that newer clients have."""
     summary: str | None = None
     generate_summary: str | None = None
     """The older name of `summary`."""
@@ -48,7 +82,7 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class TextOptions(msgspec.Struct):
     format: TextFormat | None = None
-    verbosity: Verbosity | None = None
+    verbosity: str | None = None
 
 
 class ConversationName(msgspec.Struct):
@@ -59,7 +93,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     """OpenAI's fields, and those of vLLM that change how tokens are sampled. None: the caller is silent."""
 
     model: str
-    input: str | list[InputItem]
+    input: str | list[GivenItem]
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationName | None = None
@@ -82,6 +116,9 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     service_tier: ServiceTier | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    max_tool_calls: int | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    context_management: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     max_reasoning_tokens: int | None = None

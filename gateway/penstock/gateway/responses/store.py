@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 
 import msgspec
@@ -11,7 +12,9 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, NotFoundError
 from penstock.gateway.database import Database
 from penstock.gateway.responses.bounds import OVERHEAD, Bounds, Kept
-from penstock.gateway.responses.stored_response import StoredResponse
+from penstock.gateway.responses.items import id_in_message, response_of
+from penstock.gateway.responses.schemas import InputItem
+from penstock.gateway.responses.stored_response import StoredResponse, output_of
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -112,7 +115,7 @@ class ResponseStore:
 
         row = await self._database.run(select)
         if row is None:
-            raise _not_found("response_id")
+            raise _not_found(response_id)
         return row[0]
 
     async def get(self, response_id: str, tenant: str, param: str = "response_id") -> StoredResponse:
@@ -125,10 +128,25 @@ class ResponseStore:
 
         rows = await self._database.run(select)
         if not rows:
-            raise _not_found(param)
+            raise _not_found(response_id, param)
         if rows[-1][3]:
             raise InvalidRequestError("This response is still being made.", param=param)
         return StoredResponse(response_id, [row[:2] for row in rows], sum(row[2] for row in rows))
+
+    async def output_items(self, item_ids: Iterable[str], tenant: str) -> dict[str, InputItem]:
+        """Those of the tenant's responses that have ended, by their ids."""
+        wanted = set(item_ids)
+
+        def select(connection: sqlite3.Connection) -> dict[str, InputItem]:
+            query = f"SELECT response FROM responses WHERE {_OF_TENANT} AND NOT open"
+            found: dict[str, InputItem] = {}
+            for response_id in {response_of(each) for each in wanted}:
+                for (body,) in connection.execute(query, (response_id, tenant)).fetchall():
+                    _use(connection, response_id, tenant)
+                    found |= {item.id: item for item in output_of(body) if item.id is not None and item.id in wanted}
+            return found
+
+        return await self._database.run(select)
 
     async def delete(self, response_id: str, tenant: str) -> None:
         """What has gone on from it keeps what it needs. Raises NotFoundError."""
@@ -141,7 +159,7 @@ class ResponseStore:
             return found
 
         if not await self._database.run(delete):
-            raise _not_found("response_id")
+            raise _not_found(response_id)
 
     async def delete_old(self, before: float) -> None:
         """Forgets those that were made before this time."""
@@ -183,5 +201,5 @@ def _fail_open_ones(connection: sqlite3.Connection) -> None:
         connection.execute(query, (failed, response_id))
 
 
-def _not_found(param: str) -> NotFoundError:
-    return NotFoundError("There is no response with this id.", param=param)
+def _not_found(response_id: str, param: str = "response_id") -> NotFoundError:
+    return NotFoundError(f"There is no response with the id '{id_in_message(response_id)}'.", param=param)

@@ -15,6 +15,11 @@ class _Answer(msgspec.Struct):
     output: list[InputItem]
 
 
+def output_of(response: bytes) -> list[InputItem]:
+    """The output of a response, which is JSON."""
+    return msgspec.json.decode(response, type=_Answer).output
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredResponse:
     """As it was when it was asked for, whatever is deleted meanwhile."""

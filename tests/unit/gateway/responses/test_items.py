@@ -14,9 +14,10 @@ from penstock.gateway.front.context import RequestContext
 from penstock.gateway.responses.chat_request import chat_request
 from penstock.gateway.responses.conversation import template_messages
 from penstock.gateway.responses.encrypted_content import decode_reasoning, encode_reasoning
-from penstock.gateway.responses.include import LOGPROBS
+from penstock.gateway.responses.include import LOGPROBS, Include
 from penstock.gateway.responses.items import input_items, shown_item
-from penstock.gateway.responses.schemas import InputItem, ResponsesRequest
+from penstock.gateway.responses.schemas import GivenItem, InputItem, ResponsesRequest
+from penstock.gateway.responses.tools import NO_TOOLS, response_tools
 
 CONVERSATION: list[dict[str, Any]] = [
     {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be kind."}]},
@@ -51,38 +52,40 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 def items_of(given: list[dict[str, Any]]) -> list[InputItem]:
-    return input_items(msgspec.convert(given, list[InputItem]))
+    return input_items(msgspec.convert(given, list[GivenItem]), RequestContext())
 
 
 def test_a_conversation_with_tools() -> None:
-    assert template_messages("Speak.", [], items_of(CONVERSATION), RequestContext()) == MESSAGES
+    assert template_messages("Speak.", [], items_of(CONVERSATION), NO_TOOLS, RequestContext()) == MESSAGES
 
 
 @pytest.mark.parametrize("cut", range(len(CONVERSATION)))
 def test_wherever_a_response_lies_between_the_messages_are_the_same(cut: int) -> None:
     """What was kept of the earlier ones is their items as they are shown."""
     kept = msgspec.convert([shown_item(item) for item in items_of(CONVERSATION)[:cut]], list[InputItem])
-    assert template_messages("Speak.", kept, items_of(CONVERSATION)[cut:], RequestContext()) == MESSAGES
+    assert template_messages("Speak.", kept, items_of(CONVERSATION)[cut:], NO_TOOLS, RequestContext()) == MESSAGES
 
 
 @pytest.mark.timeout(10)  # joined one by one, they would take minutes, in which the server does nothing else
 @pytest.mark.parametrize(("role", "between"), [("system", "\n"), ("assistant", "")])
 def test_a_turn_may_have_as_many_items_as_a_body_can_hold(role: str, between: str) -> None:
     count, text = 100_000, "x" * 40
-    assert template_messages(None, [], [InputItem(role=role, content=text)] * count, RequestContext()) == [
+    assert template_messages(None, [], [InputItem(role=role, content=text)] * count, NO_TOOLS, RequestContext()) == [
         {"role": role, "content": between.join([text] * count)}
     ]
 
 
 def test_a_text_is_the_user_s() -> None:
-    assert template_messages(None, [], input_items("hi"), RequestContext()) == [{"role": "user", "content": "hi"}]
+    assert template_messages(None, [], input_items("hi", RequestContext()), NO_TOOLS, RequestContext()) == [
+        {"role": "user", "content": "hi"}
+    ]
 
 
 @pytest.mark.parametrize("fields", [{}, {"content": []}, {"content": None, "encrypted_content": ""}])
 def test_thoughts_without_a_text_are_left_out(fields: dict[str, Any]) -> None:
     thought = {"type": "reasoning", "id": "rs", "summary": []} | fields
     assert template_messages(
-        None, [], items_of([{"role": "user", "content": "a"}, thought, CONVERSATION[3]]), RequestContext()
+        None, [], items_of([{"role": "user", "content": "a"}, thought, CONVERSATION[3]]), NO_TOOLS, RequestContext()
     ) == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "I look."},
@@ -93,16 +96,18 @@ def test_thoughts_without_a_text_are_left_out(fields: dict[str, Any]) -> None:
 def test_a_thought_that_is_only_encoded_is_read(empty: dict[str, Any]) -> None:
     encoded = {"type": "reasoning", "summary": [], "encrypted_content": encode_reasoning("Look.")} | empty
     items = items_of([*CONVERSATION[:2], encoded, *CONVERSATION[3:]])
-    assert template_messages("Speak.", [], items, RequestContext()) == MESSAGES
+    assert template_messages("Speak.", [], items, NO_TOOLS, RequestContext()) == MESSAGES
     kept = msgspec.convert([shown_item(item) for item in items], list[InputItem])
-    assert template_messages("Speak.", kept, [], RequestContext()) == MESSAGES
+    assert template_messages("Speak.", kept, [], NO_TOOLS, RequestContext()) == MESSAGES
 
 
 def test_a_thought_s_content_comes_before_what_is_encoded() -> None:
     for other in (encode_reasoning("Sleep."), "of another server"):
         thought = CONVERSATION[2] | {"encrypted_content": other}
         assert (
-            template_messages("Speak.", [], items_of([*CONVERSATION[:2], thought, *CONVERSATION[3:]]), RequestContext())
+            template_messages(
+                "Speak.", [], items_of([*CONVERSATION[:2], thought, *CONVERSATION[3:]]), NO_TOOLS, RequestContext()
+            )
             == MESSAGES
         )
 
@@ -111,7 +116,7 @@ def test_a_thought_s_content_comes_before_what_is_encoded() -> None:
 def test_any_thought_can_be_encoded(text: str) -> None:
     encoded = encode_reasoning(text)
     assert encoded.isascii()
-    assert decode_reasoning(encoded, "f") == text
+    assert decode_reasoning(encoded) == text
 
 
 @pytest.mark.parametrize("number", range(len(CONVERSATION)))
@@ -123,7 +128,9 @@ def test_items_are_shown_as_openai_s_types_want_them(number: int) -> None:
 
 
 def asked(**fields: Any) -> Any:
-    return chat_request(msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesRequest))
+    request, context = msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesRequest), RequestContext()
+    include = Include.parse(request.include, context)
+    return chat_request(request, response_tools(request, context), include, context)
 
 
 def test_tools() -> None:

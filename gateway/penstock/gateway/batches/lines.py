@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.bounded_json import check_json
+from penstock.gateway.front.bounded_json import BYTE_ORDER_MARK, check_json
 
 MAX_LINES = 50_000
 _MAX_LINES_OF_FILE = 2 * MAX_LINES
@@ -54,6 +54,8 @@ class LineError(Exception):
 
 def parse_line(number: int, text: bytes, endpoints: Collection[str]) -> Line:
     """Raises LineError."""
+    if number == 1:
+        text = text.removeprefix(BYTE_ORDER_MARK)
     try:
         check_json(text)
         line = msgspec.json.decode(text, type=_Line)

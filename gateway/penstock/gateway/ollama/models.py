@@ -98,7 +98,7 @@ class Show:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
-        request = parse(await exchange.body(self._settings.max_body_bytes), ShowRequest, {})
+        request = parse(await exchange.body(self._settings.max_body_bytes, from_curl=True), ShowRequest, {})
         given = request.model or request.name
         if not given:
             raise InvalidRequestError("model is missing.", param="model")

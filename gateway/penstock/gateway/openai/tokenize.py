@@ -46,7 +46,7 @@ class _Endpoint(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            body = await exchange.body(self._settings.max_body_bytes)
+            body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
             call.watch()
             exchange.read_deadline()
             answer = await self._answer(body, exchange.context)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -301,6 +302,7 @@ class App:
         self.kserve = kserve
         self._drain = settings.drain
         self._bodies = settings.intake.bodies
+        self._pool = settings.pools.tensors
         self._journal = settings.journal
         self._door = door or Door(settings)
         self._cross_origin = CrossOrigin(settings.browsers.origins) if settings.browsers.origins else None
@@ -311,7 +313,7 @@ class App:
         kserve = self.kserve if self.kserve is not None and self._is_kserve(self.kserve, scope["path"]) else None
         if kserve is None:  # Triton knows no paths with a slash at the end
             drop_trailing_slash(scope)
-        exchange = Exchange(scope, receive, send, self._drain, self._bodies)
+        exchange = Exchange(scope, receive, send, self._drain, self._bodies, self._pool)
         if anthropic_errors.has_path(scope["path"]):
             exchange.error_form = anthropic_errors.ANTHROPIC_ERRORS
         elif ollama_errors.has_path(scope["path"]):
@@ -340,8 +342,11 @@ class App:
         return kserve.handles(path) and not self.routes.has(path)
 
     async def _answer(self, exchange: Exchange, kserve: KServeApp | None) -> None:
-        if self._cross_origin is not None and await self._cross_origin.answered(exchange):
-            return
+        if self._cross_origin is not None:
+            scope = exchange.scope
+            methods = partial(self.routes.methods, scope["path"]) if kserve is None else partial(kserve.methods, scope)
+            if await self._cross_origin.answered(exchange, methods):
+                return
         if kserve is not None:
             await self._answer_kserve(kserve, exchange)
             return

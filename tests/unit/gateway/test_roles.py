@@ -38,6 +38,7 @@ INFERENCE = [
     *("POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings"),
     *("POST /v1/files", "GET /v1/files", "GET /v1/files/x", "DELETE /v1/files/x", "GET /v1/files/x/content"),
     *("POST /v1/batches", "GET /v1/batches", "GET /v1/batches/x", "POST /v1/batches/x/cancel"),
+    *("POST /embed", "POST /v1/embed", "POST /v2/embed"),
     *("POST /classify", "POST /v1/classify", "POST /pooling"),
     *("POST /v2/models/add_sub/infer", "POST /v2/models/add_sub/generate", "POST /v2/models/add_sub/generate_stream"),
     *(f"POST /v2/{kind}sharedmemory/unregister" for kind in ("system", "cuda")),
@@ -50,7 +51,7 @@ INFERENCE = [
 METADATA = [
     *("GET /api/tags", "GET /api/ps", "GET /api/version", "POST /api/show"),
     *("GET /is_sleeping", "GET /version", "GET /openapi.json", "GET /v1/models", "GET /v1/models/tiny"),
-    "GET /server_info",
+    *("GET /server_info", "GET /tokenizer_info"),
     *("GET /v2", "GET /v2/models/stats", "GET /v2/logging", "GET /v2/trace/setting", "POST /v2/repository/index"),
     *(f"GET /v2/models/add_sub{rest}" for rest in ("", "/ready", "/config", "/stats", "/trace/setting")),
     *(f"GET /v2/{kind}sharedmemory{region}/status" for kind in ("system", "cuda") for region in ("", "/region/r")),
@@ -88,6 +89,8 @@ async def asked(app: Any, route: str, **headers: str) -> AsgiCall:
 
 
 def said(answer: AsgiCall) -> str:
+    if "message" in answer.json():
+        return str(answer.json()["message"])  # Cohere's form
     error = answer.json()["error"]
     return str(error["message"] if isinstance(error, dict) else error)
 
@@ -108,7 +111,7 @@ def test_the_list_here_has_every_route() -> None:
     app = app_for()
 
     def kserve_has(path: str) -> bool:
-        return app.kserve.handles(path) and path != "/v2/rerank"
+        return app.kserve.handles(path) and path not in ("/v2/rerank", "/v2/embed")
 
     listed = [route.split(" ") for route in (*(route for route, _ in ROUTES), *PROBES)]
     kserve = [app.kserve.find({"method": method, "path": path}) for method, path in listed if kserve_has(path)]

@@ -1,4 +1,4 @@
-"""Requests of the routes for embeddings, scores and classes: OpenAI's, Jina's and Cohere's fields, and vLLM's.
+"""Requests of the routes for embeddings, scores and classes: fields of OpenAI, Jina, Cohere, TEI and vLLM.
 
 What neither of them knows is ignored; options that this server does not offer are refused by name.
 """
@@ -25,6 +25,8 @@ class PoolingRequest(msgspec.Struct, kw_only=True):
 class InputRequest(PoolingRequest, kw_only=True):
     input: GivenInput
     add_special_tokens: bool | None = None
+    padding: bool | str | None = None
+    """vLLM's and Hugging Face's: it changes no number."""
 
 
 class EmbeddingRequest(InputRequest, kw_only=True):
@@ -60,13 +62,64 @@ class Document(msgspec.Struct):
     text: str
 
 
+Direction = Literal["Left", "Right", "left", "right"]
+
+
 class RerankRequest(PoolingRequest, kw_only=True):
+    model: str = ""
+    """"": the only model that ranks."""
     query: str
-    documents: list[str | Document]
+    documents: list[str | Document] | None = None
+    texts: list[str] | None = None
+    """TEI's name of the documents: the answer has its form, too."""
     top_n: int | None = None
     return_documents: bool | None = None
+    return_text: bool | None = None
     max_tokens_per_doc: int | None = None
     use_activation: bool | None = None
+    raw_scores: bool | None = None
+    """True: logits, as `use_activation` false."""
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+
+
+class TeiEmbedRequest(PoolingRequest, kw_only=True):
+    """Of /embed."""
+
+    model: str = ""
+    """"": the only model that gives embeddings."""
+    inputs: GivenInput
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+
+class CohereContent(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+
+
+class CohereInput(msgspec.Struct, kw_only=True):
+    content: list[CohereContent]
+
+
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+
+class CohereEmbedRequest(PoolingRequest, kw_only=True):
+    """Of /v1/embed and /v2/embed: https://docs.cohere.com/reference/embed."""
+
+    texts: list[str] | None = None
+    inputs: list[CohereInput] | None = None
+    input_type: str | None = None
+    """A hint: which of the model's prompts goes before the texts."""
+    embedding_types: list[EmbeddingType] | None = None
+    output_dimension: int | None = None
+    max_tokens: int | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
+    priority: int | None = None
 
 
 _NOTHING = ("null",)

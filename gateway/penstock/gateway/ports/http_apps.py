@@ -48,13 +48,16 @@ from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
 from penstock.gateway.openai.engine_control import IsSleeping, ResetPrefixCache, Sleep, WakeUp
 from penstock.gateway.openai.models import ModelDetail, ModelList
-from penstock.gateway.openai.tokenize import Detokenize, Tokenize
+from penstock.gateway.openai.tokenize import Detokenize, Tokenize, TokenizerInfo
+from penstock.gateway.pooling import cohere
 from penstock.gateway.pooling.classify import Classify
+from penstock.gateway.pooling.cohere import CohereEmbed
 from penstock.gateway.pooling.embeddings import Embeddings
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.pooling.pooling import Pooling
 from penstock.gateway.pooling.rerank import Rerank
 from penstock.gateway.pooling.score import Score
+from penstock.gateway.pooling.tei import TeiEmbed
 from penstock.gateway.ports.about import about_route
 from penstock.gateway.ports.health import Live, Metrics, Ready, Version
 from penstock.gateway.ports.openapi import OpenApi
@@ -123,6 +126,7 @@ def build_app(
         GuardedRoute("/reset_prefix_cache", ResetPrefixCache(dataplane), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/tokenize", Tokenize(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/detokenize", Detokenize(dataplane, settings), INFER, methods=["POST"]),
+        GuardedRoute("/tokenizer_info", TokenizerInfo(dataplane), SEE_METADATA, methods=["GET"]),
         *_health_routes(dataplane, settings),
         GuardedRoute("/ping", Ready(_health(dataplane, settings), settings.drain), PROBE, methods=["GET", "POST"]),
         GuardedRoute("/version", Version(dataplane, pooling, settings), SEE_METADATA, methods=["GET"]),
@@ -222,6 +226,9 @@ def _pooling_routes(pooling: PoolingPlane, settings: AppSettings) -> list[Guarde
         **dict.fromkeys(("/score", "/v1/score"), score),
         **dict.fromkeys(("/classify", "/v1/classify"), classify),
         "/pooling": Pooling(pooling, settings),
+        "/embed": TeiEmbed(pooling, settings),
+        "/v1/embed": CohereEmbed(pooling, settings, 1),
+        "/v2/embed": CohereEmbed(pooling, settings, 2),
     }
     return [GuardedRoute(path, endpoint, INFER, methods=["POST"]) for path, endpoint in endpoints.items()]
 
@@ -318,6 +325,8 @@ class App:
             exchange.error_form = anthropic_errors.ANTHROPIC_ERRORS
         elif ollama_errors.has_path(scope["path"]):
             exchange.error_form = ollama_errors.OLLAMA_ERRORS
+        elif scope["path"] in cohere.PATHS:
+            exchange.error_form = cohere.COHERE_ERRORS
         scope[SCOPE_KEY] = exchange
         self._journal.begin(exchange.context)
         try:
@@ -338,7 +347,7 @@ class App:
         return None if isinstance(route, HttpError) else route.access
 
     def _is_kserve(self, kserve: KServeApp, path: str) -> bool:
-        """/v2/rerank is Cohere's, and everything else below /v2 KServe's."""
+        """/v2/rerank and /v2/embed are Cohere's, and everything else below /v2 KServe's."""
         return kserve.handles(path) and not self.routes.has(path)
 
     async def _answer(self, exchange: Exchange, kserve: KServeApp | None) -> None:

@@ -89,9 +89,9 @@ async def test_content_type(kind: str, status: int) -> None:
 
 INFERRING = {
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/input_tokens", "/v1/messages"),
-    *("/v1/messages/count_tokens", "/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"),
-    *("/classify", "/v1/classify", "/pooling", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
-    *("/api/show", "/tokenize", "/detokenize"),
+    *("/v1/messages/count_tokens", "/v1/embeddings", "/embed", "/v1/embed", "/v2/embed", "/rerank", "/v1/rerank"),
+    *("/v2/rerank", "/score", "/v1/score", "/classify", "/v1/classify", "/pooling", "/tokenize", "/detokenize"),
+    *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"),
 }
 
 

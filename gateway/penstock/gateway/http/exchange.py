@@ -147,7 +147,7 @@ class Exchange:
             body, self._read_before = self._read_before, None
             return body
         self._check_content_type(from_curl)
-        coding = content_coding(self.headers.get(b"content-encoding"))
+        coding = content_coding(self.headers[b"content-encoding"]) if b"content-encoding" in self.headers else b""
         body = await self.read(limit)
         if coding:
             body = await self.decompressed(coding, body, limit)

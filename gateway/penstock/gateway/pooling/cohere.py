@@ -30,11 +30,9 @@ from penstock.gateway.pooling.schemas import (
 )
 from penstock.gateway.pooling.tokenizing import Cut
 
-_READ = ("embedding_types", "input_type", "priority")
+_READ = ("embedding_types", "priority")
 """Which the other routes refuse."""
 _MOST = 2**31 - 1
-_PROMPT_NAMES = {"search_query": "query", "search_document": "document"}
-"""What sentence-transformers calls the prompts of these input types; the others have names of their own."""
 
 
 class CohereErrors:
@@ -61,7 +59,7 @@ class CohereEmbed(PoolingEndpoint[CohereEmbedRequest]):
     unsupported: Mapping[str, tuple[str, ...]] = {
         **{name: neutral for name, neutral in UNSUPPORTED.items() if name not in _READ},
         "images": ("null", "[]"),
-        "truncate_prompt_tokens": ("null",),
+        **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), ("null",)),
     }
 
     def __init__(self, plane: PoolingPlane, settings: AppSettings, version: int) -> None:
@@ -79,7 +77,7 @@ class CohereEmbed(PoolingEndpoint[CohereEmbedRequest]):
             model=request.model,
             input=list(texts),
             dimensions=request.output_dimension,
-            prompt_name=_prompt_name(request.input_type, model, context),
+            input_type=request.input_type,
         )
         vectors, tokenized = await embed(self.plane, model, embedding, context, _cut(request, model), field)
         kinds = request.embedding_types or (None if self._version == 1 else ["float"])
@@ -122,19 +120,6 @@ def _text(given: CohereInput, path: str) -> str:
             raise UnsupportedError(f"{field}: only parts of type text can be embedded.", param=field)
         parts.append(part.text)
     return "\n".join(parts)
-
-
-def _prompt_name(input_type: str | None, model: PoolingModel, context: RequestContext) -> str | None:
-    """The prompt for this type of texts; None: the model's default. A model without prompts treats all types alike, so
-    nothing is lost there."""
-    prompts = model.recipe.prompts
-    if input_type is None or not prompts:
-        return None
-    for name in (input_type, _PROMPT_NAMES.get(input_type)):
-        if name in prompts:
-            return name
-    context.ignore("input_type", "this model has no prompt for it")
-    return None
 
 
 def _cut(request: CohereEmbedRequest, model: PoolingModel) -> Cut:

@@ -65,7 +65,7 @@ async def vectors_of(
             param="model",
         )
     check_dimensions(request.dimensions, model)
-    prompt = _prompt(model, request.prompt_name)
+    prompt = _prompt(model, request.prompt_name or _prompt_of_type(model, request.input_type, context))
     vectors, texts = await rows_of_inputs(plane, model, request, prompt, context, cut, field)
     normalize = model.recipe.normalize if request.normalize is None else request.normalize
     return finished(vectors, request.dimensions, normalize=normalize), texts
@@ -87,12 +87,29 @@ async def rows_of_inputs(
         tokenize_inputs,
         model,
         inputs,
-        truncation(request.truncate_prompt_tokens, model) if cut is None else cut,
+        truncation(request, model) if cut is None else cut,
         prompt=prompt,
         add_special_tokens=request.add_special_tokens is not False,
         param=field,
     )
     return await plane.rows(model, tokenize, sum(map(len, inputs)), context)
+
+
+_PROMPT_NAMES = {"search_query": "query", "search_document": "document", "passage": "document"}
+"""What sentence-transformers calls the prompts of these types; those of other types have names of their own."""
+
+
+def _prompt_of_type(model: PoolingModel, input_type: str | None, context: RequestContext) -> str | None:
+    """The name of the prompt for this type of texts; None: the model's default. A model without prompts treats all
+    types alike, so nothing is lost there."""
+    prompts = model.recipe.prompts
+    if input_type is None or not prompts:
+        return None
+    for name in (input_type, _PROMPT_NAMES.get(input_type)):
+        if name in prompts:
+            return name
+    context.ignore("input_type", "this model has no prompt for it")
+    return None
 
 
 def _prompt(model: PoolingModel, name: str | None) -> str:

@@ -65,7 +65,7 @@ def _cut(request: RerankRequest, model: PoolingModel) -> Cut:
             raise InvalidRequestError("max_tokens_per_doc needs a model that scores pairs.", param="max_tokens_per_doc")
         bounded(of_document, "max_tokens_per_doc", 1, _MOST)
     if request.texts is None or request.truncate_prompt_tokens is not None:
-        return truncation(request.truncate_prompt_tokens, model, of_document)
+        return truncation(request, model, of_document)
     return tei_cut(request.truncate, request.truncation_direction, model, of_document)
 
 

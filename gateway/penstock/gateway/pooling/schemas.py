@@ -19,6 +19,8 @@ class PoolingRequest(msgspec.Struct, kw_only=True):
 
     model: str
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    """Which end of what is too long is cut off; default: right."""
     user: str | None = None
 
 
@@ -36,6 +38,8 @@ class EmbeddingRequest(InputRequest, kw_only=True):
     """Vectors of length 1; default: as the model's files say."""
     prompt_name: str | None = None
     """One of the prompts in config_sentence_transformers.json, which goes before each text."""
+    input_type: str | None = None
+    """A hint that chooses the prompt where `prompt_name` does not: Cohere's, Voyage's and NVIDIA's words for it."""
 
 
 class PoolingTaskRequest(EmbeddingRequest, kw_only=True):
@@ -131,7 +135,6 @@ UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "embed_dtype": ("null", '"float32"'),
     "embedding_types": ("null", '["float"]'),
     "endianness": ("null", '"native"', '"little"'),
-    "input_type": _NOTHING,
     "instruction": _NOTHING,
     "late_chunking": _OFF,
     "messages": _NOTHING,
@@ -140,5 +143,4 @@ UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "priority": ("null", "0"),
     "rank_fields": _NOTHING,
     "step_tag_id": _NOTHING,
-    "truncation_side": ("null", '"right"'),
 }

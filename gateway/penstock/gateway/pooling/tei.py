@@ -16,7 +16,10 @@ from penstock.gateway.pooling.tokenizing import Cut
 
 class TeiEmbed(PoolingEndpoint[TeiEmbedRequest]):
     schema = TeiEmbedRequest
-    unsupported: Mapping[str, tuple[str, ...]] = {**UNSUPPORTED, "truncate_prompt_tokens": ("null",)}
+    unsupported: Mapping[str, tuple[str, ...]] = {
+        **UNSUPPORTED,
+        **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), ("null",)),
+    }
 
     async def answer(self, request: TeiEmbedRequest, context: RequestContext) -> bytes:
         model = self.plane.model(request.model or self.plane.only_name("embedding", context), context)

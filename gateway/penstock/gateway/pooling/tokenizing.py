@@ -9,6 +9,7 @@ from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
 from penstock.gateway.llm.prompts import TOKENS_OF_A_CALL
 from penstock.gateway.pooling.models import PoolingModel
+from penstock.gateway.pooling.schemas import PoolingRequest
 from penstock.tokenizers import PromptTooLong, Tokenizer, TokenizerError
 
 _LONG_CHARS = 16_384
@@ -40,14 +41,19 @@ class Cut:
         return ids[-self.most :] if self.at_start else ids[: self.most]
 
 
-def truncation(asked: int | None, model: PoolingModel, of_second: int | None = None) -> Cut:
-    """`asked` is truncate_prompt_tokens: -1 for the model's own limit. Raises InvalidRequestError."""
-    limit = model.source.info.max_tokens
+def truncation(request: PoolingRequest, model: PoolingModel, of_second: int | None = None) -> Cut:
+    """As truncate_prompt_tokens (-1: the model's own limit) and truncation_side say. Raises InvalidRequestError."""
+    limit, asked = model.source.info.max_tokens, request.truncate_prompt_tokens
     if asked is not None and not (asked == -1 or 1 <= asked <= limit):
         raise InvalidRequestError(
             f"truncate_prompt_tokens must be -1 or between 1 and {limit}.", param="truncate_prompt_tokens"
         )
-    return Cut(most=limit if asked in (None, -1) else asked or limit, allowed=asked is not None, of_second=of_second)
+    return Cut(
+        most=limit if asked in (None, -1) else asked or limit,
+        allowed=asked is not None,
+        of_second=of_second,
+        at_start=request.truncation_side == "left",
+    )
 
 
 def tokenize_inputs(

@@ -238,6 +238,30 @@ async def test_padding_changes_nothing(setup: Setup, padding: object, reported: 
     assert ("x-penstock-ignored" in done.headers) == reported
 
 
+@pytest.mark.parametrize(
+    ("fields", "wanted", "reported"),
+    [
+        ({"input_type": "query"}, [CLS, THE, DOG, SEP], False),
+        ({"input_type": "passage"}, [CLS, A, DOG, SEP], False),
+        ({"input_type": "image"}, [CLS, DOG, SEP], True),
+        ({"input_type": "image", "prompt_name": "query"}, [CLS, THE, DOG, SEP], False),
+    ],
+)
+async def test_types_of_input(setup: Setup, fields: dict[str, Any], wanted: list[int], reported: bool) -> None:
+    done = await post(setup, "/v1/embeddings", model="embedder", input="dog", **fields)
+    assert (done.status, ids(setup)) == (200, [wanted])
+    assert ("x-penstock-ignored" in done.headers) == reported
+
+
+async def test_the_start_can_be_cut_off(setup: Setup) -> None:
+    cut = {"truncate_prompt_tokens": 4, "truncation_side": "left"}
+    for text in (LONG, [7, 8, 9, 10, 11]):
+        await answer(setup, "/v1/embeddings", model="embedder", input=text, **cut)
+    assert ids(setup) == [[CLS, DOG, A, SEP], [8, 9, 10, 11]]
+    await answer(setup, "/score", model="scorer", text_1="dog", text_2=LONG, **cut | {"truncate_prompt_tokens": -1})
+    assert list(setup.scorer.texts[0].ids)[-3:] == [DOG, A, SEP]
+
+
 async def test_what_is_too_long_for_the_model_is_refused_with_the_way_out(setup: Setup) -> None:
     done = await post(setup, "/v1/embeddings", model="embedder", input=LONG)
     assert done.status == 400

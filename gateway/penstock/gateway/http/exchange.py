@@ -157,8 +157,11 @@ class Exchange:
         """The body, which has this coding; in a thread where it may be long. Raises PayloadTooLargeError,
         InvalidRequestError, OverloadedError."""
         if self._pool is None or len(body) < _LONG_COMPRESSED:
-            return decompress(coding, body, limit, self.hold_body)
-        return await self._pool.run(len(body), decompress, coding, body, limit, self.hold_body)
+            body = decompress(coding, body, limit, self.hold_body)
+        else:
+            body = await self._pool.run(len(body), decompress, coding, body, limit, self.hold_body)
+        self.context.record.bytes_in = len(body)  # by which it is judged how much work its texts are
+        return body
 
     async def read(self, limit: int) -> bytes:
         """The whole body, whatever is in it. Checks Content-Length first, then counts. Raises PayloadTooLargeError,

@@ -172,6 +172,14 @@ async def test_what_is_compressed_counts_as_well_as_what_it_becomes() -> None:
     assert (await post(gzip.compress(os.urandom(1000)), limit=1000, content_encoding="gzip")).status == 413
 
 
+async def test_the_work_of_a_body_is_judged_by_what_it_becomes() -> None:
+    """Pools of threads bound what waits for them by this."""
+    dataplane: Any = FakeDataPlane()
+    body = gzip.compress(padded(900))
+    await call(build_app(dataplane, AppSettings()), "/v1/completions", body, headers={"content-encoding": "gzip"})
+    assert dataplane.requests[0].context.record.bytes_in == 900
+
+
 async def test_decompressed_bodies_count_in_the_memory_of_all_bodies() -> None:
     settings = AppSettings(max_body_bytes=1 << 20, intake=Intake(body_bytes=300_000))
     app = build_app(FakeDataPlane(), settings)

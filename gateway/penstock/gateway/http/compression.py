@@ -67,7 +67,7 @@ def _pieces(coding: bytes, body: bytes, most: int) -> Iterator[bytes]:
     stream, members = zlib.decompressobj(_WBITS[coding]), 1
     for begin in range(0, len(body), _FED):
         rest = body[begin : begin + _FED]
-        while rest or not stream.eof:
+        while rest:
             if stream.eof:  # gzip data may have several members (RFC 1952, 2.2)
                 members += 1
                 if coding != b"gzip":
@@ -79,9 +79,7 @@ def _pieces(coding: bytes, body: bytes, most: int) -> Iterator[bytes]:
             if piece:
                 yield piece
             rest = stream.unused_data if stream.eof else stream.unconsumed_tail
-            if not rest and len(piece) < most:
-                break
-    if not stream.eof:
+    if not stream.eof:  # checksums are last, so no output can be left behind
         raise _not_one(coding)
 
 

@@ -207,10 +207,7 @@ class Exchange:
     def _no_browser(self) -> bool:
         """`curl -d` labels whatever it sends a form. So can a page, without a preflight, but not without headers that
         it has no power over."""
-        headers = self.headers
-        return not any(map(headers.__contains__, _OF_BROWSERS)) and not any(
-            each.startswith(b"sec-") for each in headers
-        )
+        return not any(name in _OF_BROWSERS or name.startswith(b"sec-") for name in self.headers)
 
     def _check_length(self, limit: int) -> None:
         length = self.headers.get(b"content-length")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -56,7 +56,7 @@ PATHS = frozenset({"/v1/embed", "/v2/embed"})
 
 class CohereEmbed(PoolingEndpoint[CohereEmbedRequest]):
     schema = CohereEmbedRequest
-    unsupported: Mapping[str, tuple[str, ...]] = {
+    unsupported: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **{name: neutral for name, neutral in UNSUPPORTED.items() if name not in _READ},
         "images": ("null", "[]"),
         **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), ("null",)),

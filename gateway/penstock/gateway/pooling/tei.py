@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import msgspec
 
@@ -16,7 +17,7 @@ from penstock.gateway.pooling.tokenizing import Cut
 
 class TeiEmbed(PoolingEndpoint[TeiEmbedRequest]):
     schema = TeiEmbedRequest
-    unsupported: Mapping[str, tuple[str, ...]] = {
+    unsupported: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **UNSUPPORTED,
         **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), ("null",)),
     }

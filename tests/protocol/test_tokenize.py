@@ -1,7 +1,8 @@
-"""POST /tokenize and /detokenize, and /ping."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info, and /ping."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.model_parsers import choose_parsers
+from penstock.gateway.llm.models import TextSettings
 from penstock.gateway.ports.http_apps import build_app
 from penstock.tokenizers import ChatTemplate, Tokenizer
 from protocol.asgi_client import call
@@ -153,3 +155,28 @@ async def test_these_calls_count_as_requests_of_a_model(rig: Rig, path: str) -> 
     body = {"model": "alias", "tokens": [5]} | ({"prompt": "hi"} if path == "/tokenize" else {"messages": HI})
     assert (await call(build_app(rig.setup.plane, settings), path, body)).status == 200
     assert ended == ["m"]
+
+
+def test_what_the_tokenizer_is(rig: Rig, tmp_path: Path) -> None:
+    config = {"tokenizer_class": "LlamaTokenizer", "model_max_length": 9, "name_or_path": "/home/x", "vocab_file": "/x"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    model = rig.setup.model
+    model.texts = TextSettings(
+        folder=str(tmp_path),
+        chat_template=None,
+        chat_template_content_format="auto",
+        special_tokens_in_content=False,
+        tool_parser="none",
+        reasoning_parser="none",
+    )
+    try:
+        for path in ("/tokenizer_info", "/tokenizer_info?model=m"):
+            found = rig.client.get(path).json()
+            assert (found["tokenizer_class"], found["model_max_length"]) == ("LlamaTokenizer", 9)
+            assert found["chat_template"] == TEMPLATE
+            assert found.items() >= rig.tokenizer.special_tokens.items()
+            assert not {"name_or_path", "vocab_file"} & found.keys()  # where its maker had files
+    finally:
+        model.texts = None
+    assert rig.client.get("/tokenizer_info").json()["tokenizer_class"] is None
+    assert rig.client.get("/tokenizer_info?model=other").status_code == 404

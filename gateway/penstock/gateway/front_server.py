@@ -174,7 +174,7 @@ class _Front:
         )
         settings = app_settings(config, self._keys, self._metrics, self._journal, ServerHealth(), load)
         bodies = max(_LEAST_BODY_BYTES, config.server.body_memory // begin.fronts)
-        settings = replace(settings, intake=Intake(bodies, config.server.max_loop_lag))
+        settings = replace(settings, intake=Intake(bodies, config.server.max_loop_lag), pools=pools)
         self._drain, self._intake = settings.drain, settings.intake
         kserve = build_kserve(config, self._models.store, dataplane, pools, ServerHealth())
         kserve = replace(kserve, shared_memory=link.shared_memory, tracing=link.tracing)

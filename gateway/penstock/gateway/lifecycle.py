@@ -152,7 +152,7 @@ class Server:
         self._records = RequestRecords(config, models.dataplane, self._ledger)
         self._keys = build_keys(config, self._ledger)
         metrics = Metrics(self._metrics, models.triton_metrics)
-        self._settings = app_settings(
+        settings = app_settings(
             config,
             self._keys,
             metrics,
@@ -161,6 +161,7 @@ class Server:
             self._records.load_reports,
             models.other_servers,
         )
+        self._settings = replace(settings, pools=self._pools)
         self._drain = self._settings.drain
         self._intake = self._settings.intake
         self._guard = Guard(

@@ -40,6 +40,7 @@ INFERENCE = [
     *("POST /v1/batches", "GET /v1/batches", "GET /v1/batches/x", "POST /v1/batches/x/cancel"),
     *("POST /v1/messages/batches", "GET /v1/messages/batches", "GET /v1/messages/batches/x"),
     *("DELETE /v1/messages/batches/x", "POST /v1/messages/batches/x/cancel", "GET /v1/messages/batches/x/results"),
+    *("POST /embed", "POST /v1/embed", "POST /v2/embed"),
     *("POST /classify", "POST /v1/classify", "POST /pooling"),
     *("POST /v2/models/add_sub/infer", "POST /v2/models/add_sub/generate", "POST /v2/models/add_sub/generate_stream"),
     *(f"POST /v2/{kind}sharedmemory/unregister" for kind in ("system", "cuda")),
@@ -53,7 +54,7 @@ METADATA = [
     *("GET /api/tags", "GET /api/ps", "GET /api/version", "POST /api/show", "POST /api/pull"),
     *("POST /api/create", "POST /api/copy", "POST /api/push", "DELETE /api/delete"),
     *("GET /is_sleeping", "GET /version", "GET /openapi.json", "GET /v1/models", "GET /v1/models/tiny"),
-    "GET /server_info",
+    *("GET /server_info", "GET /tokenizer_info"),
     *("GET /v2", "GET /v2/models/stats", "GET /v2/logging", "GET /v2/trace/setting", "POST /v2/repository/index"),
     *(f"GET /v2/models/add_sub{rest}" for rest in ("", "/ready", "/config", "/stats", "/trace/setting")),
     *(f"GET /v2/{kind}sharedmemory{region}/status" for kind in ("system", "cuda") for region in ("", "/region/r")),
@@ -91,6 +92,8 @@ async def asked(app: Any, route: str, **headers: str) -> AsgiCall:
 
 
 def said(answer: AsgiCall) -> str:
+    if "message" in answer.json():
+        return str(answer.json()["message"])  # Cohere's form
     error = answer.json()["error"]
     return str(error["message"] if isinstance(error, dict) else error)
 
@@ -111,7 +114,7 @@ def test_the_list_here_has_every_route() -> None:
     app = app_for()
 
     def kserve_has(path: str) -> bool:
-        return app.kserve.handles(path) and path != "/v2/rerank"
+        return app.kserve.handles(path) and path not in ("/v2/rerank", "/v2/embed")
 
     listed = [route.split(" ") for route in (*(route for route, _ in ROUTES), *PROBES)]
     kserve = [app.kserve.find({"method": method, "path": path}) for method, path in listed if kserve_has(path)]

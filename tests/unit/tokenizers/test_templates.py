@@ -21,24 +21,24 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(folder)
 
 
-def library(most: int | None) -> tokenizers.Tokenizer:
+def library(most: int | None, *, cut_start: bool = False) -> tokenizers.Tokenizer:
     backend = helpers_tokenizers.bert()
     if most is not None:
-        backend.enable_truncation(most)
+        backend.enable_truncation(most, direction="left" if cut_start else "right")
     return backend
 
 
-@given(text=TEXT, most=st.none() | st.integers(2, 20))
-def test_one_text(tokenizer: Tokenizer, text: str, most: int | None) -> None:
-    wanted = library(most).encode(text)
-    found = tokenizer.template.join(tokenizer.encode_many([text]), most)
+@given(text=TEXT, most=st.none() | st.integers(2, 20), cut_start=st.booleans())
+def test_one_text(tokenizer: Tokenizer, text: str, most: int | None, cut_start: bool) -> None:
+    wanted = library(most, cut_start=cut_start).encode(text)
+    found = tokenizer.template.join(tokenizer.encode_many([text]), most, cut_start=cut_start)
     assert (found.ids, found.types) == (wanted.ids, wanted.type_ids)
 
 
-@given(first=TEXT, second=TEXT, most=st.none() | st.integers(4, 30))
-def test_a_pair(tokenizer: Tokenizer, first: str, second: str, most: int | None) -> None:
-    wanted = library(most).encode(first, second)
-    found = tokenizer.pair_template.join(tokenizer.encode_many([first, second]), most)
+@given(first=TEXT, second=TEXT, most=st.none() | st.integers(4, 30), cut_start=st.booleans())
+def test_a_pair(tokenizer: Tokenizer, first: str, second: str, most: int | None, cut_start: bool) -> None:
+    wanted = library(most, cut_start=cut_start).encode(first, second)
+    found = tokenizer.pair_template.join(tokenizer.encode_many([first, second]), most, cut_start=cut_start)
     assert (found.ids, found.types) == (wanted.ids, wanted.type_ids)
 
 

@@ -31,11 +31,14 @@ class TextTemplate:
     def num_specials(self) -> int:
         return sum(len(each.ids) for each in self.specials)
 
-    def join(self, texts: Sequence[Sequence[int]], most: int | None = None) -> JoinedText:
+    def join(self, texts: Sequence[Sequence[int]], most: int | None = None, *, cut_start: bool = False) -> JoinedText:
         """`texts`: token ids without special tokens, one or two as the template has. With `most`, the longer text loses
-        its last tokens first, until all fit."""
+        its last tokens first, until all fit; with `cut_start` its first ones."""
         if most is not None:
-            texts = _cut(texts, max(0, most - self.num_specials))
+            kept = _kept([len(text) for text in texts], max(0, most - self.num_specials))
+            texts = [
+                text[len(text) - num :] if cut_start else text[:num] for text, num in zip(texts, kept, strict=True)
+            ]
         ids, types = list(self.specials[0].ids), list(self.specials[0].types)
         for text, kind, behind in zip(texts, self.types, self.specials[1:], strict=True):
             ids += [*text, *behind.ids]
@@ -62,13 +65,13 @@ def read_template(backend: tokenizers.Tokenizer, *texts: str) -> TextTemplate:
     return TextTemplate(tuple(specials), tuple(types))
 
 
-def _cut(texts: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
-    """As `longest_first` of the `tokenizers` library does it."""
-    if sum(map(len, texts)) <= room:
-        return list(texts)
-    if len(texts) == 1:
-        return [texts[0][:room]]
-    first, second = texts
-    short = min(len(first), len(second), room // 2)
+def _kept(lengths: Sequence[int], room: int) -> list[int]:
+    """Tokens of each text, as `longest_first` of the `tokenizers` library has it."""
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    first, second = lengths
+    short = min(first, second, room // 2)
     long = room - short
-    return [first[:long], second[:short]] if len(first) > len(second) else [first[:short], second[:long]]
+    return [long, short] if first > second else [short, long]

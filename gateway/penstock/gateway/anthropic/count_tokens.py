@@ -26,7 +26,9 @@ class CountTokens:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            request = parse(await exchange.body(self._settings.max_body_bytes), self.schema, self.unsupported)
+            request = parse(
+                await exchange.body(self._settings.max_body_bytes, from_curl=True), self.schema, self.unsupported
+            )
             call.watch()
             exchange.read_deadline()
             await self._dataplane.models.load_on_demand(request.model, exchange.context)

@@ -11,7 +11,7 @@ from typing import IO, Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.bounded_json import check_json
+from penstock.gateway.front.bounded_json import BYTE_ORDER_MARK, check_json
 
 MAX_LINES = 50_000
 _MAX_LINES_OF_FILE = 2 * MAX_LINES
@@ -73,6 +73,8 @@ class _Named(msgspec.Struct):
 
 def parse_line(number: int, text: bytes, endpoints: Collection[str]) -> Line:
     """Raises LineError."""
+    if number == 1:
+        text = text.removeprefix(BYTE_ORDER_MARK)
     try:
         check_json(text)
         line = msgspec.json.decode(text, type=_Line)

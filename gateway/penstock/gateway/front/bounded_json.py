@@ -19,6 +19,8 @@ from penstock.engines.errors import InvalidRequestError
 
 MAX_DEPTH = 100
 """Triton's limit."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""What editors and shells of Windows write before UTF-8; where it is allowed, it is cut off before the text is read."""
 
 _T = TypeVar("_T")
 _BODY = "The request body"

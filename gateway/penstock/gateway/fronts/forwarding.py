@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import grpc
@@ -162,21 +162,31 @@ async def _ask(scope: Scope, receive: Receive, passage: Passage, body: bytes | N
 
 
 async def _relay_answer(passage: Passage, send: Send) -> None:
-    started = False
+    """A client that has all of a body by its length may send its next request at once: the answer has to be over by
+    then, and not when the supervisor says so."""
+    started, is_whole = False, False
+    left = -1
     try:
         while True:
             kind, data = await passage.receive()
             if kind == MESSAGE:
                 if isinstance(data, Answered):
-                    started = True
+                    started, left = True, _length(data.headers)
                     await send({"type": "http.response.start", "status": data.status, "headers": data.headers})
-            elif started:
-                await send({"type": "http.response.body", "body": data, "more_body": kind == BODY})
+            elif started and not is_whole:
+                left -= len(data)
+                is_whole = kind == END or left == 0
+                await send({"type": "http.response.body", "body": data, "more_body": not is_whole})
             if kind == END:
                 return
     except ConnectionError:
         if not started:
             await _refuse(send, _shutting_down())
+
+
+def _length(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """Of a body; -1: its end is told."""
+    return int(dict(headers).get(b"content-length", -1))
 
 
 def _shutting_down() -> NotReadyError:

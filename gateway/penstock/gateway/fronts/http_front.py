@@ -36,6 +36,7 @@ from penstock.gateway.ports.http_apps import App
 from penstock.gateway.ports.request_paths import drop_trailing_slash
 from penstock.gateway.ports.routes import GuardedRoute
 
+_OF_CODED_BODY = (b"content-encoding", b"content-length")
 _TENSOR_ENDPOINTS = ("/infer", "/generate", "/generate_stream")
 
 
@@ -126,13 +127,14 @@ class _Own:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         try:
-            body = await exchange.body(self._limit)
+            body = await exchange.body(self._limit, from_curl=True)
         except ClientGone:
             exchange.context.record.cancelled()
             return
         if not self._is_served(body):
             self._journal.leave(exchange.context)
-            await self._forwarder.http(scope, receive, exchange.raw_send, body)
+            headers = [header for header in scope["headers"] if header[0] not in _OF_CODED_BODY]
+            await self._forwarder.http({**scope, "headers": headers}, receive, exchange.raw_send, body)
             return
         await self._quotas.count(exchange.context)
         exchange.put_back(body)

@@ -43,7 +43,7 @@ class GeneratingEndpoint(ABC, Generic[_R]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            body = await exchange.body(self._settings.max_body_bytes)
+            body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
             call.watch()
             if exchange.counts_late:
                 reads = self._resumable is not None and self._resumable.is_read_by(exchange, body)

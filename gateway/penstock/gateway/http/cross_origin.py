@@ -7,7 +7,7 @@ those that it has anyway. Keys are no cookies, so credentials stay off.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from penstock.gateway.front.browser_rules import ANY_ORIGIN
 from penstock.gateway.http.exchange import Exchange, Headers
@@ -16,10 +16,9 @@ _EXPOSED = (
     b"x-request-id, request-id, retry-after, inference-header-content-length, "
     b"endpoint-load-metrics, endpoint-load-metrics-bin"
 )
-_PREFLIGHT: Headers = [
-    (b"access-control-allow-methods", b"GET, HEAD, POST"),
-    (b"access-control-max-age", b"600"),
-]
+_MAX_AGE = (b"access-control-max-age", b"600")
+_ELSEWHERE = ("GET", "HEAD", "POST")
+"""For paths that there are not: their 404 is for pages, too."""
 _VARIES: Headers = [(b"vary", b"origin")]
 
 
@@ -30,8 +29,9 @@ class CrossOrigin:
         self._origins = frozenset(origin.encode() for origin in origins)
         self._any = ANY_ORIGIN in origins
 
-    async def answered(self, exchange: Exchange) -> bool:
-        """Adds to what the exchange's answer tells. Answers preflights, which bring no key, itself: True."""
+    async def answered(self, exchange: Exchange, methods: Callable[[], Collection[str]]) -> bool:
+        """Adds to what the exchange's answer tells. Answers preflights, which bring no key, itself: True. `methods`:
+        of the exchange's path; none: there is no such path."""
         origin = exchange.headers.get(b"origin")
         if origin is None or not (self._any or origin.lower() in self._origins):
             exchange.extra_headers = () if self._any else _VARIES
@@ -45,7 +45,9 @@ class CrossOrigin:
         headers = exchange.headers
         if exchange.scope["method"] != "OPTIONS" or b"access-control-request-method" not in headers:
             return False
+        allowed_methods = ", ".join(sorted(methods() or _ELSEWHERE)).encode()
         wanted = headers.get(b"access-control-request-headers")
         names = [(b"access-control-allow-headers", wanted)] if wanted else []
-        await exchange.respond(200, b"", content_type=b"text/plain", headers=[*_PREFLIGHT, *names])
+        preflight = [(b"access-control-allow-methods", allowed_methods), _MAX_AGE, *names]
+        await exchange.respond(200, b"", content_type=b"text/plain", headers=preflight)
         return True

@@ -10,12 +10,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError, error_headers
+from penstock.gateway.front.bounded_json import BYTE_ORDER_MARK
 from penstock.gateway.front.call import Call, ClientGone
 from penstock.gateway.front.context import read_context, timeout_seconds
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import SMALL_BODY, BodyBudget
 from penstock.gateway.front.load_report import FORMAT_HEADER, LoadReporter
 from penstock.gateway.front.record import METHODS, OTHER_METHOD
+from penstock.gateway.front.work_pool import WorkPool
+from penstock.gateway.http.compression import content_coding, decompress
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 
 Headers = list[tuple[bytes, bytes]]
@@ -30,6 +33,11 @@ TARGET_HEADER = b"x-penstock-target"
 IGNORED_HEADER = b"x-penstock-ignored"
 """Of answers to requests with fields that were not used as they were sent."""
 _JSON = b"application/json"
+_FORM = b"application/x-www-form-urlencoded"
+_LONG_COMPRESSED = 1 << 10
+"""Bytes of compressed data that are left to a thread: they may be a megabyte."""
+_OF_BROWSERS = (b"origin", b"referer", b"cookie", b"accept-language")
+"""Every browser sends the last with every request, also those that send no Origin and no Sec-Fetch-Site with a POST."""
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
@@ -65,14 +73,22 @@ class Exchange:
     """
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, drain: DrainState, bodies: BodyBudget | None = None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        drain: DrainState,
+        bodies: BodyBudget | None = None,
+        pool: WorkPool | None = None,
     ) -> None:
-        """`bodies` counts what large bodies take; None: they are not counted."""
+        """`bodies` counts what large bodies take; None: they are not counted. `pool`: for compressed ones; None: the
+        server has made this request itself, and has compressed nothing."""
         self.scope = scope
         self.receive = receive
         self.raw_send = send
         self.drain = drain
         self._bodies = bodies
+        self._pool = pool
         self._read_before: bytes | None = None
         self.started = False
         self.streaming = False
@@ -124,17 +140,32 @@ class Exchange:
             pass
         left()
 
-    async def body(self, limit: int) -> bytes:
-        """The whole JSON body. Raises as `read`, and HttpError 415."""
-        self._check_body_headers()
-        return await self.read(limit)
+    async def body(self, limit: int, *, from_curl: bool = False) -> bytes:
+        """The whole JSON body, decompressed and without a byte-order mark. Raises as `read` and `decompressed`, and
+        HttpError 415. `from_curl`: it may be labelled a form, where no browser can have sent it."""
+        if self._read_before is not None:
+            body, self._read_before = self._read_before, None
+            return body
+        self._check_content_type(from_curl)
+        coding = content_coding(self.headers[b"content-encoding"]) if b"content-encoding" in self.headers else b""
+        body = await self.read(limit)
+        if coding:
+            body = await self.decompressed(coding, body, limit)
+        return body.removeprefix(BYTE_ORDER_MARK)
+
+    async def decompressed(self, coding: bytes, body: bytes, limit: int) -> bytes:
+        """The body, which has this coding; in a thread where it may be long. Raises PayloadTooLargeError,
+        InvalidRequestError, OverloadedError."""
+        if self._pool is None or len(body) < _LONG_COMPRESSED:
+            body = decompress(coding, body, limit, self.hold_body)
+        else:
+            body = await self._pool.run(len(body), decompress, coding, body, limit, self.hold_body)
+        self.context.record.bytes_in = len(body)  # by which it is judged how much work its texts are
+        return body
 
     async def read(self, limit: int) -> bytes:
         """The whole body, whatever is in it. Checks Content-Length first, then counts. Raises PayloadTooLargeError,
         InvalidRequestError, OverloadedError, and ClientGone when the client leaves before the end."""
-        if self._read_before is not None:
-            body, self._read_before = self._read_before, None
-            return body
         self._check_length(limit)
         chunks: list[bytes] = []
         record = self.context.record
@@ -156,7 +187,7 @@ class Exchange:
                 return b"".join(chunks)
 
     def put_back(self, body: bytes) -> None:
-        """The next call of `read` gives this body again."""
+        """The next call of `body` gives this one again."""
         self._read_before = body
 
     def hold_body(self, size: int) -> None:
@@ -164,17 +195,19 @@ class Exchange:
         if self._bodies is not None:
             self.context.hold_body(self._bodies, size)
 
-    def _check_body_headers(self) -> None:
-        encoding = self.headers.get(b"content-encoding")
-        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-            raise HttpError(415, "Compressed request bodies are not supported.", code="unsupported_encoding")
+    def _check_content_type(self, from_curl: bool) -> None:
         kind = (self.headers.get(b"content-type") or _JSON).partition(b";")[0].strip().lower()
-        if kind != _JSON:
+        if kind != _JSON and not (from_curl and kind == _FORM and self._no_browser()):
             raise HttpError(
                 415,
                 "The request body needs the header Content-Type: application/json.",
                 code="unsupported_media_type",
             )
+
+    def _no_browser(self) -> bool:
+        """`curl -d` labels whatever it sends a form. So can a page, without a preflight, but not without headers that
+        it has no power over."""
+        return not any(name in _OF_BROWSERS or name.startswith(b"sec-") for name in self.headers)
 
     def _check_length(self, limit: int) -> None:
         length = self.headers.get(b"content-length")

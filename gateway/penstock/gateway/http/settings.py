@@ -13,6 +13,7 @@ from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.load_report import LoadReporter
 from penstock.gateway.front.server_health import ServerHealth
+from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.text_models import TextModels
 
 
@@ -35,6 +36,7 @@ class AppSettings:
     """None: that of the language models."""
     drain: DrainState = field(default_factory=DrainState)
     intake: Intake = field(default_factory=Intake)
+    pools: WorkPools = field(default_factory=WorkPools)
     journal: RequestJournal = field(default_factory=RequestJournal)
     load: LoadReporter | None = None
     """None: balancers are told nothing of the server's load."""

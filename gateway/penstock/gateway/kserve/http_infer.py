@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.http.compression import accepted_coding, compress, content_coding
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.classification import Labels
-from penstock.gateway.kserve.compression import accepted_coding, compress, content_coding, decompress
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.http_request import begin_trace, complete_request, found_model, model_before_body
 from penstock.gateway.kserve.infer_request import Inference, parse_infer
@@ -20,10 +20,9 @@ from penstock.gateway.kserve.tracing import RequestTrace
 _HEADER_LENGTH = b"inference-header-content-length"
 _LONG_BODY = 1 << 20
 _LONG_TEXT = 1 << 16
-_LONG_COMPRESSED = 1 << 10
 _LONG_ANSWER = 1 << 17
-"""From so many bytes of a request, of its JSON or strings, of compressed data, and elements of an answer, coding them
-is left to a thread: it would hold up all other requests."""
+"""From so many bytes of a request, of its JSON or strings, and elements of an answer, coding them is left to a thread:
+it would hold up all other requests."""
 
 _JOINED = 1 << 16
 """Bytes of a binary answer up to which it leaves in one piece."""
@@ -51,7 +50,7 @@ class Infer:
             body = await exchange.read(context.max_input_bytes)
             call.watch()
             if coding:
-                body = await self._decompressed(coding, body, exchange)
+                body = await exchange.decompressed(coding, body, context.max_input_bytes)
             if model is None:
                 model = await found_model(context, exchange, name, version)
                 _check_takes_infer(model)
@@ -64,12 +63,6 @@ class Infer:
             else:
                 response = await model.infer(inference.request)
                 await self._answer(exchange, model, inference, response)
-
-    async def _decompressed(self, coding: bytes, body: bytes, exchange: Exchange) -> bytes:
-        limit = self._context.max_input_bytes
-        if len(body) < _LONG_COMPRESSED:
-            return decompress(coding, body, limit, exchange.hold_body)
-        return await self._context.pools.tensors.run(len(body), decompress, coding, body, limit, exchange.hold_body)
 
     async def _parsed(self, body: bytes, length: int | None, model: InferModel, exchange: Exchange) -> Inference:
         regions = self._context.shared_memory.of(exchange.context.principal, exchange.hold_body)

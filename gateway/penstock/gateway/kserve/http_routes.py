@@ -113,6 +113,11 @@ class KServeApp:
             self._known[asked] = match
         return match
 
+    def methods(self, scope: Scope) -> list[str]:
+        """Of a path; none: there is no such path."""
+        verbs, _, _ = self._match(scope, encoded=b"%" in (scope.get("raw_path") or b""))
+        return list(verbs or ())
+
     def endpoints(self) -> Iterator[Endpoint]:
         """Every one there is."""
         for verbs in chain(

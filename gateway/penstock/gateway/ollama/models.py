@@ -178,7 +178,7 @@ class Show:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
-        request = parse(await exchange.body(self._settings.max_body_bytes), ShowRequest, {})
+        request = parse(await exchange.body(self._settings.max_body_bytes, from_curl=True), ShowRequest, {})
         await exchange.respond(200, msgspec.json.encode(await self._models.shown(named_model(request), exchange)))
 
 

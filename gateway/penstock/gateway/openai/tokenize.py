@@ -1,13 +1,18 @@
-"""POST /tokenize and /detokenize, as vLLM's server has them."""
+"""POST /tokenize and /detokenize, and GET /tokenizer_info, as vLLM's server has them."""
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.formats.model_files import read_json_if_any
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.answer_stages import check_tool_parser
 from penstock.gateway.generating.bodies import parse
@@ -46,7 +51,7 @@ class _Endpoint(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            body = await exchange.body(self._settings.max_body_bytes)
+            body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
             call.watch()
             exchange.read_deadline()
             answer = await self._answer(body, exchange.context)
@@ -58,12 +63,17 @@ class _Endpoint(ABC):
 
     async def _arrived(self, given: str, context: RequestContext) -> str:
         """The name of the model, which is loaded if there is one of this name."""
-        loaded = self._dataplane.models.loaded()
-        if not given and len(loaded) != 1:
-            raise InvalidRequestError("Missing required parameter: model.", param="model")
-        name = given or loaded[0][0]
+        name = given or _only_name(self._dataplane)
         await self._dataplane.models.load_on_demand(name, context)
         return name
+
+
+def _only_name(dataplane: DataPlane) -> str:
+    """Of the only model. Raises InvalidRequestError where there are others."""
+    loaded = dataplane.models.loaded()
+    if len(loaded) != 1:
+        raise InvalidRequestError("Missing required parameter: model.", param="model")
+    return loaded[0][0]
 
 
 class Tokenize(_Endpoint):
@@ -125,3 +135,34 @@ class Detokenize(_Endpoint):
             return tokenizer.decode(tokens, skip_special_tokens=False)
 
         return {"prompt": await self._dataplane.with_tokenizer(name, len(tokens), context, text)}
+
+
+_OF_ITS_MAKER = frozenset({"auto_map", "name_or_path"})
+"""Settings that are about files of the machine on which the model was made."""
+
+
+class TokenizerInfo:
+    """What the model's tokenizer_config.json says, with the chat template that is used. `model` may be left out where
+    there is only one."""
+
+    query = ("model",)
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        name = QueryParams(scope["query_string"]).get("model") or _only_name(self._dataplane)
+        exchange.context.principal.require_model(name)
+        model = self._dataplane.models.find(name, context=exchange.context).model
+        config = {} if model.texts is None else await asyncio.to_thread(_config_of, Path(model.texts.folder))
+        template = model.chat_template
+        fields = {"tokenizer_class": None, **config, **model.tokenizer.special_tokens}
+        fields["chat_template"] = None if template is None else template.source
+        await exchange.respond(200, msgspec.json.encode(fields))
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    """Raises EngineError."""
+    config = read_json_if_any(folder / "tokenizer_config.json")
+    return {name: value for name, value in config.items() if name not in _OF_ITS_MAKER and not name.endswith("_file")}

@@ -40,7 +40,7 @@ def list_object(prefix: str, model: str, data: object, texts: Sequence[Tokenized
     )
 
 
-def check_dimensions(asked: int | None, model: PoolingModel) -> None:
+def check_dimensions(asked: int | None, model: PoolingModel, field: str = "dimensions") -> None:
     """Raises InvalidRequestError for a length that the model's vectors cannot be cut to."""
     if asked is None:
         return
@@ -48,9 +48,9 @@ def check_dimensions(asked: int | None, model: PoolingModel) -> None:
     trained = model.dimensions
     if trained and asked not in (*trained, size):
         shown = ", ".join(map(str, sorted({*trained, size})))
-        raise InvalidRequestError(f"dimensions: this model's vectors may have {shown}.", param="dimensions")
+        raise InvalidRequestError(f"{field}: this model's vectors may have {shown}.", param=field)
     if not 1 <= asked <= size:
-        raise InvalidRequestError(f"dimensions must be between 1 and {size}.", param="dimensions")
+        raise InvalidRequestError(f"{field} must be between 1 and {size}.", param=field)
 
 
 def finished(vectors: Vectors, dimensions: int | None, *, normalize: bool) -> Vectors:

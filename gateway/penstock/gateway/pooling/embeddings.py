@@ -14,7 +14,7 @@ from penstock.gateway.pooling.endpoint import MAX_INPUTS, PoolingEndpoint
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.pooling.schemas import EmbeddingRequest, InputRequest
-from penstock.gateway.pooling.tokenizing import tokenize_inputs, truncation
+from penstock.gateway.pooling.tokenizing import Cut, tokenize_inputs, truncation
 
 
 class Embeddings(PoolingEndpoint[EmbeddingRequest]):
@@ -36,15 +36,26 @@ def require_one_vector(model: PoolingModel) -> None:
 
 
 async def embed(
-    plane: PoolingPlane, model: PoolingModel, request: EmbeddingRequest, context: RequestContext
+    plane: PoolingPlane,
+    model: PoolingModel,
+    request: EmbeddingRequest,
+    context: RequestContext,
+    cut: Cut | None = None,
+    field: str = "input",
 ) -> tuple[Vectors, Sequence[TokenizedText]]:
-    """A vector for each text, as long and as scaled as the request wants them. Raises PenstockError."""
+    """A vector for each text, as long and as scaled as the request wants them. `cut`: of an API with other words for
+    that than truncate_prompt_tokens; `field`: where it has the texts. Raises PenstockError."""
     require_one_vector(model)
-    return await vectors_of(plane, model, request, context)
+    return await vectors_of(plane, model, request, context, cut, field)
 
 
 async def vectors_of(
-    plane: PoolingPlane, model: PoolingModel, request: EmbeddingRequest, context: RequestContext
+    plane: PoolingPlane,
+    model: PoolingModel,
+    request: EmbeddingRequest,
+    context: RequestContext,
+    cut: Cut | None = None,
+    field: str = "input",
 ) -> tuple[Vectors, Sequence[TokenizedText]]:
     """As `embed`, also of a model with a vector for each token."""
     if model.head is not None:
@@ -54,26 +65,51 @@ async def vectors_of(
             param="model",
         )
     check_dimensions(request.dimensions, model)
-    prompt = _prompt(model, request.prompt_name)
-    vectors, texts = await rows_of_inputs(plane, model, request, prompt, context)
+    prompt = _prompt(model, request.prompt_name or _prompt_of_type(model, request.input_type, context))
+    vectors, texts = await rows_of_inputs(plane, model, request, prompt, context, cut, field)
     normalize = model.recipe.normalize if request.normalize is None else request.normalize
     return finished(vectors, request.dimensions, normalize=normalize), texts
 
 
 async def rows_of_inputs(
-    plane: PoolingPlane, model: PoolingModel, request: InputRequest, prompt: str, context: RequestContext
+    plane: PoolingPlane,
+    model: PoolingModel,
+    request: InputRequest,
+    prompt: str,
+    context: RequestContext,
+    cut: Cut | None = None,
+    field: str = "input",
 ) -> tuple[Vectors, Sequence[TokenizedText]]:
-    inputs = texts_or_ids(request.input, model.source.info.vocab_size, MAX_INPUTS, "input")
+    if request.padding not in (None, False, "do_not_pad"):
+        context.ignore("padding", "texts are computed without padding, which changes no vector")
+    inputs = texts_or_ids(request.input, model.source.info.vocab_size, MAX_INPUTS, field)
     tokenize = partial(
         tokenize_inputs,
         model,
         inputs,
-        truncation(request.truncate_prompt_tokens, model),
+        truncation(request, model) if cut is None else cut,
         prompt=prompt,
         add_special_tokens=request.add_special_tokens is not False,
-        param="input",
+        param=field,
     )
     return await plane.rows(model, tokenize, sum(map(len, inputs)), context)
+
+
+_PROMPT_NAMES = {"search_query": "query", "search_document": "document", "passage": "document"}
+"""What sentence-transformers calls the prompts of these types; those of other types have names of their own."""
+
+
+def _prompt_of_type(model: PoolingModel, input_type: str | None, context: RequestContext) -> str | None:
+    """The name of the prompt for this type of texts; None: the model's default. A model without prompts treats all
+    types alike, so nothing is lost there."""
+    prompts = model.recipe.prompts
+    if input_type is None or not prompts:
+        return None
+    for name in (input_type, _PROMPT_NAMES.get(input_type)):
+        if name in prompts:
+            return name
+    context.ignore("input_type", "this model has no prompt for it")
+    return None
 
 
 def _prompt(model: PoolingModel, name: str | None) -> str:

@@ -42,7 +42,7 @@ class PoolingEndpoint(ABC, Generic[_R]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
         with exchange.call() as call:
-            body = await exchange.body(self._settings.max_body_bytes)
+            body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
             call.watch()
             own_body = await self._settings.text_models.answer(exchange, self.text_api, body)
             if own_body is None:

@@ -88,6 +88,15 @@ class PoolingPlane:
             return self.routing.find(name, context)
         return self.find_own(name)
 
+    def only_name(self, capability: str, context: RequestContext) -> str:
+        """Of the only loaded model with this capability that the caller may use, for APIs of servers with one model.
+        Raises InvalidRequestError."""
+        own = {model.names[0] for model in self.known_models() if model.loaded and capability in model.capabilities}
+        names = [name for name in own if context.principal.may_use(name)]
+        if len(names) != 1:
+            raise InvalidRequestError("Missing required parameter: model.", param="model")
+        return names[0]
+
     def has(self, name: str) -> bool:
         return name in self._models
 

@@ -17,7 +17,7 @@ class Score(PoolingEndpoint[ScoreRequest]):
     async def answer(self, request: ScoreRequest, context: RequestContext) -> bytes:
         model = self.plane.model(request.model, context)
         pairs = _pairs(request)
-        cut = truncation(request.truncate_prompt_tokens, model)
+        cut = truncation(request, model)
         scores, texts = await scores_of(self.plane, model, pairs, cut, context)
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores.tolist())]
         return list_object("score", request.model, data, texts)

@@ -9,6 +9,7 @@ from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
 from penstock.gateway.llm.prompts import TOKENS_OF_A_CALL
 from penstock.gateway.pooling.models import PoolingModel
+from penstock.gateway.pooling.schemas import PoolingRequest
 from penstock.tokenizers import PromptTooLong, Tokenizer, TokenizerError
 
 _LONG_CHARS = 16_384
@@ -28,16 +29,31 @@ class Cut:
     """Longer ones lose their last tokens; else they are refused."""
     of_second: int | None = None
     """Tokens that the second text of a pair keeps."""
+    at_start: bool = False
+    """They lose their first tokens instead of their last."""
+    way_out: str = "truncate_prompt_tokens"
+    """What lets longer texts be cut, in the caller's API."""
+
+    def most_of(self, ids: list[int]) -> list[int]:
+        """Token ids that are cut where that is allowed."""
+        if not self.allowed or len(ids) <= self.most:
+            return ids
+        return ids[-self.most :] if self.at_start else ids[: self.most]
 
 
-def truncation(asked: int | None, model: PoolingModel, of_second: int | None = None) -> Cut:
-    """`asked` is truncate_prompt_tokens: -1 for the model's own limit. Raises InvalidRequestError."""
-    limit = model.source.info.max_tokens
+def truncation(request: PoolingRequest, model: PoolingModel, of_second: int | None = None) -> Cut:
+    """As truncate_prompt_tokens (-1: the model's own limit) and truncation_side say. Raises InvalidRequestError."""
+    limit, asked = model.source.info.max_tokens, request.truncate_prompt_tokens
     if asked is not None and not (asked == -1 or 1 <= asked <= limit):
         raise InvalidRequestError(
             f"truncate_prompt_tokens must be -1 or between 1 and {limit}.", param="truncate_prompt_tokens"
         )
-    return Cut(most=limit if asked in (None, -1) else asked or limit, allowed=asked is not None, of_second=of_second)
+    return Cut(
+        most=limit if asked in (None, -1) else asked or limit,
+        allowed=asked is not None,
+        of_second=of_second,
+        at_start=request.truncation_side == "left",
+    )
 
 
 def tokenize_inputs(
@@ -51,11 +67,10 @@ def tokenize_inputs(
     def tokenized() -> Iterator[TokenizedText]:
         for given in inputs:
             if isinstance(given, str) and add_special_tokens:
-                joined = template.join([next(encoded)], cut.most if cut.allowed else None)
+                joined = template.join([next(encoded)], cut.most if cut.allowed else None, cut_start=cut.at_start)
                 yield TokenizedText(joined.ids, joined.types)
             else:
-                ids = next(encoded) if isinstance(given, str) else given
-                yield TokenizedText(ids[: cut.most] if cut.allowed else ids)
+                yield TokenizedText(cut.most_of(next(encoded) if isinstance(given, str) else given))
 
     return _all_checked(model, tokenized(), cut, param)
 
@@ -69,7 +84,8 @@ def tokenize_pairs(
     behind = encoded[len(firsts) :]
     before = encoded[: len(firsts)] if len(firsts) == len(seconds) else encoded[:1] * len(seconds)
     pairs = zip(before, behind, strict=True)
-    joined = (template.join([a, b[: cut.of_second]], cut.most if cut.allowed else None) for a, b in pairs)
+    most = cut.most if cut.allowed else None
+    joined = (template.join([a, b[: cut.of_second]], most, cut_start=cut.at_start) for a, b in pairs)
     return _all_checked(model, (TokenizedText(each.ids, each.types) for each in joined), cut, param)
 
 
@@ -121,6 +137,6 @@ def _checked(model: PoolingModel, text: TokenizedText, number: int, cut: Cut, pa
 def _too_long(number: int, length: str, cut: Cut, param: str) -> ContextLengthError:
     return ContextLengthError(
         f"{param}: text {number} has {length} tokens, and this model's maximum is {cut.most}. Please shorten it or let "
-        "it be cut with truncate_prompt_tokens.",
+        f"it be cut with {cut.way_out}.",
         param=param,
     )

@@ -66,6 +66,7 @@ def _sections(routes: Iterable[Route], kserve: bool) -> dict[str, list[str]]:
     shown = [f"{_verb(route)} {route.path.replace(':path', '')}" for route in routes]
     anthropic = [each for each in shown if " /v1/messages" in each]
     ranking = [each for each in shown if each.endswith(("/rerank", "/score", "/classify", "/pooling"))]
+    ranking += [each for each in shown if each.endswith("/embed") and " /api/" not in each]
     ollama = [each for each in shown if " /api/" in each]
     openai = [each for each in shown if " /v1/" in each and each not in (*anthropic, *ranking)]
     sections = {

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -57,13 +58,16 @@ from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
 from penstock.gateway.openai.engine_control import IsSleeping, ResetPrefixCache, Sleep, WakeUp
 from penstock.gateway.openai.models import ModelDetail, ModelList, ModelObjects
-from penstock.gateway.openai.tokenize import Detokenize, Tokenize
+from penstock.gateway.openai.tokenize import Detokenize, Tokenize, TokenizerInfo
+from penstock.gateway.pooling import cohere
 from penstock.gateway.pooling.classify import Classify
+from penstock.gateway.pooling.cohere import CohereEmbed
 from penstock.gateway.pooling.embeddings import Embeddings
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.pooling.pooling import Pooling
 from penstock.gateway.pooling.rerank import Rerank
 from penstock.gateway.pooling.score import Score
+from penstock.gateway.pooling.tei import TeiEmbed
 from penstock.gateway.ports.about import about_route
 from penstock.gateway.ports.health import Live, Metrics, Ready, Version
 from penstock.gateway.ports.openapi import OpenApi
@@ -133,6 +137,7 @@ def build_app(
         GuardedRoute("/reset_prefix_cache", ResetPrefixCache(dataplane), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/tokenize", Tokenize(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/detokenize", Detokenize(dataplane, settings), INFER, methods=["POST"]),
+        GuardedRoute("/tokenizer_info", TokenizerInfo(dataplane), SEE_METADATA, methods=["GET"]),
         *_health_routes(dataplane, settings),
         GuardedRoute("/ping", Ready(_health(dataplane, settings), settings.drain), PROBE, methods=["GET", "POST"]),
         GuardedRoute("/version", Version(dataplane, pooling, settings), SEE_METADATA, methods=["GET"]),
@@ -249,6 +254,9 @@ def _pooling_endpoints(pooling: PoolingPlane, settings: AppSettings) -> dict[str
         **dict.fromkeys(("/score", "/v1/score"), score),
         **dict.fromkeys(("/classify", "/v1/classify"), classify),
         "/pooling": Pooling(pooling, settings),
+        "/embed": TeiEmbed(pooling, settings),
+        "/v1/embed": CohereEmbed(pooling, settings, 1),
+        "/v2/embed": CohereEmbed(pooling, settings, 2),
     }
 
 
@@ -333,6 +341,7 @@ class App:
         self.kserve = kserve
         self._drain = settings.drain
         self._bodies = settings.intake.bodies
+        self._pool = settings.pools.tensors
         self._journal = settings.journal
         self._door = door or Door(settings)
         self._cross_origin = CrossOrigin(settings.browsers.origins) if settings.browsers.origins else None
@@ -343,11 +352,13 @@ class App:
         kserve = self.kserve if self.kserve is not None and self._is_kserve(self.kserve, scope["path"]) else None
         if kserve is None:  # Triton knows no paths with a slash at the end
             drop_trailing_slash(scope)
-        exchange = Exchange(scope, receive, send, self._drain, self._bodies)
+        exchange = Exchange(scope, receive, send, self._drain, self._bodies, self._pool)
         if anthropic_errors.has_form(scope["path"], exchange.headers):
             exchange.error_form = anthropic_errors.ANTHROPIC_ERRORS
         elif ollama_errors.has_path(scope["path"]):
             exchange.error_form = ollama_errors.OLLAMA_ERRORS
+        elif scope["path"] in cohere.PATHS:
+            exchange.error_form = cohere.COHERE_ERRORS
         scope[SCOPE_KEY] = exchange
         self._journal.begin(exchange.context)
         try:
@@ -368,12 +379,15 @@ class App:
         return None if isinstance(route, HttpError) else route.access
 
     def _is_kserve(self, kserve: KServeApp, path: str) -> bool:
-        """/v2/rerank is Cohere's, and everything else below /v2 KServe's."""
+        """/v2/rerank and /v2/embed are Cohere's, and everything else below /v2 KServe's."""
         return kserve.handles(path) and not self.routes.has(path)
 
     async def _answer(self, exchange: Exchange, kserve: KServeApp | None) -> None:
-        if self._cross_origin is not None and await self._cross_origin.answered(exchange):
-            return
+        if self._cross_origin is not None:
+            scope = exchange.scope
+            methods = partial(self.routes.methods, scope["path"]) if kserve is None else partial(kserve.methods, scope)
+            if await self._cross_origin.answered(exchange, methods):
+                return
         if kserve is not None:
             await self._answer_kserve(kserve, exchange)
             return

@@ -22,9 +22,9 @@ def drop_trailing_slash(scope: Scope) -> None:
 def no_route(scope: Scope, routes: Sequence[Route]) -> HttpError:
     """Why none of these routes is for this path and method: 404 or 405."""
     method, path = scope["method"], scope["path"]
-    allowed = ", ".join(_methods(path, routes))
+    allowed = ", ".join(methods_of(path, routes))
     if not allowed:
-        meant = next((other for other in ("/v1" + path, path.removeprefix("/v1")) if _methods(other, routes)), None)
+        meant = next((other for other in ("/v1" + path, path.removeprefix("/v1")) if methods_of(other, routes)), None)
         hint = f" Did you mean {meant[:_MAX_SHOWN]}?" if meant else ""
         return HttpError(404, f"No such route: {method} {path[:_MAX_SHOWN]}.{hint}", code="route_not_found")
     return HttpError(
@@ -35,6 +35,6 @@ def no_route(scope: Scope, routes: Sequence[Route]) -> HttpError:
     )
 
 
-def _methods(path: str, routes: Sequence[Route]) -> list[str]:
+def methods_of(path: str, routes: Sequence[Route]) -> list[str]:
     """Of the routes that have this path."""
     return sorted({method for route in routes if route.path_regex.match(path) for method in route.methods or ()})

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Scope
 
 from penstock.gateway.errors import HttpError
 from penstock.gateway.front.access import Access
-from penstock.gateway.ports.request_paths import no_route
+from penstock.gateway.ports.request_paths import methods_of, no_route
 
 
 class GuardedRoute(Route):
@@ -31,6 +31,10 @@ class Routes:
     def has(self, path: str) -> bool:
         """Whether there is a route without names for this path, whatever its methods."""
         return path in self._paths
+
+    def methods(self, path: str) -> list[str]:
+        """Of the routes for this path; none: there is no such path."""
+        return methods_of(path, self.all)
 
     def find(self, scope: Scope) -> GuardedRoute | HttpError:
         """The route for a path and method, with the names in the path put into the scope; or what to answer."""

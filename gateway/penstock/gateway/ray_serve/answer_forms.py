@@ -9,6 +9,7 @@ from penstock.gateway.anthropic.errors import ANTHROPIC_ERRORS
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 from penstock.gateway.kserve.errors import kserve_error_body, kserve_status
 from penstock.gateway.ollama.errors import OLLAMA_ERRORS
+from penstock.gateway.pooling.cohere import COHERE_ERRORS
 
 
 class KServeErrors:
@@ -36,7 +37,8 @@ _KSERVE = KServeErrors()
 _TEXT = AnswerForm(OPENAI_ERRORS, repeatable=True)
 _ROUTES = (
     (r"/v1/(chat/completions|completions|responses|embeddings|rerank|score|classify)", _TEXT),
-    (r"/v2/rerank|/rerank|/score|/classify|/pooling|/tokenize|/detokenize", _TEXT),
+    (r"/v2/rerank|/rerank|/score|/classify|/pooling|/embed|/tokenize|/detokenize", _TEXT),
+    (r"/v[12]/embed", AnswerForm(COHERE_ERRORS, repeatable=True)),
     (r"/v1/messages(/count_tokens)?", AnswerForm(ANTHROPIC_ERRORS, repeatable=True)),
     (r"/api/(chat|generate|embed|embeddings)", AnswerForm(OLLAMA_ERRORS, repeatable=True)),
     (r"/v2/models/.+/(infer|generate|generate_stream)", AnswerForm(_KSERVE, repeatable=False)),

@@ -169,6 +169,15 @@ def test_the_model_is_named_as_in_vllm_or_without_a_flag(model: list[str]) -> No
     assert "model" not in _parser().parse_args(["run-batch", "-i", "a", "-o", "b"])
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(source: Path) -> None:
+    line = source.read_bytes()
+    source.write_bytes(b"\xef\xbb\xbf" + line)
+    assert lines.check_lines(source, (URL,), 1000) == (1, [])
+    assert [line.custom_id for line in lines.read_lines(source, (URL,))] == ["a"]
+    source.write_bytes(line + b"\xef\xbb\xbf" + line)
+    assert [error["line"] for error in lines.check_lines(source, (URL,), 1000)[1]] == [2]
+
+
 def test_a_file_of_empty_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_MAX_LINES_OF_FILE", 10)
     path = tmp_path / "empty"

@@ -68,6 +68,29 @@ async def test_a_preflight_is_answered_without_a_key(path: str, keys: dict[str, 
     assert answer.headers["access-control-allow-headers"] == PREFLIGHT["access-control-request-headers"]
 
 
+METHODS = [
+    ("/v1/chat/completions", "GET, HEAD, POST"),
+    ("/v1/chat/completions/chatcmpl-1", "DELETE, GET, HEAD, POST"),
+    ("/v1/completions", "POST"),
+    ("/v1/completions/", "POST"),
+    ("/v1/responses/resp_1", "DELETE, GET, HEAD"),
+    ("/v1/files/file-1", "DELETE, GET, HEAD"),
+    ("/traffic/a/b", "DELETE, GET, HEAD, PUT"),
+    ("/v2/rerank", "POST"),
+    ("/v2", "GET"),
+    ("/v2/models/m/infer", "POST"),
+    ("/v2/models/a%2Fb/versions/1/config", "GET"),
+    ("/v1/absent", "GET, HEAD, POST"),
+    ("/v2/absent", "GET, HEAD, POST"),
+]
+
+
+@pytest.mark.parametrize(("path", "methods"), METHODS)
+async def test_a_preflight_names_the_methods_of_its_path(path: str, methods: str) -> None:
+    answer = await asked(path, "OPTIONS", origin=PAGE, **PREFLIGHT)
+    assert (answer.status, answer.headers["access-control-allow-methods"]) == (200, methods)
+
+
 async def test_a_preflight_of_another_page_is_refused() -> None:
     for keys, status in ((KEYS, 401), ({}, 403)):
         answer = await asked("/v1/completions", "OPTIONS", keys=keys, origin="http://evil.example", **PREFLIGHT)

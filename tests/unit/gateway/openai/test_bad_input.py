@@ -67,7 +67,7 @@ MALFORMED = {
     "string": b'"hi"',
     "null": b"null",
     "number": b"1",
-    "bom": b'\xef\xbb\xbf{"model":"tiny","prompt":"hi"}',
+    "two boms": b'\xef\xbb\xbf\xef\xbb\xbf{"model":"tiny","prompt":"hi"}',
     "utf-16": '{"model":"tiny","prompt":"hi"}'.encode("utf-16"),
     "bad utf-8": b'{"model":"tiny","prompt":"\xff"}',
     "bad utf-8 in an unknown field": b'{"model":"tiny","prompt":"hi","x":"\xff"}',

@@ -177,7 +177,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     (EMBED, {"model": "embedder", "input": "dog", "encoding_format": "hex"}, "encoding_format"),
     (EMBED, {"model": "embedder", "input": "dog", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     (EMBED, {"model": "embedder", "input": "dog", "truncate_prompt_tokens": 17}, "truncate_prompt_tokens"),
-    (EMBED, {"model": "embedder", "input": "dog", "truncation_side": "left"}, "truncation_side"),
+    (EMBED, {"model": "embedder", "input": "dog", "truncation_side": "middle"}, "truncation_side"),
     (EMBED, {"model": "embedder", "input": "dog", "prompt_name": "passage"}, "prompt_name"),
     (EMBED, {"model": "embedder", "input": "dog", "messages": []}, "messages"),
     (EMBED, {"model": "embedder", "input": "dog", "embed_dtype": "float16"}, "embed_dtype"),

@@ -15,7 +15,7 @@ from penstock.gateway.pooling.tokenizing import Cut, tokenize_pairs
 class Template:
     joined = 0
 
-    def join(self, parts: list[list[int]], most: int | None) -> Any:
+    def join(self, parts: list[list[int]], most: int | None, *, cut_start: bool) -> Any:
         self.joined += 1
         return SimpleNamespace(ids=[each for part in parts for each in part], types=None)
 

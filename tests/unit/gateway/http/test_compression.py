@@ -7,10 +7,14 @@ import tracemalloc
 import zlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError
-from penstock.gateway.kserve.compression import accepted_coding, compress, content_coding, decompress
+from penstock.gateway.front.intake import SMALL_BODY
+from penstock.gateway.http import compression
+from penstock.gateway.http.compression import accepted_coding, compress, content_coding, decompress
 
 DATA = b"tensor" * 1000
 
@@ -54,6 +58,49 @@ def test_both_codings_are_written() -> None:
 def test_broken_data_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError):
         decompress(b"gzip", body, 1 << 20)
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 50))
+def test_whatever_was_compressed_comes_back(parts: list[bytes], piece: int, fed: int) -> None:
+    """Whatever the steps, and in however many members."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compression, "_PIECE", piece)
+        patch.setattr(compression, "_FED", fed)
+        whole = b"".join(parts)
+        packed = b"".join(map(gzip.compress, parts))
+        assert decompress(b"gzip", packed, len(whole)) == whole
+        assert decompress(b"deflate", zlib.compress(whole), len(whole)) == whole
+        if whole:
+            with pytest.raises(PayloadTooLargeError):
+                decompress(b"gzip", packed, len(whole) - 1)
+
+
+@given(st.sampled_from([b"gzip", b"deflate"]), st.binary(max_size=100), st.data())
+def test_what_is_not_whole_is_refused(coding: bytes, text: bytes, data: st.DataObject) -> None:
+    packed = gzip.compress(text) if coding == b"gzip" else zlib.compress(text)
+    short = packed[: data.draw(st.integers(0, len(packed) - 1))]
+    longer = packed + data.draw(st.binary(min_size=1, max_size=15))
+    for body in (short, longer):
+        with pytest.raises(InvalidRequestError):
+            decompress(coding, body, 1 << 20)
+
+
+def test_what_is_held_grows_with_what_comes() -> None:
+    held: list[int] = []
+    size = SMALL_BODY + 3 * (1 << 20)
+    decompress(b"gzip", gzip.compress(bytes(size)), size, held.append)
+    assert sum(held) == size - SMALL_BODY
+    assert max(held) <= 1 << 20
+    held.clear()
+    decompress(b"gzip", gzip.compress(bytes(SMALL_BODY)), size, held.append)
+    assert held == []
+
+
+def test_members_are_counted() -> None:
+    empty = gzip.compress(b"")
+    assert decompress(b"gzip", empty * 4096, 10) == b""
+    with pytest.raises(InvalidRequestError, match="4096 gzip members"):
+        decompress(b"gzip", empty * 4097, 10)
 
 
 def test_a_bomb_is_cut_off_at_the_limit() -> None:

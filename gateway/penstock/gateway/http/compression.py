@@ -1,19 +1,24 @@
-"""Compressed bodies of inference requests and responses: gzip and deflate (RFC 9110: the zlib format)."""
+"""Compressed bodies of requests and responses: gzip and deflate (RFC 9110, 8.4.1)."""
 
 from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError
+from penstock.gateway.front.intake import SMALL_BODY
 
 _LEVEL = 1
 """Tensors hardly get smaller with more effort, and it is spent while a request waits."""
 
 _PIECE = 1 << 20
-"""Bytes decompressed in one call. What is left at the end is too small to be counted."""
+"""Most bytes that one call decompresses."""
+_FED = 64 << 10
+"""Bytes of compressed data that are fed together: zlib copies what it leaves of them."""
+_MOST_MEMBERS = 4096
+"""Of gzip data. Empty ones cost twenty bytes each, and far more time than that."""
 
 _WBITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 _QUALITY = re.compile(rb"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
@@ -28,35 +33,58 @@ def content_coding(header: bytes | None) -> bytes:
         raise HttpError(
             415,
             "Unsupported content-encoding, only 'gzip', 'deflate' and 'identity' are supported.",
+            code="unsupported_encoding",
             headers=((b"accept-encoding", b"gzip, deflate"),),
         )
     return coding
 
 
 def decompress(coding: bytes, body: bytes, limit: int, hold: Callable[[int], None] | None = None) -> bytes:
-    """At most `limit` bytes, of which memory is only taken as they come. `hold` is told of each large piece.
+    """At most `limit` bytes, of which memory is only taken as they come. `hold` is told of what goes beyond a small
+    body, also as it comes.
 
     Raises PayloadTooLargeError, InvalidRequestError for data that is broken, cut off or followed by other data, and
     what `hold` raises.
     """
-    stream = zlib.decompressobj(_WBITS[coding])
     pieces: list[bytes] = []
-    size, rest = 0, body
+    size, held = 0, SMALL_BODY
     try:
-        while piece := stream.decompress(rest, _PIECE):
+        for piece in _pieces(coding, body, min(_PIECE, limit + 1)):
             size += len(piece)
             if size > limit:
                 raise PayloadTooLargeError(f"The decompressed request body is larger than {limit} bytes.")
-            if hold is not None and len(piece) == _PIECE:
-                hold(_PIECE)
+            if hold is not None and size > held:
+                hold(size - held)
+                held = size
             pieces.append(piece)
-            rest = stream.unconsumed_tail
     except zlib.error:
         raise InvalidRequestError(f"the request body is no valid {coding.decode()} data") from None
-    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    if not stream.eof or stream.unused_data:
-        raise InvalidRequestError(f"the request body is not exactly one complete {coding.decode()} stream")
-    return data
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _pieces(coding: bytes, body: bytes, most: int) -> Iterator[bytes]:
+    """None is empty or has more than `most` bytes. Raises zlib.error, InvalidRequestError."""
+    stream, members = zlib.decompressobj(_WBITS[coding]), 1
+    for begin in range(0, len(body), _FED):
+        rest = body[begin : begin + _FED]
+        while rest:
+            if stream.eof:  # gzip data may have several members (RFC 1952, 2.2)
+                members += 1
+                if coding != b"gzip":
+                    raise _not_one(coding)
+                if members > _MOST_MEMBERS:
+                    raise InvalidRequestError(f"the request body has more than {_MOST_MEMBERS} gzip members")
+                stream = zlib.decompressobj(_WBITS[coding])
+            piece = stream.decompress(rest, most)
+            if piece:
+                yield piece
+            rest = stream.unused_data if stream.eof else stream.unconsumed_tail
+    if not stream.eof:  # checksums are last, so no output can be left behind
+        raise _not_one(coding)
+
+
+def _not_one(coding: bytes) -> InvalidRequestError:
+    return InvalidRequestError(f"the request body is not exactly one complete {coding.decode()} stream")
 
 
 def accepted_coding(header: bytes | None) -> bytes:

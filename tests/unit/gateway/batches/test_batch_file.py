@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,11 @@ def test_the_model_is_named_as_in_vllm_or_without_a_flag(model: list[str]) -> No
 def test_a_file_may_begin_with_a_byte_order_mark(source: Path) -> None:
     line = source.read_bytes()
     source.write_bytes(b"\xef\xbb\xbf" + line)
-    assert lines.check_lines(source, (URL,), 1000) == (1, [])
-    assert [line.custom_id for line in lines.read_lines(source, (URL,))] == ["a"]
+    opened = partial(source.open, "rb")
+    assert lines.check_lines(opened, (URL,), 1000).errors == []
+    assert [line.custom_id for line in lines.read_lines(opened, (URL,))] == ["a"]
     source.write_bytes(line + b"\xef\xbb\xbf" + line)
-    assert [error["line"] for error in lines.check_lines(source, (URL,), 1000)[1]] == [2]
+    assert [error["line"] for error in lines.check_lines(opened, (URL,), 1000).errors] == [2]
 
 
 def test_a_file_of_empty_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from jinja2 import Template, meta
+from jinja2 import Template, meta, nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from .bounds import DEFAULT_OUTPUT_LIMIT, Bounds, Buffer, TooLarge, set_current_bounds
@@ -36,6 +36,7 @@ COMPILE_TIME_LIMIT = 30.0
 PROBE_TIME_LIMIT = 5.0
 """A probe takes milliseconds. A template that needs longer for a few words cannot be served anyway."""
 _PROBE_OUTPUT_LIMIT = 1 << 20
+_COMMON_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _THREADS = RenderThreads()
 
 
@@ -63,6 +64,7 @@ class ChatTemplate:
         self._template: Template
         self.content_format: ContentFormat
         self._own_variables: frozenset[str]
+        self._own_roles: frozenset[str]
         # Constant expressions are evaluated while compiling, so that is done within bounds too.
         _run(self._compile, COMPILE_TIME_LIMIT, DEFAULT_OUTPUT_LIMIT)
         self._only_with_tools = only_with_tools
@@ -76,7 +78,9 @@ class ChatTemplate:
         environment = ChatEnvironment()
         self._template = environment.from_string(self.source)
         self.content_format = self._given_format or content_format(self.source)
-        self._own_variables = frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
+        tree = environment.parse(self.source)
+        self._own_roles = _roles(tree)  # first: the next line folds constants in the tree
+        self._own_variables = frozenset(meta.find_undeclared_variables(tree))
 
     @property
     def with_tools(self) -> ChatTemplate:
@@ -93,6 +97,11 @@ class ChatTemplate:
     def variables(self) -> frozenset[str]:
         """The names that any of them reads without setting them first."""
         return frozenset().union(*(each._own_variables for each in self.by_name.values()))
+
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        """Roles of messages that it reads beside those of OpenAI's API, such as Granite's `document`."""
+        return frozenset().union(*(each._own_roles for each in self.by_name.values()))
 
     def choose(
         self, tools: Sequence[Mapping[str, Any]] | None, documents: Sequence[Mapping[str, Any]] | None
@@ -177,6 +186,34 @@ class ChatTemplate:
         buffer = Buffer(Bounds(output_limit))
         buffer.extend(self._template.generate(variables))
         return "".join(buffer)
+
+
+def _roles(tree: nodes.Template) -> frozenset[str]:
+    """Those that a template compares a message's role with. One that writes whatever role it gets reads none by that.
+    What it takes for a system message is left out: those have a place and a form of their own (`normalize_messages`).
+    """
+    found: set[str] = set()
+    for compared in tree.find_all(nodes.Compare):
+        sides = [compared.expr, *(operand.expr for operand in compared.ops)]
+        if any(map(_is_role, sides)):
+            names = {const.value for side in sides for const in _constants(side) if isinstance(const.value, str)}
+            found |= names if "system" not in names else set()
+    return frozenset(found - _COMMON_ROLES)
+
+
+def _is_role(node: nodes.Node) -> bool:
+    match node:
+        case nodes.Getattr(attr="role") | nodes.Getitem(arg=nodes.Const(value="role")) | nodes.Name(name="role"):
+            return True
+        case nodes.Filter(node=nodes.Node() as filtered):
+            return _is_role(filtered)
+    return False
+
+
+def _constants(node: nodes.Node) -> list[nodes.Const]:
+    """Of a value, or of a list of some."""
+    items = node.items if isinstance(node, nodes.List | nodes.Tuple) else [node]
+    return [item for item in items if isinstance(item, nodes.Const)]
 
 
 def check_kwargs(kwargs: Mapping[str, Any]) -> None:

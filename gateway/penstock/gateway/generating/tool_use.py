@@ -21,6 +21,8 @@ class ToolUse:
     """The request itself has named the one to call."""
     in_parallel: bool = True
     """Whether an answer may have more than one call."""
+    shown: Sequence[Mapping[str, Any]] = ()
+    """All tools of the request as functions, for chat templates. Nothing there where the API has another way."""
 
     def parser(self, parsers: ModelParsers) -> ToolParser | None:
         """What reads the calls of this answer. Forced calls need a form that a grammar can write; any model can write

@@ -84,6 +84,8 @@ class Tokenize(_Endpoint):
         return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": shown}
 
     async def _tokens(self, request: TokenizeRequest, name: str, context: RequestContext) -> list[int]:
+        if request.prompt is None and not request.messages:
+            raise InvalidRequestError("Missing required parameter: prompt or messages.", param="prompt")
         if request.prompt is None:
             return await self._chat_tokens(request, name, context)
         if request.messages:
@@ -97,15 +99,15 @@ class Tokenize(_Endpoint):
             raise UnsupportedError(message, param="add_special_tokens")
         opens, continues = generation_prompt(request)
         model = self._dataplane.model(name, context)
-        use = tool_use(request)
+        use = tool_use(request, context)
         check_tool_parser(model.parsers, use)
         prompt = await self._dataplane.chat_prompt(
             name,
-            template_messages(request.messages, context),
+            template_messages(request.messages, context, model.template_roles),
             context,
             add_generation_prompt=opens,
             continue_final_message=continues,
-            tools=request.tools if use.tools else None,
+            tools=use.shown if use.tools else None,
             documents=template_documents(request, model.template_variables),
             template_kwargs=template_kwargs(request, model.template_variables, context),
         )

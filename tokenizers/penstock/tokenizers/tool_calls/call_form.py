@@ -73,7 +73,7 @@ class CallForm:
         rules = [f"calls: {opening} call {more} {literal(self.end)}", f"call: {' | '.join(names)}"]
         for name, tool in zip(names, tools, strict=True):
             arguments = lark.json_value(tool.parameters or {"type": "object"}, lenient=not tool.strict)
-            head = json.dumps(tool.name) + self.behind_name
+            head = json.dumps(tool.name, ensure_ascii=False) + self.behind_name
             rules.append(f"{name}: {literal(head)} {arguments} {literal(self.behind)}")
         return "\n".join(rules)
 

@@ -169,5 +169,5 @@ def _choice(request: ChatRequest, index: int, collected: Collected) -> ChatChoic
 
 
 def _names_tool(request: ChatRequest) -> bool:
-    choice = request.tool_choice
-    return isinstance(choice, dict) and not choice.keys().isdisjoint(("function", "custom"))
+    choice = request.function_call if request.functions else request.tool_choice
+    return isinstance(choice, dict) and not choice.keys().isdisjoint(("function", "custom", "name"))

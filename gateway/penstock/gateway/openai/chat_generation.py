@@ -28,12 +28,13 @@ async def chat_generation(
     model = dataplane.model(request.model, context)
     opens, continues = generation_prompt(request)
     use = tool_use(request, context)
+    thinks_never = _thinks_never(request, model, context)
     kwargs = template_kwargs(request, model.template_variables, context)
     documents = template_documents(request, model.template_variables)
     wanted = chat_generate_request(request, model, settings, context)
     budget = (
         None
-        if _thinks_never(request, model, context)
+        if thinks_never
         else asked_budget(
             ("thinking_token_budget", request.thinking_token_budget),
             ("max_reasoning_tokens", request.max_reasoning_tokens),

@@ -10,16 +10,20 @@ _NOTHING = ("null",)
 
 UNSUPPORTED: Mapping[str, tuple[str, ...]] = dict(CHAT) | {
     "access_programs": _NOTHING,
+    "audio": _NOTHING,
     "background_options": _NOTHING,
     "best_of": ("null", "1"),
     "context_management": ("null", "[]"),
     "echo": ("null", "false"),
+    "function_call": ("null", '"none"'),
+    "functions": _NOTHING,
     "image": _NOTHING,
     "logprobs": ("null", "false"),
     "max_completion_tokens": _NOTHING,
     "max_tokens": _NOTHING,
     "max_tool_calls": _NOTHING,
     "messages": _NOTHING,
+    "moderation": _NOTHING,
     "n": ("null", "1"),
     "prediction": _NOTHING,
     "prompt": _NOTHING,
@@ -29,4 +33,5 @@ UNSUPPORTED: Mapping[str, tuple[str, ...]] = dict(CHAT) | {
     "stream_options": ("null", "{}", '{"include_obfuscation":false}'),
     "truncate_prompt_tokens": _NOTHING,
     "truncation": ("null", '"disabled"'),
+    "web_search_options": _NOTHING,
 }

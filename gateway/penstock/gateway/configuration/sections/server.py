@@ -206,10 +206,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clamp_max_tokens: Annotated[
         bool,
         Meta(
-            description="requests whose max_tokens do not fit into the context get as many as fit, for clients that "
-            "always ask for many; off: they are refused, with the number that would fit"
+            description="requests whose max_tokens do not fit into the context behind their prompt get as many as fit; "
+            "off: they are refused, with the number that would fit"
         ),
-    ] = False
+    ] = True
     strict_requests: Annotated[
         bool,
         Meta(

@@ -47,6 +47,7 @@ class ServedModels:
     ) -> None:
         """`new_door`: as for `build_model`. Raises ConfigError."""
         self._settings = config.server
+        self._has_repository = bool(config.repository.model_repository)
         self.on_demand = build_on_demand(config)
         self.dataplane = build_dataplane(config, pools, board, self.on_demand)
         self.other_servers = build_other_servers(config, self.dataplane)
@@ -87,6 +88,15 @@ class ServedModels:
         await self._embeddings.start()
         self.other_servers.start()
         await self.repository.start()
+        self._check_default_model()
+
+    def _check_default_model(self) -> None:
+        """Raises ConfigError, unless a repository may still get a model of that name."""
+        name = self._settings.default_model
+        if name is None or self._has_repository or self.dataplane.models.knows(name):
+            return
+        if not self.dataplane.models.is_reserved(name):  # those of embeddings and of other servers are
+            raise ConfigError(f"default-model: there is no model `{name}`")
 
     async def stop(self, give_time: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
         """`give_time` waits for the end of the repositories' models, as long as they may take: one that still executes

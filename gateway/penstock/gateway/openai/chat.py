@@ -27,7 +27,7 @@ from penstock.gateway.openai.objects import ChatChoice, Head, chat_usage, new_he
 from penstock.gateway.openai.part_frames import FormedCallFrames, NamedCallFrames, PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
 from penstock.gateway.openai.service_tier import real_tier
-from penstock.gateway.openai.stored_chat import ChatKeeper, StoredChat, shown_messages
+from penstock.gateway.openai.stored_chat import ID_PREFIX, ChatKeeper, StoredChat, shown_messages
 from penstock.gateway.openai.unsupported import CHAT
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         tier: str | msgspec.UnsetType = msgspec.UNSET
         if request.service_tier is not None:
             tier = real_tier(request.service_tier, wanted)
-        return new_head("chatcmpl", kind, request.model, self._settings.system_fingerprint, tier)
+        return new_head(ID_PREFIX, kind, request.model, self._settings.system_fingerprint, tier)
 
 
 def _frames(request: ChatRequest, wanted: GenerateRequest) -> Callable[..., Frames]:

@@ -11,6 +11,9 @@ import msgspec
 from penstock.gateway.openai.other_chat import present
 from penstock.gateway.openai.schemas import ChatMessage
 
+ID_PREFIX = "chatcmpl"
+"""Of what chats' answers are called."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredChat:

@@ -11,6 +11,7 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.answer_stages import check_tool_parser
 from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.default_model import language_model
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
@@ -22,7 +23,7 @@ from penstock.tokenizers import Tokenizer
 
 
 class TokenizeRequest(ChatRequest, kw_only=True):
-    """A text, or what makes the prompt of a chat. No model: the only one that the server has."""
+    """A text, or what makes the prompt of a chat."""
 
     model: str = ""
     messages: list[ChatMessage] = msgspec.field(default_factory=list)
@@ -58,10 +59,7 @@ class _Endpoint(ABC):
 
     async def _arrived(self, given: str, context: RequestContext) -> str:
         """The name of the model, which is loaded if there is one of this name."""
-        loaded = self._dataplane.models.loaded()
-        if not given and len(loaded) != 1:
-            raise InvalidRequestError("Missing required parameter: model.", param="model")
-        name = given or loaded[0][0]
+        name = given or language_model(self._settings, context, self._dataplane.models)
         await self._dataplane.models.load_on_demand(name, context)
         return name
 

@@ -72,6 +72,11 @@ class PoolingPlane:
         found = [(name, model) for name, model in self._models.items() if model.loaded]
         return found if self.routing is None else found + self.routing.names()
 
+    def all_names(self) -> list[Sequence[str]]:
+        """The names of each model that a request may ask for, and of rules for several models."""
+        routed = [] if self.routing is None else self.routing.names()
+        return [*(model.names for model in self.known_models()), *([name] for name, _ in routed)]
+
     def metrics(self) -> list[Source]:
         return [model.metrics for model in self.known_models()]
 

@@ -210,6 +210,14 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "off: they are refused, with the number that would fit"
         ),
     ] = True
+    default_model: Annotated[
+        str | None,
+        Meta(
+            description="name of the model for requests that name none; default: the only model that such a request "
+            "can use; several: it is refused",
+            extra={"metavar": "NAME"},
+        ),
+    ] = None
     strict_requests: Annotated[
         bool,
         Meta(

@@ -18,7 +18,7 @@ from .errors import ChatTemplateError
 from .files import SPECIAL_TOKEN_NAMES
 from .messages import NO_NEEDS, TemplateNeeds, normalize_messages
 from .render_threads import RenderThreads
-from .template_probe import find_needs
+from .template_probe import find_needs, writes_any_role
 
 DENIED_KWARGS = frozenset(
     (
@@ -36,6 +36,7 @@ COMPILE_TIME_LIMIT = 30.0
 PROBE_TIME_LIMIT = 5.0
 """A probe takes milliseconds. A template that needs longer for a few words cannot be served anyway."""
 _PROBE_OUTPUT_LIMIT = 1 << 20
+ANY_ROLE = "*"
 _COMMON_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _THREADS = RenderThreads()
 
@@ -100,8 +101,10 @@ class ChatTemplate:
 
     @cached_property
     def roles(self) -> frozenset[str]:
-        """Roles of messages that it reads beside those of OpenAI's API, such as Granite's `document`."""
-        return frozenset().union(*(each._own_roles for each in self.by_name.values()))
+        """Roles of messages that it reads beside those of OpenAI's API, such as Granite's `document`; and ANY_ROLE
+        where it writes whatever role a message has. To be read first when `needs` is."""
+        own = [each._own_roles | ({ANY_ROLE} if each._probed[1] else set()) for each in self.by_name.values()]
+        return frozenset().union(*own)
 
     def choose(
         self, tools: Sequence[Mapping[str, Any]] | None, documents: Sequence[Mapping[str, Any]] | None
@@ -114,25 +117,31 @@ class ChatTemplate:
             raise ChatTemplateError("documents: the model's chat template for tools does not use documents")
         return chosen
 
-    @cached_property
+    @property
     def needs(self) -> TemplateNeeds:
         """Found by rendering some short conversations when it is first read, which should be before any request.
         Blocks for milliseconds, and for up to PROBE_TIME_LIMIT if the template is slow: then it has none."""
-        needs = [NO_NEEDS]
+        return self._probed[0]
+
+    @cached_property
+    def _probed(self) -> tuple[TemplateNeeds, bool]:
+        """`needs`, and whether it writes whatever role a message has."""
+        found = [(NO_NEEDS, False)]
 
         def work() -> None:
-            found = find_needs(
+            form, with_tools = self.content_format, self._only_with_tools
+            needs = find_needs(
                 self._write,
-                self.content_format,
+                form,
                 fixed_format=self._given_format is not None,
                 shows_calls="tool_calls" in self.source,
-                with_tools=self._only_with_tools,
+                with_tools=with_tools,
             )
-            needs.append(found)
+            found.append((needs, writes_any_role(self._write, form, needs, with_tools=with_tools)))
 
         with suppress(ChatTemplateError):  # it is too slow
             _run(work, PROBE_TIME_LIMIT, _PROBE_OUTPUT_LIMIT)
-        return needs[-1]
+        return found[-1]
 
     def _write(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         """In the thread of `_run`."""

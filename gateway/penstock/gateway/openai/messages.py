@@ -14,11 +14,12 @@ from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.openai.schemas import ChatMessage, ChatRequest, ContentPart, ToolCall
 from penstock.gateway.openai.tools import custom_arguments
-from penstock.tokenizers import ChatTemplateError, check_kwargs
+from penstock.tokenizers import ANY_ROLE, ChatTemplateError, check_kwargs
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _RESULTS = ("tool", "function")
 """The latter answered a `function_call`."""
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _MALFORMED = "malformed_arguments"
 """What the model is shown of a call whose arguments are no JSON object, as their only argument. Chat templates need an
 object."""
@@ -162,12 +163,19 @@ def _message(
 
 
 def _role(given: str, where: str, roles: frozenset[str]) -> str:
-    role = "tool" if given in _RESULTS else _ROLES.get(given) or (given if given in roles else None)
+    role = "tool" if given in _RESULTS else _ROLES.get(given) or (given if _is_read(given, roles) else None)
     if role is None:
-        *known, last = [*_ROLES, *sorted(roles)]
+        *known, last = [*_ROLES, *sorted(roles - {ANY_ROLE})]
         text = f"{where}.role must be {', '.join(known)} or {last}."
         raise InvalidRequestError(text, param=f"{where}.role")
     return role
+
+
+def _is_read(role: str, roles: frozenset[str]) -> bool:
+    """Whether a chat template with these reads this one, which is no common role in another spelling."""
+    if ANY_ROLE in roles and _ROLE.fullmatch(role):
+        return role.lower() not in _ROLES
+    return role in roles - {ANY_ROLE}
 
 
 def _content(message: ChatMessage, where: str, context: RequestContext) -> str | list[dict[str, str]]:

@@ -79,9 +79,8 @@ class FormedCallFrames(PartFrames):
         for part in parts:
             if index in self._open and isinstance(part, ToolCallPart) and part.name is None:
                 self._open[index][1].append(part.arguments)
-                continue
-            shown += self._completed(index)
-            shown.append(self._begun(index, part))
+            elif part is not _NOTHING or ended:  # else a parser holds something back
+                shown += [*self._completed(index), self._begun(index, part)]
         if ended:
             shown += self._completed(index)
         return shown or [message_delta(_NOTHING)]

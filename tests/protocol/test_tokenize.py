@@ -109,7 +109,7 @@ def test_the_prompt_of_a_chat(rig: Rig, fields: dict[str, Any], prompt: str) -> 
         ("/tokenize", {"prompt": "hi", "model": None}, 400, "model"),
         ("/tokenize", {"messages": HI, "add_special_tokens": True}, 400, "add_special_tokens"),
         ("/tokenize", {"messages": HI, "chat_template": "x"}, 400, "chat_template"),
-        ("/tokenize", {"messages": HI, "tools": []}, 400, "tools"),
+        ("/tokenize", {"messages": [{"role": "", "content": ""}]}, 400, "messages[0].role"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": "hi"}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens"),

@@ -93,7 +93,7 @@ async def test_a_key_gets_the_one_that_it_may_use(path: str) -> None:
     answer = await ask(plane("a", "b"), path, BODIES[path], default_model="b", **keys("a"))
     assert answer.status == 200
     assert answer.json().get("model", "a") == "a"
-    assert (await ask(plane("a", "b"), path, BODIES[path], **keys("other"))).status == 400
+    assert (await ask(plane("a", "b"), path, BODIES[path], **keys("other"))).status == 403
 
 
 async def test_other_errors_of_such_a_request_stay_what_they_are() -> None:

@@ -57,8 +57,6 @@ def _refuse_unsupported(fields: Mapping[str, msgspec.Raw], table: Mapping[str, t
     for name in fields:
         neutral = table.get(name)
         if neutral is not None and _as_whole(_compact(fields[name])) not in neutral:
-            if name == "functions" and _compact(fields[name]) == "[]":
-                raise InvalidRequestError(f"'{name}' must not be an empty list.", param=name)
             raise UnsupportedError(f"'{name}' is not supported by this server with that value.", param=name)
 
 

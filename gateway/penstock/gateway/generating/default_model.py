@@ -8,7 +8,7 @@ from itertools import chain
 
 import msgspec
 
-from penstock.engines.errors import InvalidRequestError
+from penstock.engines.errors import InvalidRequestError, PermissionDeniedError
 from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.settings import AppSettings
@@ -38,13 +38,15 @@ def default_model(
     settings: AppSettings, context: RequestContext, models: Sequence[Sequence[str]], api: str = "chat"
 ) -> str:
     """`models`: the names of each that the route can use, but for those of other servers, which know `api`. Raises
-    InvalidRequestError."""
+    InvalidRequestError, and PermissionDeniedError for a key that may use none."""
     may_use = context.principal.may_use
     others = ([name] for name, model in settings.text_models.by_name.items() if api in model.apis)
     usable = [names for names in ([*filter(may_use, names)] for names in chain(models, others)) if names]
     default = settings.default_model
     if any(default in names for names in usable):
         return str(default)
+    if not usable and context.principal.models is not None:
+        raise PermissionDeniedError("This key may use no model that this request could ask.", param="model")
     if len(usable) != 1:
         count = f"{len(usable)} models, one of which it must name" if usable else "no model"
         raise no_model(f" This request can use {count}.")

@@ -83,7 +83,7 @@ class Tokenize(_Endpoint):
 
     async def _tokens(self, request: TokenizeRequest, name: str, context: RequestContext) -> list[int]:
         if request.prompt is None and not request.messages:
-            raise InvalidRequestError("Missing required parameter: prompt or messages.", param="prompt")
+            raise InvalidRequestError("Missing required parameter: prompt or messages.", param="messages")
         if request.prompt is None:
             return await self._chat_tokens(request, name, context)
         if request.messages:

@@ -204,7 +204,7 @@ class DataPlane:
             info = model.engine.info  # if it has just woken up, its cache may be smaller than before
             adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]
             most = request.params.max_tokens  # 0 if the caller names no limit: the context may leave much
-            wanted = [min(most, add.params.max_tokens) * request.n for add in adds]
+            wanted = [min(most, info.context_length - len(prompt)) * request.n for prompt in prompts]
             request.context.pay_tokens(sum(map(len, prompts)) + sum(wanted))
             record.enter(Stage.ENGINE)
             stream = model.engine.submit(adds)

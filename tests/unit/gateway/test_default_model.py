@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,7 @@ import pytest
 import helpers_pooling
 from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.front.auth import ApiKeys, key_digest
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.http.settings import AppSettings
@@ -22,6 +24,7 @@ from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.llm.models import LoadedModel, NameHolder
 from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.served_models import check_default_model
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane, FakeModels
 
@@ -149,6 +152,20 @@ def test_which_models_count(tmp_path: Path) -> None:
     assert models.usable({"alias", "x"}.__contains__) == [["alias", "x"]]
     assert models.usable({"x", "y"}.__contains__) == [["x"], ["y"]]
     assert models.usable({"later"}.__contains__) == [["later"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "repository", "is_known"),
+    [(None, False, True), ("m", False, True), ("vectors", False, True), ("no", False, False), ("no", True, True)],
+)
+def test_a_name_that_no_model_has_is_an_error_at_the_start(
+    tmp_path: Path, name: str | None, repository: bool, is_known: bool
+) -> None:
+    models = LanguageModels()
+    models.add(Setup(tmp_path, SchedulerConfig(), 16).model)
+    models.reserve("vectors", "It gives embeddings.")
+    with nullcontext() if is_known else pytest.raises(ConfigError, match="default-model: there is no model `no`"):
+        check_default_model(name, models, has_repository=repository)
 
 
 async def test_tokenize_takes_the_same_model() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
 from penstock.gateway.llm.model_parsers import ModelParsers
@@ -42,6 +44,16 @@ async def shown(messages: list[dict[str, Any]], model: ServedModel = PLAIN) -> t
     answer, dataplane = await ask(CHAT, {"messages": messages}, model)
     assert answer.status == 200, answer.json()
     return dataplane.prompts[0][0], answer.headers.get(IGNORED, "")
+
+
+class Options(msgspec.Struct):
+    tokens: int
+    inner: dict[str, int] = {}
+
+
+class Body(msgspec.Struct):
+    n: int
+    options: Options
 
 
 # Hints and constraints
@@ -120,6 +132,13 @@ async def test_a_budget_for_thinking_stays_a_constraint_on_a_model_that_thinks(n
     for path in (CHAT, TEXT):
         answer, _ = await ask(path, {name: 5}, THINKER)
         assert (answer.status, answer.json()["error"]["param"]) == (400, name)
+
+
+async def test_whole_numbers_of_options_may_be_floats() -> None:
+    body = parse(b'{"n": 2.0, "options": {"tokens": 7.00, "inner": {"a": 1.0}}}', Body, {})
+    assert (body.n, body.options.tokens, body.options.inner) == (2, 7, {"a": 1})
+    with pytest.raises(InvalidRequestError, match=r"options\.tokens"):
+        parse(b'{"n": 2.0, "options": {"tokens": 7.5}}', Body, {})
 
 
 # History

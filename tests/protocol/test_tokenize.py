@@ -132,8 +132,9 @@ async def test_a_key_for_other_models(rig: Rig, body: dict[str, Any]) -> None:
     keys = ApiKeys({key_digest(b"sesame"): Principal(models=("other",))})
     app = build_app(rig.setup.plane, AppSettings(keys=keys))
     headers = {"authorization": "Bearer sesame"}
-    assert (await call(app, "/tokenize", body, headers=headers)).status == 403
-    assert (await call(app, "/detokenize", {"tokens": [1]}, headers=headers)).status == 403
+    for named in ({}, {"model": "m"}):
+        assert (await call(app, "/tokenize", body | named, headers=headers)).status == 403
+        assert (await call(app, "/detokenize", {"tokens": [1]} | named, headers=headers)).status == 403
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

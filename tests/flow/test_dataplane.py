@@ -185,9 +185,14 @@ async def test_tokens_beyond_the_context_are_clamped_where_that_is_wanted(setup)
     for asked in (0, 5, 6, 7, 2**31 - 1):
         deltas = await s.generate(max_tokens=asked, prompts=[[20] * 250])
         assert len(tokens_of(deltas)) == min(asked or 6, 6)
-    assert len(tokens_of(await s.generate(prompts=[[20] * 250], params={"max_tokens": 9, "min_tokens": 8}))) == 6
-    with pytest.raises(ContextLengthError):
-        await s.generate(max_tokens=1, prompts=[[20] * 256])
+    assert len(tokens_of(await s.generate(prompts=[[20] * 250], params={"max_tokens": 9, "min_tokens": 6}))) == 6
+    for refused in (
+        {"max_tokens": 1, "prompts": [[20] * 256]},
+        {"params": {"max_tokens": 9, "min_tokens": 7}, "prompts": [[20] * 250]},
+        {"max_tokens": 7, "prompts": [[20] * 250], "clamps": False},
+    ):
+        with pytest.raises(ContextLengthError):
+            await s.generate(**refused)
 
 
 @pytest.mark.parametrize(

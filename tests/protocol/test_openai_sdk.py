@@ -84,7 +84,7 @@ async def test_asynchronous_client(endpoint: Endpoint) -> None:
     [
         ({"temperature": 3}, "temperature"),
         ({"n": 0}, "n"),
-        ({"tools": []}, "tools"),
+        ({"tools": [{}]}, "tools[0]"),
         ({"messages": []}, "messages"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"top_logprobs": 2}, "top_logprobs"),

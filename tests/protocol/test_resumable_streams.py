@@ -91,7 +91,7 @@ def test_only_its_owner_gets_it_and_only_for_the_same_request(server: Server) ->
 
 
 def test_a_refusal_is_a_status(server: Server) -> None:
-    assert read(server, *PATHS["text"][:1], {**TEXT, "max_tokens": 10_000_000})[0] == 400
+    assert read(server, *PATHS["text"][:1], {**TEXT, "max_tokens": 10_000_000, "min_tokens": 10_000_000})[0] == 400
 
 
 def test_a_stream_nobody_comes_back_for_ends() -> None:

@@ -111,7 +111,7 @@ def test_the_prompt_of_a_chat(rig: Rig, fields: dict[str, Any], prompt: str) -> 
         ("/tokenize", {"prompt": "hi", "model": None}, 400, "model"),
         ("/tokenize", {"messages": HI, "add_special_tokens": True}, 400, "add_special_tokens"),
         ("/tokenize", {"messages": HI, "chat_template": "x"}, 400, "chat_template"),
-        ("/tokenize", {"messages": HI, "tools": []}, 400, "tools"),
+        ("/tokenize", {"messages": [{"role": "", "content": ""}]}, 400, "messages[0].role"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": "hi"}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
@@ -134,8 +134,9 @@ async def test_a_key_for_other_models(rig: Rig, body: dict[str, Any]) -> None:
     keys = ApiKeys({key_digest(b"sesame"): Principal(models=("other",))})
     app = build_app(rig.setup.plane, AppSettings(keys=keys))
     headers = {"authorization": "Bearer sesame"}
-    assert (await call(app, "/tokenize", body, headers=headers)).status == 403
-    assert (await call(app, "/detokenize", {"tokens": [1]}, headers=headers)).status == 403
+    for named in ({}, {"model": "m"}):
+        assert (await call(app, "/tokenize", body | named, headers=headers)).status == 403
+        assert (await call(app, "/detokenize", {"tokens": [1]} | named, headers=headers)).status == 403
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -130,9 +130,9 @@ def test_without_parsers_all_is_text(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": []}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": [{"type": ["function"]}]}, "tools[0].type"),
         ({"tools": [tool("no blanks")]}, "tools[0].function.name"),
         ({"tools": [tool("a", parameters={"type": "array"})]}, "tools[0].function.parameters"),
         ({"tools": [tool("a", strict=True)]}, "tools"),
@@ -141,10 +141,7 @@ def test_without_parsers_all_is_text(rig: Rig) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "time"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "perhaps"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"functions": []}, "functions"),
-        ({"reasoning_effort": "much"}, "reasoning_effort"),
-        ({"messages": [{"role": "tool", "content": "5"}]}, "messages[0].tool_call_id"),
-        ({"messages": [{"role": "tool", "content": "5", "tool_call_id": "x"}]}, "messages[0].tool_call_id"),
+        ({"functions": [{}]}, "tools[0]"),
     ],
 )
 def test_what_is_refused(rig: Rig, fields: dict[str, Any], param: str) -> None:

@@ -26,6 +26,7 @@ from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.server_health import is_live
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.llm.endpoint_metrics import EndpointMetrics
+from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
 from penstock.gateway.metrics.latencies import latency_observers
@@ -47,6 +48,7 @@ class ServedModels:
     ) -> None:
         """`new_door`: as for `build_model`. Raises ConfigError."""
         self._settings = config.server
+        self._has_repository = bool(config.repository.model_repository)
         self.on_demand = build_on_demand(config)
         self.dataplane = build_dataplane(config, pools, board, self.on_demand)
         self.other_servers = build_other_servers(config, self.dataplane)
@@ -87,6 +89,7 @@ class ServedModels:
         await self._embeddings.start()
         self.other_servers.start()
         await self.repository.start()
+        check_default_model(self._settings.default_model, self.dataplane.models, has_repository=self._has_repository)
 
     async def stop(self, give_time: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
         """`give_time` waits for the end of the repositories' models, as long as they may take: one that still executes
@@ -143,6 +146,14 @@ class ServedModels:
     def triton_metrics(self) -> Iterator[Family]:
         """Those with Triton's names, and those that models have made themselves."""
         return chain(self._triton.families(), self._gpus.families(), self._custom.families())
+
+
+def check_default_model(name: str | None, models: LanguageModels, *, has_repository: bool) -> None:
+    """Raises ConfigError for one that there is not, unless a repository may still get it."""
+    if name is None or has_repository or models.knows(name):
+        return
+    if not models.is_reserved(name):  # those of embeddings and of other servers are
+        raise ConfigError(f"default-model: there is no model `{name}`")
 
 
 def _has_command_line_model(config: Config) -> bool:

@@ -11,7 +11,7 @@ from penstock.gateway.llm.dataplane import ServedModel
 from penstock.gateway.llm.model_parsers import ModelParsers
 from penstock.gateway.ollama.options import sampling_fields
 from penstock.gateway.ollama.schemas import CalledFunction, ChatRequest, Message, Options, ToolCall
-from penstock.gateway.ollama.translation import openai_chat, role_reader, template_messages
+from penstock.gateway.ollama.translation import openai_chat, template_messages
 from penstock.tokenizers import find_reasoning_parser
 from protocol.fake_dataplane import INFO
 
@@ -29,10 +29,10 @@ def answered(*messages: Message) -> list[tuple[str, str]]:
     return [(each["name"], each["tool_call_id"]) for each in found if each["role"] == "tool"]
 
 
-def shown(*messages: Message, source: str = "") -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+def shown(*messages: Message, roles: frozenset[str] = frozenset()) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """What a template gets, and what was noted."""
     context = RequestContext()
-    return template_messages(messages, context, role_reader(source)), context.record.ignored
+    return template_messages(messages, context, roles), context.record.ignored
 
 
 def test_a_result_belongs_to_the_first_call_of_its_name() -> None:
@@ -73,7 +73,7 @@ def test_arguments_of_earlier_calls(arguments: Any, as_shown: Any, noted: tuple[
     assert ignored == noted
 
 
-GRANITE = "{% if message['role'] == 'system' or message.role in ['control', \"pause\"] %}"
+GRANITE = frozenset({"control", "pause"})
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ GRANITE = "{% if message['role'] == 'system' or message.role in ['control', \"pa
     ],
 )
 def test_a_role_that_the_template_does_not_know_is_the_users(role: str, as_shown: str) -> None:
-    found, noted = shown(Message("user", "a"), Message(role, "b"), source=GRANITE)
+    found, noted = shown(Message("user", "a"), Message(role, "b"), roles=GRANITE)
     assert found[1]["role"] == as_shown
     assert ("messages[].role" in noted) is (as_shown == "user")
 

@@ -106,7 +106,7 @@ HINTS: list[tuple[dict[str, Any], str]] = [
     ({"options": {"num_predict": 4}, "keep_alive": "0"}, "keep_alive"),
     ({"options": {"num_predict": 4}, "tools": [{"type": "web_search"}]}, "tools[]"),
     ({"options": {"num_predict": 4}, "tools": [{"type": "function", "function": {"name": ""}}]}, "tools[]"),
-    ({"options": {"num_predict": 4}, "messages": [{"role": "control", "content": "x"}]}, "messages[].role"),
+    ({"options": {"num_predict": 4}, "messages": [{"role": "System", "content": "x"}]}, "messages[].role"),
     ({"options": {"num_predict": 4}, "messages": [*HI, {"role": "tool", "content": "x"}]}, "messages[].tool_name"),
 ]
 

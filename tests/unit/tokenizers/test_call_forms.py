@@ -178,3 +178,13 @@ def read_calls(writer: BlindWriter, name: str, grammar: str, tools: list[Tool], 
     calls, rest = read(WITH_FORM[name], text, tools)
     assert (len(calls), rest.strip()) == (1, ""), text
     return calls
+
+
+@pytest.mark.parametrize("name", ["查询天气", "मौसम", "mcp/server:tool@1", "x" * 256])
+@pytest.mark.parametrize("parser", WITH_FORM)
+def test_names_of_any_script_are_written_as_they_are(writers: dict[str, BlindWriter], parser: str, name: str) -> None:
+    tools = [Tool(name, {"type": "object", "properties": {}, "additionalProperties": False})]
+    writer = writers["special"]
+    text = writer.write("grammar", form_of(parser).calls(tools, writer.added_texts, parallel=False), 1)
+    assert name in text
+    assert read(WITH_FORM[parser], text, tools)[0] == [(name, {})]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from helpers_tokenizers import byte_level
-from penstock.tokenizers import ChatTemplate, ChatTemplateError, check_kwargs
+from penstock.tokenizers import ANY_ROLE, ChatTemplate, ChatTemplateError, check_kwargs
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -221,3 +221,20 @@ def test_only_json_values_reach_the_template() -> None:
     deep.append(deep)
     with pytest.raises(ChatTemplateError, match="nested too deeply"):
         ChatTemplate(CHATML).render([USER], add_generation_prompt=True, extra={"x": deep})
+
+
+def test_roles_that_a_template_reads():
+    compared = (
+        "{% for m in messages %}{% if m.role == 'document' %}{{ m.content }}{% elif m['role'] in ['tool', 'ipython'] %}"
+        "{{ m.content }}{% elif m.role in ['system', 'platform'] %}{% elif m['role'] | lower == 'control' %}{% endif %}"
+        "{% endfor %}"
+    )
+    assert ChatTemplate(compared).roles == {"document", "ipython", "control"}
+    whatever = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
+    assert ChatTemplate(whatever).roles == {ANY_ROLE}
+    assert ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}").roles == set()
+    known = (
+        "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}{{ m.role + m.content }}{% endif %}{% endfor %}"
+    )
+    assert ChatTemplate(known).roles == set()
+    assert ChatTemplate(known, tool_use=compared).roles == {"document", "ipython", "control"}

@@ -1,6 +1,6 @@
 """Text to tokens and back: tokenizer, incremental detokenizer, stop strings, output parsers, chat templates."""
 
-from .chat import ChatTemplate, check_kwargs
+from .chat import ANY_ROLE, ChatTemplate, check_kwargs
 from .content_format import ContentFormat, content_format
 from .detection import detect_reasoning_parser, detect_tool_parser
 from .detokenizer import IncrementalDetokenizer
@@ -15,6 +15,7 @@ from .stop import StopStrings
 from .tool_calls import JSON_LIST_OF_CALLS, Tool, ToolParser, find_tool_parser, tool_parser_names
 
 __all__ = [
+    "ANY_ROLE",
     "JSON_LIST_OF_CALLS",
     "AnswerFrame",
     "ChatTemplate",

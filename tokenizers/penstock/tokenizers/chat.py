@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from jinja2 import Template, meta
+from jinja2 import Template, meta, nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from .bounds import DEFAULT_OUTPUT_LIMIT, Bounds, Buffer, TooLarge, set_current_bounds
@@ -18,7 +18,7 @@ from .errors import ChatTemplateError
 from .files import SPECIAL_TOKEN_NAMES
 from .messages import NO_NEEDS, TemplateNeeds, normalize_messages
 from .render_threads import RenderThreads
-from .template_probe import find_needs
+from .template_probe import find_needs, writes_any_role
 
 DENIED_KWARGS = frozenset(
     (
@@ -36,6 +36,8 @@ COMPILE_TIME_LIMIT = 30.0
 PROBE_TIME_LIMIT = 5.0
 """A probe takes milliseconds. A template that needs longer for a few words cannot be served anyway."""
 _PROBE_OUTPUT_LIMIT = 1 << 20
+ANY_ROLE = "*"
+_COMMON_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _THREADS = RenderThreads()
 
 
@@ -63,6 +65,7 @@ class ChatTemplate:
         self._template: Template
         self.content_format: ContentFormat
         self._own_variables: frozenset[str]
+        self._own_roles: frozenset[str]
         # Constant expressions are evaluated while compiling, so that is done within bounds too.
         _run(self._compile, COMPILE_TIME_LIMIT, DEFAULT_OUTPUT_LIMIT)
         self._only_with_tools = only_with_tools
@@ -76,7 +79,9 @@ class ChatTemplate:
         environment = ChatEnvironment()
         self._template = environment.from_string(self.source)
         self.content_format = self._given_format or content_format(self.source)
-        self._own_variables = frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
+        tree = environment.parse(self.source)
+        self._own_roles = _roles(tree)  # first: the next line folds constants in the tree
+        self._own_variables = frozenset(meta.find_undeclared_variables(tree))
 
     @property
     def with_tools(self) -> ChatTemplate:
@@ -94,6 +99,13 @@ class ChatTemplate:
         """The names that any of them reads without setting them first."""
         return frozenset().union(*(each._own_variables for each in self.by_name.values()))
 
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        """Roles of messages that it reads beside those of OpenAI's API, such as Granite's `document`; and ANY_ROLE
+        where it writes whatever role a message has. To be read first when `needs` is."""
+        own = [each._own_roles | ({ANY_ROLE} if each._probed[1] else set()) for each in self.by_name.values()]
+        return frozenset().union(*own)
+
     def choose(
         self, tools: Sequence[Mapping[str, Any]] | None, documents: Sequence[Mapping[str, Any]] | None
     ) -> ChatTemplate:
@@ -105,25 +117,31 @@ class ChatTemplate:
             raise ChatTemplateError("documents: the model's chat template for tools does not use documents")
         return chosen
 
-    @cached_property
+    @property
     def needs(self) -> TemplateNeeds:
         """Found by rendering some short conversations when it is first read, which should be before any request.
         Blocks for milliseconds, and for up to PROBE_TIME_LIMIT if the template is slow: then it has none."""
-        needs = [NO_NEEDS]
+        return self._probed[0]
+
+    @cached_property
+    def _probed(self) -> tuple[TemplateNeeds, bool]:
+        """`needs`, and whether it writes whatever role a message has."""
+        found = [(NO_NEEDS, False)]
 
         def work() -> None:
-            found = find_needs(
+            form, with_tools = self.content_format, self._only_with_tools
+            needs = find_needs(
                 self._write,
-                self.content_format,
+                form,
                 fixed_format=self._given_format is not None,
                 shows_calls="tool_calls" in self.source,
-                with_tools=self._only_with_tools,
+                with_tools=with_tools,
             )
-            needs.append(found)
+            found.append((needs, writes_any_role(self._write, form, needs, with_tools=with_tools)))
 
         with suppress(ChatTemplateError):  # it is too slow
             _run(work, PROBE_TIME_LIMIT, _PROBE_OUTPUT_LIMIT)
-        return needs[-1]
+        return found[-1]
 
     def _write(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         """In the thread of `_run`."""
@@ -177,6 +195,34 @@ class ChatTemplate:
         buffer = Buffer(Bounds(output_limit))
         buffer.extend(self._template.generate(variables))
         return "".join(buffer)
+
+
+def _roles(tree: nodes.Template) -> frozenset[str]:
+    """Those that a template compares a message's role with. One that writes whatever role it gets reads none by that.
+    What it takes for a system message is left out: those have a place and a form of their own (`normalize_messages`).
+    """
+    found: set[str] = set()
+    for compared in tree.find_all(nodes.Compare):
+        sides = [compared.expr, *(operand.expr for operand in compared.ops)]
+        if any(map(_is_role, sides)):
+            names = {const.value for side in sides for const in _constants(side) if isinstance(const.value, str)}
+            found |= names if "system" not in names else set()
+    return frozenset(found - _COMMON_ROLES)
+
+
+def _is_role(node: nodes.Node) -> bool:
+    match node:
+        case nodes.Getattr(attr="role") | nodes.Getitem(arg=nodes.Const(value="role")) | nodes.Name(name="role"):
+            return True
+        case nodes.Filter(node=nodes.Node() as filtered):
+            return _is_role(filtered)
+    return False
+
+
+def _constants(node: nodes.Node) -> list[nodes.Const]:
+    """Of a value, or of a list of some."""
+    items = node.items if isinstance(node, nodes.List | nodes.Tuple) else [node]
+    return [item for item in items if isinstance(item, nodes.Const)]
 
 
 def check_kwargs(kwargs: Mapping[str, Any]) -> None:

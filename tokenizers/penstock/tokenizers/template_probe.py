@@ -65,6 +65,14 @@ def find_needs(
     return probe.needs
 
 
+def writes_any_role(write: Write, content_format: ContentFormat, needs: TemplateNeeds, *, with_tools: bool) -> bool:
+    """Whether a message of a role that no template knows is shown as one of that role. Raises no Exception."""
+    role, text = f"role{_END}", f"other{_END}"
+    messages = [_user(1), {"role": role, "content": text}]
+    output = _Probe(write, content_format, with_tools).output(messages, needs, tools=False)
+    return role in output.partition(text)[0] and text in output
+
+
 class _Probe:
     def __init__(self, write: Write, content_format: ContentFormat, with_tools: bool) -> None:
         self.needs = NO_NEEDS
@@ -84,13 +92,13 @@ class _Probe:
         texts = [*called, *_texts(messages)]
         for change in ({}, *changes):
             needs = replace(self.needs, **change)
-            output = self._output(messages, needs, tools=bool(called))
+            output = self.output(messages, needs, tools=bool(called))
             if all(text in output for text in texts) and not any(text in output for text in never):
                 self.needs = needs
                 return True
         return False
 
-    def _output(self, messages: Messages, needs: TemplateNeeds, *, tools: bool) -> str:
+    def output(self, messages: Messages, needs: TemplateNeeds, *, tools: bool) -> str:
         """Empty if the template refuses the messages or fails."""
         try:
             shaped = normalize_messages(messages, self._format, needs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +12,11 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.anthropic.client_tools import client_tool
 from penstock.gateway.anthropic.schemas import ToolChoice
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse, check_arguments_schema
+from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse, check_arguments_schema, check_tool_name
 from penstock.tokenizers import Tool
 
 _MAX_TOOLS = 512
 _AUTO = ToolChoice("auto")
-_MAX_NAME = 256
-_OF_NAMES = "_-.:/"
-"""What names may have beside letters, marks and digits of any script. Quotes, brackets and blanks end a name in most
-forms of calls."""
 
 
 class ToolDefinition(msgspec.Struct):
@@ -84,17 +79,9 @@ def _definition(given: dict[str, Any], where: str, context: RequestContext) -> T
         tool = msgspec.convert(given, ToolDefinition)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"{where}: {error}", param=where) from None
-    if not _is_name(tool.name):
-        message = f"{where}.name must have 1 to {_MAX_NAME} letters or digits of any script, or any of {_OF_NAMES}"
-        raise InvalidRequestError(message, param=f"{where}.name")
+    check_tool_name(tool.name, f"{where}.name")
     check_arguments_schema(tool.input_schema, f"{where}.input_schema")
     return tool
-
-
-def _is_name(name: str) -> bool:
-    if not 1 <= len(name) <= _MAX_NAME:
-        return False
-    return all(each in _OF_NAMES or unicodedata.category(each)[0] in "LMN" for each in name)
 
 
 def _shown(tool: ToolDefinition) -> dict[str, Any]:

@@ -212,6 +212,7 @@ def app_settings(
         stored_responses_memory=config.server.stored_responses_memory,
         stored_responses_per_tenant=config.server.stored_responses_per_tenant,
         stored_responses_memory_per_tenant=config.server.stored_responses_memory_per_tenant,
+        default_model=config.server.default_model,
         text_models=TextModels() if other_servers is None else other_servers.models,
         background_responses=config.server.background_responses,
         background_responses_per_tenant=config.server.background_responses_per_tenant,

@@ -1,4 +1,4 @@
-"""Strict decoding of JSON from clients: all that is bad is an InvalidRequestError, and none of it is echoed.
+"""Strict decoding of JSON from clients: all that is bad is an InvalidRequestError, and none of it is echoed but names.
 
 msgspec refuses NaN and Infinity, numbers out of range, lone surrogates, byte-order marks, bools and floats where an int
 is due, numbers in strings, and trailing text. Added here: nesting depth, and UTF-8 also in fields that nobody reads.
@@ -22,6 +22,7 @@ MAX_DEPTH = 100
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """What editors and shells of Windows write before UTF-8; where it is allowed, it is cut off before the text is read."""
 
+_MOST_ECHOED = 64
 _T = TypeVar("_T")
 _BODY = "The request body"
 _QUOTE, _COLON = b'":'
@@ -53,6 +54,11 @@ def decode_checked(
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         detail = str(error) if isinstance(error, msgspec.DecodeError) else "it cannot be decoded"
         raise InvalidRequestError(f"{field or _BODY} is not valid JSON: {detail}.", param=field) from None
+
+
+def echoed(value: str) -> str:
+    """The beginning of a client's own text, to name it in an error: nothing in it disturbs a log or a terminal."""
+    return "`" + "".join([char if char.isprintable() else "?" for char in value[:_MOST_ECHOED]]) + "`"
 
 
 def check_json(text: bytes, *, field: str | None = None, most_members: int | None = None) -> None:

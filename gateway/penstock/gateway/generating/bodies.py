@@ -12,6 +12,7 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.bounded_json import decode_checked, decode_json
 
 _LONGEST_NEUTRAL = 64
+_LONGEST_OPTIONS = 4096
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 _R = TypeVar("_R")
 
@@ -31,9 +32,19 @@ def parse(body: bytes, kind: type[_R], unsupported: Mapping[str, tuple[str, ...]
 
 
 def _whole_numbers(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
-    """Those that are written as floats, such as 1.0, in their shorter form: clients without integers send such."""
+    """Those that are written as floats, such as 1.0, in their shorter form: clients without integers send such. Also
+    those in objects of options, which are short."""
     short = {name: _compact(raw) for name, raw in fields.items()}
-    return {name: msgspec.Raw(_as_whole(number).encode()) for name, number in short.items() if _WHOLE.fullmatch(number)}
+    whole = {
+        name: msgspec.Raw(_as_whole(number).encode()) for name, number in short.items() if _WHOLE.fullmatch(number)
+    }
+    for name, raw in fields.items():
+        if bytes(memoryview(raw)[:1]) == b"{" and memoryview(raw).nbytes <= _LONGEST_OPTIONS:
+            options = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+            inner = _whole_numbers(options)
+            if inner:
+                whole[name] = msgspec.Raw(msgspec.json.encode(options | inner))
+    return whole
 
 
 def _as_whole(number: str) -> str:
@@ -46,8 +57,6 @@ def _refuse_unsupported(fields: Mapping[str, msgspec.Raw], table: Mapping[str, t
     for name in fields:
         neutral = table.get(name)
         if neutral is not None and _as_whole(_compact(fields[name])) not in neutral:
-            if name == "functions" and _compact(fields[name]) == "[]":
-                raise InvalidRequestError(f"'{name}' must not be an empty list.", param=name)
             raise UnsupportedError(f"'{name}' is not supported by this server with that value.", param=name)
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.default_model import language_model, no_model, with_model
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
@@ -48,10 +50,7 @@ class GeneratingEndpoint(ABC, Generic[_R]):
             if exchange.counts_late:
                 reads = self._resumable is not None and self._resumable.is_read_by(exchange, body)
                 exchange.context.count(reads=reads)
-            own_body = await self._settings.text_models.answer(exchange, self.text_api, body)
-            if own_body is None:
-                return
-            request = await self._for_own_model(exchange, self._parse(own_body))
+            request = await self._own_request(exchange, body)
             if request is None:
                 return
             exchange.read_deadline()
@@ -77,6 +76,23 @@ class GeneratingEndpoint(ABC, Generic[_R]):
                 await self._respond(exchange, request, wanted, generation)
             finally:
                 generation.close()
+
+    async def _own_request(self, exchange: Exchange, body: bytes) -> _R | None:
+        """As `_for_own_model`. A request that names no model has one from here on."""
+        own_body = await self._settings.text_models.answer(exchange, self.text_api, body)
+        if own_body is None:
+            return None
+        try:
+            request = self._parse(own_body)
+            if not self._model_name(request):
+                raise no_model()
+        except InvalidRequestError as error:
+            context, models = exchange.context, self._dataplane.models
+            named = with_model(
+                own_body, error, context, lambda: language_model(self._settings, context, models, self.text_api)
+            )
+            return await self._own_request(exchange, named)
+        return await self._for_own_model(exchange, request)
 
     async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
         """The request for a model of this server; None when another server has answered it. Raises PenstockError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.llm.model_parsers import ModelParsers
 from penstock.tokenizers import JSON_LIST_OF_CALLS, Tool, ToolParser
+
+_MAX_NAME = 256
+"""What parsers read: `json_text.LONGEST_NAME`."""
+_NOT_IN_NAMES = re.compile(r"""[\s<>{}\[\]()"'`,;=|｜\\]""")
+"""What parsers take for the end of a name, and what would have to be escaped in a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,8 @@ class ToolUse:
     """The request itself has named the one to call."""
     in_parallel: bool = True
     """Whether an answer may have more than one call."""
+    shown: Sequence[Mapping[str, Any]] = ()
+    """All tools of the request as functions, for chat templates. Nothing there where the API has another way."""
 
     def parser(self, parsers: ModelParsers) -> ToolParser | None:
         """What reads the calls of this answer. Forced calls need a form that a grammar can write; any model can write
@@ -38,3 +46,14 @@ def check_arguments_schema(schema: Mapping[str, Any] | None, where: str) -> None
     kind = "object" if schema is None else schema.get("type", "object")
     if kind not in ("object", ["object"]):
         raise InvalidRequestError(f"{where}: the schema's type must be object.", param=where)
+
+
+def check_tool_name(name: str, where: str) -> None:
+    """Any script; nothing that could be taken for the end of a name. Raises InvalidRequestError; `where`
+    is the caller's field."""
+    if not 1 <= len(name) <= _MAX_NAME or not name.isprintable() or _NOT_IN_NAMES.search(name):
+        message = (
+            f"{where}: a tool's name must have 1 to {_MAX_NAME} characters, without white space, quotes, brackets and "
+            "control characters."
+        )
+        raise InvalidRequestError(message, param=where)

@@ -59,4 +59,6 @@ class AppSettings:
     background_responses_per_tenant: int | None = None
     text_models: TextModels = field(default_factory=TextModels)
     """Those that other servers have."""
+    default_model: str | None = None
+    """Of requests that name none; None: the only one that they can use."""
     system_fingerprint: str = "penstock"

@@ -66,11 +66,11 @@ class DataPlane:
         models: LanguageModels | None = None,
         *,
         request_timeout: float | None = None,
-        clamp_max_tokens: bool = False,
+        clamp_max_tokens: bool = True,
         text_pool: WorkPool | None = None,
         salt_key: bytes | None = None,
     ) -> None:
-        """`clamp_max_tokens`: a request for more tokens than the context leaves gets what it leaves, and no error.
+        """`clamp_max_tokens`: False: no request for more tokens than the context leaves gets what it leaves (`clamps`).
         `salt_key` makes the salts of tenants; None: a new one."""
         self.models = LanguageModels() if models is None else models
         self._text_pool = text_pool or WorkPools().text
@@ -205,8 +205,9 @@ class DataPlane:
                 params = await tokenized_params(model, request, self._text_pool)
             info = model.engine.info  # if it has just woken up, its cache may be smaller than before
             adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]
-            wanted = request.params.max_tokens * request.n  # 0 if the caller names no limit: the context may leave much
-            request.context.pay_tokens(sum(len(prompt) + wanted for prompt in prompts))
+            most = request.params.max_tokens  # 0 if the caller names no limit: the context may leave much
+            wanted = [min(most, info.context_length - len(prompt)) * request.n for prompt in prompts]
+            request.context.pay_tokens(sum(map(len, prompts)) + sum(wanted))
             record.enter(Stage.ENGINE)
             stream = model.engine.submit(adds)
         except BaseException as error:
@@ -244,7 +245,7 @@ class DataPlane:
         info: ModelInfo,
     ) -> AddRequest:
         """The message for one prompt. `params`: the result of `tokenized_params`."""
-        max_tokens = _max_tokens(params, prompt, info, clamp=self._clamp_max_tokens)
+        max_tokens = _max_tokens(params, prompt, info, clamp=self._clamp_max_tokens and request.clamps)
         min_tokens = min(params.min_tokens, max_tokens)
         params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
         return AddRequest(
@@ -298,11 +299,12 @@ def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
 
 
 def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo, *, clamp: bool) -> int:
-    """What the caller asks for, or what the context leaves. Raises InvalidRequestError, ContextLengthError."""
+    """What the caller asks for, or what the context leaves, but never less than `min_tokens`. Raises
+    InvalidRequestError, ContextLengthError."""
     room = info.context_length - len(prompt)
     if not prompt:
         raise InvalidRequestError("The prompt is empty.", param="prompt")
-    if room < 1 or (room < params.max_tokens and not clamp):
+    if room < max(1, params.min_tokens, 0 if clamp else params.max_tokens):
         asked = f" and {params.max_tokens} in the completion" if params.max_tokens else ""
         fits = f" At most {room} fit behind this prompt." if room > 0 else ""
         raise ContextLengthError(

@@ -20,6 +20,8 @@ class GenerateRequest:
     """Texts, encoded by the model's tokenizer, or token ids as they are."""
     params: SamplingParams
     """`max_tokens` 0 means: whatever the context leaves."""
+    clamps: bool = True
+    """`max_tokens` is an upper bound: a prompt behind which the context leaves less gets that. False: it is refused."""
     grammar_field: str | None = None
     """What the caller calls `params.grammar`, for errors."""
     n: int = 1

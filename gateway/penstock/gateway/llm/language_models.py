@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, ModelNotFoundError, NotReadyError
 from penstock.gateway.front.changes import Changes
 from penstock.gateway.front.context import RequestContext
@@ -97,6 +99,18 @@ class LanguageModels:
     def names_on_demand(self) -> list[str]:
         """Names of models that are not loaded, and that a request would load."""
         return [] if self._on_demand is None else self._on_demand.language_models()
+
+    def usable(self, may_use: Callable[[str], bool]) -> list[list[str]]:
+        """The names of each model that a request may ask for: of models that are loaded or are being loaded, of those
+        that a request would load, and of rules for several models. Those of its adapters stand behind a model's own;
+        one that may not be used itself is as many as it has adapters."""
+        routed = [] if self.routing is None else self.routing.names()
+        found = [[name] for name in (*routed, *self.names_on_demand()) if may_use(name)]
+        for model in self.known():
+            own = [name for name in model.names if may_use(name)]
+            adapters = [adapter.name for adapter in model.adapters if may_use(adapter.name)]
+            found += [[*own, *adapters]] if own else [[name] for name in adapters]
+        return found
 
     @property
     def live(self) -> bool:

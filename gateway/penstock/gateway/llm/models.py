@@ -56,6 +56,8 @@ class ServedModel:
     has_chat_template: bool = True
     template_variables: frozenset[str] | None = None
     """What the chat template reads; None: not known."""
+    template_roles: frozenset[str] = frozenset()
+    """Roles of messages that the chat template reads beside those that all do."""
     parsers: ModelParsers = NO_PARSERS
     joins_special_tokens: bool = True
     """Its tokenizer writes special tokens without spaces between them."""
@@ -148,6 +150,7 @@ class LoadedModel:
             default_params=self.default_params,
             has_chat_template=self.chat_template is not None,
             template_variables=None if self.chat_template is None else self.chat_template.variables,
+            template_roles=frozenset() if self.chat_template is None else self.chat_template.roles,
             parsers=self.parsers,
             joins_special_tokens=self.tokenizer.table.family is not DecoderFamily.GENERAL,
             fills_in=self.tokenizer.fill_in_middle is not None,

@@ -11,6 +11,7 @@ import msgspec
 from penstock.engines.contract.messages import Grammar, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.front.bounded_json import echoed
 from penstock.gateway.llm.structured_output import ResponseFormat, StructuredOutputs, wanted_grammar
 from penstock.gateway.llm.token_limits import ProcessorSpec, allowed_tokens, logits_processors
 
@@ -194,7 +195,9 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
         raise InvalidRequestError(f"logit_bias: at most {MAX_LOGIT_BIAS} are allowed.", param="logit_bias")
     for key, value in bias.items():
         if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
-            raise InvalidRequestError("logit_bias: a key is not a token id of the vocabulary.", param="logit_bias")
+            message = f"logit_bias: {echoed(key)} is not a token id of the vocabulary."
+            raise InvalidRequestError(message, param="logit_bias")
         if not -100 <= value <= 100:
-            raise InvalidRequestError("logit_bias: values must be between -100 and 100.", param="logit_bias")
+            message = f"logit_bias: values must be between -100 and 100, not {value:g} as that of {echoed(key)}."
+            raise InvalidRequestError(message, param="logit_bias")
     return {int(key): value for key, value in bias.items()}

@@ -57,9 +57,9 @@ class Answering:
         return completion_generate_request(request, model, self._settings, RequestContext())
 
     async def _wanted_chat(self, request: ChatRequest) -> GenerateRequest:
-        self._host.dataplane.model(request.model)
+        model = self._host.dataplane.model(request.model)
         context = RequestContext()
-        messages = template_messages(request.messages, context)
+        messages = template_messages(request.messages, context, model.template_roles)
         return await chat_generation(self._host.dataplane, self._settings, request, messages, context)
 
     async def _completion(self, request: CompletionRequest) -> Answer:
@@ -73,7 +73,10 @@ class Answering:
         async with await self._host.dataplane.generate(wanted) as generation:
             collected = await collect(generation, wanted.n)
         return chat_answer(
-            generation, collected, logprobs=bool(request.logprobs), names_tool=tool_use(request).is_named
+            generation,
+            collected,
+            logprobs=bool(request.logprobs),
+            names_tool=tool_use(request, RequestContext()).is_named,
         )
 
     async def _embed(self, request: EmbeddingRequest) -> npt.NDArray[np.float32]:

@@ -26,10 +26,8 @@ from penstock.gateway.ollama.names import model_name
 from penstock.gateway.ollama.options import sampling_fields, whole, widened, within_openai
 from penstock.gateway.ollama.schemas import ChatRequest, GenerateRequest, Options
 from penstock.gateway.ollama.translation import (
-    ReadsRole,
     openai_chat,
     openai_completion,
-    role_reader,
     template_messages,
     with_images,
 )
@@ -128,9 +126,9 @@ class _Endpoint(TranslatingEndpoint[_R]):
     def _loaded(self, request: _R, context: RequestContext) -> LoadedModel:
         return self._dataplane.models.find(self._model_name(request), context=context).model
 
-    def _roles(self, request: _R, context: RequestContext) -> ReadsRole:
-        template = self._loaded(request, context).chat_template
-        return role_reader(None if template is None else template.source)
+    def _roles(self, request: _R, context: RequestContext) -> frozenset[str]:
+        """Beside the common ones."""
+        return self._dataplane.model(self._model_name(request), context).template_roles
 
     async def _chat(
         self,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.gateway.front.context import RequestContext
@@ -21,7 +20,7 @@ from penstock.gateway.ollama.schemas import (
     Think,
 )
 from penstock.gateway.openai import schemas as openai
-from penstock.gateway.openai.messages import history_arguments
+from penstock.gateway.openai.messages import history_arguments, reads_role
 from penstock.gateway.openai.validation import MAX_LOGPROBS
 
 _ROLES = {
@@ -29,23 +28,7 @@ _ROLES = {
     "developer": "system",
     "function": "tool",
 }
-_OWN_ROLE = re.compile(r"[a-z_]{1,32}")
 _NO_IMAGE = "[an image, which this model cannot see]"
-
-ReadsRole = Callable[[str], bool]
-"""Whether the model's chat template knows a role."""
-
-
-def role_reader(source: str | None) -> ReadsRole:
-    """Of a chat template's source: some models have roles of their own, such as Granite's `control`, by which their
-    templates choose what to write. Roles that a template shows without knowing them are no part of this: the model has
-    never seen them."""
-
-    def reads(role: str) -> bool:
-        compared = rf"""role['"]?\]?\s*(?:==|in)[^%}}]{{0,200}}['"]{role}['"]"""
-        return source is not None and re.search(compared, source) is not None
-
-    return reads
 
 
 def openai_chat(
@@ -127,7 +110,7 @@ def _with_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def template_messages(
-    messages: Sequence[Message], context: RequestContext, reads_role: ReadsRole = lambda role: False
+    messages: Sequence[Message], context: RequestContext, roles: frozenset[str] = frozenset()
 ) -> list[dict[str, Any]]:
     """As chat templates know them. Calls need no ids, and results of tools name the tool: ids are made here. What
     cannot be shown as it is, is shown in another way and noted."""
@@ -135,7 +118,7 @@ def template_messages(
     calls = _OpenCalls()
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        role = _role(message.role, where, context, reads_role)
+        role = _role(message.role, where, context, roles)
         shown: dict[str, Any] = {"role": role, "content": _content(message, where, context)}
         if role == "assistant":
             if message.thinking:
@@ -153,12 +136,12 @@ def template_messages(
     return shaped
 
 
-def _role(role: str, where: str, context: RequestContext, reads_role: ReadsRole) -> str:
+def _role(role: str, where: str, context: RequestContext, roles: frozenset[str]) -> str:
     """A role that nobody knows is the user's, who has the least to say."""
     known = _ROLES.get(role)
     if known is not None:
         return known
-    if _OWN_ROLE.fullmatch(role) and reads_role(role):
+    if reads_role(role, roles):
         return role
     context.ignore(f"{where}.role", "this model's chat template does not know it: the message is the user's.")
     return "user"

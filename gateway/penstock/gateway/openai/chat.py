@@ -20,14 +20,14 @@ from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generatio
 from penstock.gateway.openai.chat_generation import chat_generation
 from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
-from penstock.gateway.openai.message_parts import finish_reason, has_call, message
+from penstock.gateway.openai.message_parts import FUNCTIONS, call_forms, finish_reason, has_call, message
 from penstock.gateway.openai.messages import echoed_text, template_messages
-from penstock.gateway.openai.metadata import with_metadata
+from penstock.gateway.openai.metadata import kept_metadata, with_metadata
 from penstock.gateway.openai.objects import ChatChoice, Head, chat_usage, new_head, running_usage, spliced
-from penstock.gateway.openai.part_frames import NamedCallFrames, PartFrames
+from penstock.gateway.openai.part_frames import FormedCallFrames, NamedCallFrames, PartFrames
 from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
 from penstock.gateway.openai.service_tier import real_tier
-from penstock.gateway.openai.stored_chat import ChatKeeper, StoredChat, shown_messages
+from penstock.gateway.openai.stored_chat import ID_PREFIX, ChatKeeper, StoredChat, shown_messages
 from penstock.gateway.openai.unsupported import CHAT
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _text_frames = partial(Frames, opening=b'"delta":{"content":', closing=b"}")
 _part_frames = partial(PartFrames, opening=b'"delta":')
 _named_call_frames = partial(NamedCallFrames, opening=b'"delta":')
+_formed_call_frames = partial(FormedCallFrames, opening=b'"delta":')
 
 
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
@@ -65,16 +66,16 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         return request.model
 
     async def _generate_request(self, request: ChatRequest, context: RequestContext) -> GenerateRequest:
-        self._dataplane.model(request.model, context)
-        messages = template_messages(request.messages, context)
+        model = self._dataplane.model(request.model, context)
+        request.metadata = kept_metadata(request.metadata, context)
+        messages = template_messages(request.messages, context, model.template_roles)
         return await chat_generation(self._dataplane, self._settings, request, messages, context)
 
     def _respond(
         self, exchange: Exchange, request: ChatRequest, wanted: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
         if request.stream:
-            frames = _named_call_frames if _names_tool(request) else _part_frames
-            return self._stream(exchange, request, wanted, generation, frames if wanted.stages else _text_frames)
+            return self._stream(exchange, request, wanted, generation, _frames(request, wanted))
         return self._answer(exchange, request, wanted, generation)
 
     def _stream(
@@ -142,22 +143,31 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         tier: str | msgspec.UnsetType = msgspec.UNSET
         if request.service_tier is not None:
             tier = real_tier(request.service_tier, wanted)
-        return new_head("chatcmpl", kind, request.model, self._settings.system_fingerprint, tier)
+        return new_head(ID_PREFIX, kind, request.model, self._settings.system_fingerprint, tier)
+
+
+def _frames(request: ChatRequest, wanted: GenerateRequest) -> Callable[..., Frames]:
+    if not wanted.stages:
+        return _text_frames
+    forms, named = call_forms(request), _names_tool(request)
+    if forms != FUNCTIONS:
+        return partial(_formed_call_frames, forms=forms, reports_calls=not named)
+    return _named_call_frames if named else _part_frames
 
 
 def _choice(request: ChatRequest, index: int, collected: Collected) -> ChatChoice:
+    forms = call_forms(request)
+    called = has_call(collected.parts) and not _names_tool(request)
     return ChatChoice(
         index=index,
-        message=message(echoed_text(request) + collected.text, collected.parts),
+        message=message(echoed_text(request) + collected.text, collected.parts, forms),
         logprobs=chat_logprobs(collected.logprobs) if request.logprobs else None,
-        finish_reason=finish_reason(
-            collected.finish_reason, called=has_call(collected.parts) and not _names_tool(request)
-        ),
+        finish_reason=finish_reason(collected.finish_reason, called=called, forms=forms),
         stop_reason=collected.stop_reason,
         token_ids=collected.token_ids if request.return_token_ids else msgspec.UNSET,
     )
 
 
 def _names_tool(request: ChatRequest) -> bool:
-    choice = request.tool_choice
-    return isinstance(choice, dict) and "function" in choice
+    choice = request.function_call if request.functions else request.tool_choice
+    return isinstance(choice, dict) and not choice.keys().isdisjoint(("function", "custom", "name"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 
 import msgspec
 
@@ -89,6 +90,17 @@ class ToolCallObject(msgspec.Struct):
     type: str = "function"
 
 
+class CustomObject(msgspec.Struct):
+    name: str
+    input: str
+
+
+class CustomCallObject(msgspec.Struct):
+    id: str
+    custom: CustomObject
+    type: str = "custom"
+
+
 class AssistantMessage(msgspec.Struct):
     content: str | None
     role: str = "assistant"
@@ -96,7 +108,9 @@ class AssistantMessage(msgspec.Struct):
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
     """The same again: clients know it under either name."""
-    tool_calls: list[ToolCallObject] | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: Sequence[ToolCallObject | CustomCallObject] | msgspec.UnsetType = msgspec.UNSET
+    function_call: FunctionObject | msgspec.UnsetType = msgspec.UNSET
+    """The older form."""
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

@@ -19,12 +19,13 @@ def other_chat(request: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> O
     if most is not None:
         fields["max_tokens"] = most  # more servers know it by this name
     if request.response_format is not None:
-        form = _present(fields["response_format"])
+        form = present(fields["response_format"])
         if "json_schema" in form:
-            form["json_schema"] = _present(form["json_schema"])
+            form["json_schema"] = present(form["json_schema"])
         fields["response_format"] = form
     return OtherChat(chat_fields(fields, messages), show_reasoning=shows)
 
 
-def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
+def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that have a value."""
     return {name: value for name, value in fields.items() if value is not None}

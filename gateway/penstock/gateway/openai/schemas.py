@@ -6,26 +6,28 @@ OpenAI nor vLLM knows are ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from penstock.gateway.llm.sampling import SamplingFields
 from penstock.gateway.llm.truncation import Side
 
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
-Verbosity = Literal["low", "medium", "high"]
-ShortId = Annotated[str, msgspec.Meta(max_length=64)]
-"""OpenAI's bound for what a client makes up to name a user or a cache."""
-PromptCacheRetention = Literal["in_memory", "in-memory", "24h"]
-"""OpenAI's client has had both spellings."""
+ServiceTier = str
+"""auto, default, flex, scale, priority or fast; others are hints that this server does not know."""
+Verbosity = str
+"""low, medium or high; others as for ServiceTier."""
+ShortId = str
+"""What a client makes up to name a user or a cache."""
+PromptCacheRetention = str
+"""in_memory or 24h; others as for ServiceTier. OpenAI's client has had the spelling in-memory, too."""
 
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-    """True is refused."""
+    """True is ignored."""
 
 
 class CommonRequest(SamplingFields, kw_only=True):
@@ -46,20 +48,38 @@ class CommonRequest(SamplingFields, kw_only=True):
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    audio: Any = None
+    """A hint, as all that follow: noted as ignored where they ask for something (`unsupported.note_hints`)."""
+    guided_decoding_backend: Any = None
+    length_penalty: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    moderation: Any = None
+    stream_interval: Any = None
+    web_search_options: Any = None
 
 
-class ContentPart(msgspec.Struct):
+class ContentPart(msgspec.Struct, omit_defaults=True):
     type: str
     text: str | None = None
+    refusal: str | None = None
+    file: dict[str, Any] | None = None
 
 
 class FunctionCall(msgspec.Struct):
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: Any = None
+    """As JSON, or as an object; whatever a model has written."""
+
+
+class CustomCall(msgspec.Struct):
+    name: str
+    input: str | None = None
 
 
 class ToolCall(msgspec.Struct):
-    function: FunctionCall
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
     id: str | None = None
     type: str = "function"
 
@@ -73,9 +93,11 @@ class ChatMessage(msgspec.Struct):
     reasoning_content: str | None = None
     """What the assistant thought; `reasoning` is the same."""
     reasoning: str | None = None
-    function_call: dict[str, Any] | None = None
-    """The older form of `tool_calls`: refused, as is what follows."""
+    function_call: FunctionCall | None = None
+    """The older form of `tool_calls`."""
     audio: dict[str, Any] | None = None
+    """What the assistant has said; of it only a `transcript` is read."""
+    refusal: str | None = None
 
 
 class Prediction(msgspec.Struct):
@@ -102,7 +124,11 @@ class ChatRequest(CommonRequest, kw_only=True):
     """As they were sent: chat templates show them to the model."""
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    functions: list[dict[str, Any]] | None = None
+    """The older form of `tools`."""
+    function_call: str | dict[str, Any] | None = None
+    """That of `tool_choice`."""
+    reasoning_effort: str | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: int | None = None
     max_reasoning_tokens: int | None = None
@@ -111,8 +137,8 @@ class ChatRequest(CommonRequest, kw_only=True):
     """What the answer is expected to be."""
     verbosity: Verbosity | None = None
     service_tier: ServiceTier | None = None
-    metadata: dict[str, str] | None = None
-    """Shown again in the answer."""
+    metadata: Any = None
+    """Texts by name, shown again in the answer as far as OpenAI's bounds allow."""
     store: bool | None = None
     """Whether the chat is kept."""
     safety_identifier: ShortId | None = None
@@ -127,3 +153,8 @@ class CompletionRequest(CommonRequest, kw_only=True):
     suffix: str | None = None
     """What stands behind the text that is to be filled in."""
     logprobs: int | None = None
+    prediction: Any = None
+    """Hints of chats, as what follows."""
+    reasoning_effort: Any = None
+    thinking_token_budget: int | None = None
+    max_reasoning_tokens: int | None = None

@@ -8,7 +8,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.gateway.openai.other_chat import present
 from penstock.gateway.openai.schemas import ChatMessage
+
+ID_PREFIX = "chatcmpl"
+"""Of what chats' answers are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,10 @@ def shown_messages(chat_id: str, messages: Sequence[ChatMessage]) -> list[dict[s
 
 
 def _shown(message_id: str, message: ChatMessage) -> dict[str, Any]:
-    given = {name: value for name, value in msgspec.to_builtins(message).items() if value is not None}
+    given = present(msgspec.to_builtins(message))
     content = given.pop("content", None)
+    if "tool_calls" in given:
+        given["tool_calls"] = [present(call) for call in given["tool_calls"]]
     in_parts = isinstance(content, list)
     contents = {"content": None if in_parts else content, "content_parts": content if in_parts else None}
     return {"id": message_id, "name": None, **given, **contents}

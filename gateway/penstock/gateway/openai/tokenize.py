@@ -16,6 +16,7 @@ from penstock.engines.formats.model_files import read_json_if_any
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.answer_stages import check_tool_parser
 from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.default_model import language_model
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
@@ -27,7 +28,7 @@ from penstock.tokenizers import Tokenizer
 
 
 class TokenizeRequest(ChatRequest, kw_only=True):
-    """A text, or what makes the prompt of a chat. No model: the only one that the server has."""
+    """A text, or what makes the prompt of a chat."""
 
     model: str = ""
     messages: list[ChatMessage] = msgspec.field(default_factory=list)
@@ -63,17 +64,9 @@ class _Endpoint(ABC):
 
     async def _arrived(self, given: str, context: RequestContext) -> str:
         """The name of the model, which is loaded if there is one of this name."""
-        name = given or _only_name(self._dataplane)
+        name = given or language_model(self._settings, context, self._dataplane.models)
         await self._dataplane.models.load_on_demand(name, context)
         return name
-
-
-def _only_name(dataplane: DataPlane) -> str:
-    """Of the only model. Raises InvalidRequestError where there are others."""
-    loaded = dataplane.models.loaded()
-    if len(loaded) != 1:
-        raise InvalidRequestError("Missing required parameter: model.", param="model")
-    return loaded[0][0]
 
 
 class Tokenize(_Endpoint):
@@ -94,6 +87,8 @@ class Tokenize(_Endpoint):
         return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": shown}
 
     async def _tokens(self, request: TokenizeRequest, name: str, context: RequestContext) -> list[int]:
+        if request.prompt is None and not request.messages:
+            raise InvalidRequestError("Missing required parameter: prompt or messages.", param="messages")
         if request.prompt is None:
             return await self._chat_tokens(request, name, context)
         if request.messages:
@@ -107,15 +102,15 @@ class Tokenize(_Endpoint):
             raise UnsupportedError(message, param="add_special_tokens")
         opens, continues = generation_prompt(request)
         model = self._dataplane.model(name, context)
-        use = tool_use(request)
+        use = tool_use(request, context)
         check_tool_parser(model.parsers, use)
         prompt = await self._dataplane.chat_prompt(
             name,
-            template_messages(request.messages, context),
+            template_messages(request.messages, context, model.template_roles),
             context,
             add_generation_prompt=opens,
             continue_final_message=continues,
-            tools=request.tools if use.tools else None,
+            tools=use.shown if use.tools else None,
             documents=template_documents(request, model.template_variables),
             template_kwargs=template_kwargs(request, model.template_variables, context),
         )
@@ -147,12 +142,14 @@ class TokenizerInfo:
 
     query = ("model",)
 
-    def __init__(self, dataplane: DataPlane) -> None:
+    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
         self._dataplane = dataplane
+        self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
-        name = QueryParams(scope["query_string"]).get("model") or _only_name(self._dataplane)
+        name = QueryParams(scope["query_string"]).get("model")
+        name = name or language_model(self._settings, exchange.context, self._dataplane.models)
         exchange.context.principal.require_model(name)
         model = self._dataplane.models.find(name, context=exchange.context).model
         config = {} if model.texts is None else await asyncio.to_thread(_config_of, Path(model.texts.folder))

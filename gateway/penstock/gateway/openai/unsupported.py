@@ -1,12 +1,16 @@
 """Options that OpenAI's, vLLM's or SGLang's API knows and this server does not offer.
 
 Ignoring one silently would give an answer to another question (unconstrained text where a schema was asked for), so
-each is refused by name, except at a value that asks for nothing.
+each is refused by name, except at a value that asks for nothing. Those that change nothing of the answer are hints:
+requests have fields for them (`schemas`), and `note_hints` says that they are ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.openai.schemas import CommonRequest
 
 _NOTHING = ("null",)
 _OFF = ("null", "false")
@@ -17,11 +21,9 @@ _BOTH: dict[str, tuple[str, ...]] = {
     "ec_transfer_params": _NOTHING,
     "grammar": _NOTHING,
     "guided_decoding": _NOTHING,
-    "guided_decoding_backend": _NOTHING,
     "guided_whitespace_pattern": _NOTHING,
     "json_schema": _NOTHING,
     "kv_transfer_params": _NOTHING,
-    "length_penalty": ("null", "1"),
     "logprob_token_ids": _EMPTY,
     "logprobs_mode": _NOTHING,
     "no_stop_trim": _OFF,
@@ -33,7 +35,6 @@ _BOTH: dict[str, tuple[str, ...]] = {
     "return_token_offsets": _OFF,
     "return_tokens_as_token_ids": _OFF,
     "stop_regex": _NOTHING,
-    "stream_interval": ("null", "1"),
     "use_beam_search": _OFF,
     "vllm_xargs": _EMPTY,
     "watermarking": _OFF,
@@ -41,32 +42,42 @@ _BOTH: dict[str, tuple[str, ...]] = {
 
 CHAT: Mapping[str, tuple[str, ...]] = _BOTH | {
     "add_special_tokens": _OFF,
-    "audio": _NOTHING,
     "chat_template": _NOTHING,
-    "function_call": ("null", '"none"'),
-    "functions": _NOTHING,
-    "media_io_kwargs": _EMPTY,
-    "mm_processor_kwargs": _EMPTY,
     "modalities": ("null", '["text"]'),
-    "moderation": _NOTHING,
     "separate_reasoning": ("null", "true"),
     "stream_reasoning": ("null", "true"),
     "suffix": _NOTHING,
-    "web_search_options": _NOTHING,
 }
 
 COMPLETION: Mapping[str, tuple[str, ...]] = _BOTH | {
-    "audio": _NOTHING,
-    "function_call": ("null", '"none"'),
+    "function_call": ("null", '"none"', '"auto"'),
     "functions": _EMPTY,
-    "max_reasoning_tokens": _NOTHING,
     "modalities": ("null", '["text"]'),
-    "prediction": _NOTHING,
-    "reasoning_effort": _NOTHING,
-    "thinking_token_budget": _NOTHING,
     "tool_choice": ("null", '"none"', '"auto"'),
     "tools": _EMPTY,
     "top_logprobs": ("null", "0"),
-    "web_search_options": _NOTHING,
 }
 """With fields of chats that would change the answer."""
+
+_HINTS: Mapping[str, tuple[object, ...]] = {
+    "audio": (None,),
+    "guided_decoding_backend": (None,),
+    "length_penalty": (None, 1),
+    "media_io_kwargs": (None, {}),
+    "mm_processor_kwargs": (None, {}),
+    "moderation": (None,),
+    "stream_interval": (None, 1),
+    "web_search_options": (None,),
+}
+
+
+def note_hints(request: CommonRequest, context: RequestContext) -> None:
+    """Of those that are the same for every model. What a chat's `audio` would change, its `modalities` say."""
+    for name, neutral in _HINTS.items():
+        if getattr(request, name) not in neutral:
+            context.ignore(name, "this server does nothing by it.")
+    if request.stream_options is not None:
+        if not request.stream:
+            context.ignore("stream_options", "the answer is no stream.")
+        elif request.stream_options.include_obfuscation:
+            context.ignore("stream_options.include_obfuscation", "this server pads no chunks.")

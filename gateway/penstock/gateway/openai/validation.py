@@ -16,7 +16,8 @@ from penstock.gateway.llm.token_limits import bad_words
 from penstock.gateway.llm.truncation import truncation
 from penstock.gateway.openai.metadata import check_metadata
 from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
-from penstock.gateway.openai.service_tier import tier_priority
+from penstock.gateway.openai.service_tier import note_tier, tier_priority
+from penstock.gateway.openai.unsupported import note_hints
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -30,6 +31,7 @@ _MAX_SESSION = 128
 _SHORT_RETENTION = 5 * 60
 """Seconds for which OpenAI keeps a prompt in memory at least."""
 _LONG_RETENTION = 24 * 60 * 60
+_RETENTIONS = (None, "in_memory", "in-memory", "24h")
 _COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
 
@@ -42,6 +44,7 @@ def chat_generate_request(
     if not model.has_chat_template:
         raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="model")
     check_metadata(request.metadata)
+    note_tier(request.service_tier, context)
     wanted = _generate_request(
         request,
         [[]],
@@ -55,9 +58,9 @@ def chat_generate_request(
     )
     return replace(
         wanted,
-        prediction=_prediction(request, model),
+        prediction=_prediction(request, model, context),
         tenant=fair_tenant(context, request.safety_identifier or request.user, settings.policy),
-        cache_retention=_cache_retention(request),
+        cache_retention=_cache_retention(request, context),
         session=(request.prompt_cache_key or request.safety_identifier or request.user or "")[:_MAX_SESSION],
         priority=tier_priority(request.service_tier, settings.policy) if request.priority is None else wanted.priority,
     )
@@ -68,6 +71,7 @@ def completion_generate_request(
 ) -> GenerateRequest:
     """What a text completion asks for. `max_tokens` 0, which echo allows, becomes 1, since engines generate at least
     one token; the front drops that. -1 asks for all that the context leaves."""
+    _check_thinking(request, model, context)
     logprobs = request.logprobs
     if logprobs is not None:
         bounded(logprobs, "logprobs", 0, MAX_LOGPROBS)
@@ -89,6 +93,19 @@ def completion_generate_request(
         add_special_tokens=request.add_special_tokens is not False,
     )
     return replace(wanted, suffix=_suffix(request, model))
+
+
+def _check_thinking(request: CompletionRequest, model: ServedModel, context: RequestContext) -> None:
+    """A text completion knows nothing of thoughts: hints about them are ignored, and a bound that nothing would keep is
+    refused where the model may think. Raises UnsupportedError."""
+    for name in ("prediction", "reasoning_effort"):
+        if getattr(request, name) is not None:
+            context.ignore(name, "text completions have no such field.")
+    for name in ("thinking_token_budget", "max_reasoning_tokens"):
+        if getattr(request, name) is not None and model.parsers.reasoning is not None:
+            raise UnsupportedError(f"{name}: a text completion cannot end a thought; use a chat.", param=name)
+        if getattr(request, name) is not None:
+            context.ignore(name, "this model's chat template shows no reasoning.")
 
 
 def _suffix(request: CompletionRequest, model: ServedModel) -> str | None:
@@ -124,11 +141,7 @@ def _generate_request(
     if n * len(prompts) > settings.max_choices:
         message = f"The number of prompts times n must not be greater than {settings.max_choices}."
         raise InvalidRequestError(message, param="n")
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequestError("stream_options needs stream to be true.", param="stream_options")
-    if request.stream_options is not None and request.stream_options.include_obfuscation:
-        param = "stream_options.include_obfuscation"
-        raise UnsupportedError(f"{param} is not supported.", param=param)
+    note_hints(request, context)
     return GenerateRequest(
         model=request.model,
         prompts=prompts,
@@ -148,7 +161,7 @@ def _generate_request(
         skip_special_tokens=request.skip_special_tokens is not False,
         truncation=truncation(request.truncate_prompt_tokens, request.truncation_side),
         add_special_tokens=add_special_tokens,
-        priority=priority_level(request.priority, settings.policy),
+        priority=_priority(request.priority, settings.policy, context),
         context=context,
         tenant=fair_tenant(context, request.user, settings.policy),
         cache_salt=_cache_salt(request.cache_salt),
@@ -184,18 +197,29 @@ def _chat_logprobs(request: ChatRequest) -> int | None:
     return (top or 0) if request.logprobs else None
 
 
-def _cache_retention(request: ChatRequest) -> int:
+def _priority(priority: int | None, policy: str, context: RequestContext) -> int:
+    if priority and policy != "priority":
+        context.ignore("priority", f"this server runs the scheduling policy '{policy}'.")
+        return 0
+    return priority_level(priority, policy)
+
+
+def _cache_retention(request: ChatRequest, context: RequestContext) -> int:
     """In seconds; 0: its prompt is evicted like all others."""
+    if request.prompt_cache_retention not in _RETENTIONS:
+        context.ignore("prompt_cache_retention", "it must be in_memory or 24h.")
+        return _SHORT_RETENTION
     if request.prompt_cache_retention == "24h":
         return _LONG_RETENTION
     return _SHORT_RETENTION if request.prompt_cache_retention or request.prompt_cache_key else 0
 
 
-def _prediction(request: ChatRequest, model: ServedModel) -> str:
+def _prediction(request: ChatRequest, model: ServedModel, context: RequestContext) -> str:
     if request.prediction is None:
         return ""
     if not model.info.supports_drafts:
-        raise UnsupportedError("prediction: this model's engine cannot verify predictions.", param="prediction")
+        context.ignore("prediction", "this model's engine cannot verify predictions.")
+        return ""
     return request.prediction.text
 
 

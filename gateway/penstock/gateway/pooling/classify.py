@@ -18,6 +18,7 @@ from penstock.gateway.pooling.schemas import ClassifyRequest, InputRequest
 
 class Classify(PoolingEndpoint[ClassifyRequest]):
     schema = ClassifyRequest
+    needs = ("classify",)
 
     async def answer(self, request: ClassifyRequest, context: RequestContext) -> bytes:
         model = self.plane.model(request.model, context)

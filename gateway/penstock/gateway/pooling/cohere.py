@@ -56,6 +56,7 @@ PATHS = frozenset({"/v1/embed", "/v2/embed"})
 
 class CohereEmbed(PoolingEndpoint[CohereEmbedRequest]):
     schema = CohereEmbedRequest
+    needs = ("embedding",)
     unsupported: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **{name: neutral for name, neutral in UNSUPPORTED.items() if name not in _READ},
         "images": ("null", "[]"),

@@ -19,6 +19,7 @@ from penstock.gateway.pooling.tokenizing import Cut, tokenize_inputs, truncation
 
 class Embeddings(PoolingEndpoint[EmbeddingRequest]):
     schema = EmbeddingRequest
+    needs = ("embedding", "token_embedding")
     text_api = "embeddings"
 
     async def answer(self, request: EmbeddingRequest, context: RequestContext) -> bytes:

@@ -72,6 +72,18 @@ class PoolingPlane:
         found = [(name, model) for name, model in self._models.items() if model.loaded]
         return found if self.routing is None else found + self.routing.names()
 
+    def names_with(self, capabilities: Sequence[str]) -> list[Sequence[str]]:
+        """The names of each model, and of rules for several models, with the first of these capabilities that any has;
+        of all where there are none to have. Models that are still loading count where no other is there."""
+        models = self.known_models()
+        known = [(model.names, model) for model in ([each for each in models if each.loaded] or models)]
+        routed = [] if self.routing is None else [([name], model) for name, model in self.routing.names()]
+        for capability in capabilities:
+            names = [names for names, model in (*known, *routed) if capability in model.capabilities]
+            if names:
+                return names
+        return [] if capabilities else [names for names, _ in (*known, *routed)]
+
     def metrics(self) -> list[Source]:
         return [model.metrics for model in self.known_models()]
 
@@ -87,15 +99,6 @@ class PoolingPlane:
         if self.routing is not None and self.routing.has(name):
             return self.routing.find(name, context)
         return self.find_own(name)
-
-    def only_name(self, capability: str, context: RequestContext) -> str:
-        """Of the only loaded model with this capability that the caller may use, for APIs of servers with one model.
-        Raises InvalidRequestError."""
-        own = {model.names[0] for model in self.known_models() if model.loaded and capability in model.capabilities}
-        names = [name for name in own if context.principal.may_use(name)]
-        if len(names) != 1:
-            raise InvalidRequestError("Missing required parameter: model.", param="model")
-        return names[0]
 
     def has(self, name: str) -> bool:
         return name in self._models

@@ -25,10 +25,10 @@ _MOST = 2**31 - 1
 
 class Rerank(PoolingEndpoint[RerankRequest]):
     schema = RerankRequest
+    needs = ("rerank", "embedding", "token_embedding")
 
     async def answer(self, request: RerankRequest, context: RequestContext) -> bytes:
-        name = request.model or self.plane.only_name("rerank", context)
-        model = self.plane.model(name, context)
+        model = self.plane.model(request.model, context)
         field, texts = _documents(request)
         check_count(len(texts), field)
         top_n = len(texts) if not request.top_n else bounded(request.top_n, "top_n", 0, _MOST)
@@ -43,7 +43,7 @@ class Rerank(PoolingEndpoint[RerankRequest]):
         ranks = np.argsort(-scores, kind="stable")[:top_n].tolist()
         if request.texts is not None:
             return _tei_answer(texts, scores, ranks, return_text=bool(request.return_text))
-        return _answer(request, name, texts, scores, ranks, tokenized)
+        return _answer(request, request.model, texts, scores, ranks, tokenized)
 
 
 def _documents(request: RerankRequest) -> tuple[str, list[str]]:

@@ -13,6 +13,7 @@ from penstock.gateway.pooling.tokenizing import truncation
 
 class Score(PoolingEndpoint[ScoreRequest]):
     schema = ScoreRequest
+    needs = ("score", "embedding", "token_embedding")
 
     async def answer(self, request: ScoreRequest, context: RequestContext) -> bytes:
         model = self.plane.model(request.model, context)

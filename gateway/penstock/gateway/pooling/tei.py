@@ -17,13 +17,14 @@ from penstock.gateway.pooling.tokenizing import Cut
 
 class TeiEmbed(PoolingEndpoint[TeiEmbedRequest]):
     schema = TeiEmbedRequest
+    needs = ("embedding",)
     unsupported: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **UNSUPPORTED,
         **dict.fromkeys(("truncate_prompt_tokens", "truncation_side"), ("null",)),
     }
 
     async def answer(self, request: TeiEmbedRequest, context: RequestContext) -> bytes:
-        model = self.plane.model(request.model or self.plane.only_name("embedding", context), context)
+        model = self.plane.model(request.model, context)
         embedding = EmbeddingRequest(
             model=model.names[0],
             input=request.inputs,

@@ -137,7 +137,7 @@ def build_app(
         GuardedRoute("/reset_prefix_cache", ResetPrefixCache(dataplane), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/tokenize", Tokenize(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/detokenize", Detokenize(dataplane, settings), INFER, methods=["POST"]),
-        GuardedRoute("/tokenizer_info", TokenizerInfo(dataplane), SEE_METADATA, methods=["GET"]),
+        GuardedRoute("/tokenizer_info", TokenizerInfo(dataplane, settings), SEE_METADATA, methods=["GET"]),
         *_health_routes(dataplane, settings),
         GuardedRoute("/ping", Ready(_health(dataplane, settings), settings.drain), PROBE, methods=["GET", "POST"]),
         GuardedRoute("/version", Version(dataplane, pooling, settings), SEE_METADATA, methods=["GET"]),

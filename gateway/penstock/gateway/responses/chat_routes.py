@@ -9,16 +9,22 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.errors import HttpError
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import QUERY, page
 from penstock.gateway.openai.metadata import check_metadata
+from penstock.gateway.openai.stored_chat import ID_PREFIX
 from penstock.gateway.responses.chat_store import ChatStore
 from penstock.gateway.responses.response_routes import DEFAULT_PAGE, LONGEST_PAGE
 from penstock.gateway.responses.stored_endpoint import StoredEndpoint
 
 _METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 _MAX_BODY = 64 << 10
+_ELSEWHERE = {
+    "batch": " For many chats at once, see POST /v1/batches.",
+    "input_tokens": " POST /tokenize and POST /v1/responses/input_tokens count the tokens of a prompt.",
+}
 
 
 class _UpdateChat(msgspec.Struct):
@@ -60,6 +66,8 @@ class UpdateChat(_Endpoint):
     schema = _UpdateChat
 
     async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+        if not kept_id.startswith(ID_PREFIX):
+            raise _no_route(kept_id)
         metadata = parse(await exchange.body(_MAX_BODY), self.schema, {}).metadata or {}
         check_metadata(metadata)
         await self._store.update(kept_id, tenant, metadata)
@@ -81,6 +89,12 @@ class ChatMessages(_Endpoint):
         messages = await self._store.messages(kept_id, tenant)
         query = Request(exchange.scope).query_params
         return msgspec.json.encode(page(messages, query, default=DEFAULT_PAGE, most=LONGEST_PAGE, order="asc"))
+
+
+def _no_route(name: str) -> HttpError:
+    """What other servers have below chats, and this one somewhere else."""
+    hint = _ELSEWHERE.get(name, "")
+    return HttpError(404, f"No such route: POST /v1/chat/completions/{name[:64]}.{hint}", code="route_not_found")
 
 
 def _asked_metadata(query: Mapping[str, str]) -> dict[str, str]:

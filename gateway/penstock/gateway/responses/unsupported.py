@@ -10,14 +10,18 @@ _NOTHING = ("null",)
 
 UNSUPPORTED: Mapping[str, tuple[str, ...]] = dict(CHAT) | {
     "access_programs": _NOTHING,
+    "audio": _NOTHING,
     "background_options": _NOTHING,
     "best_of": ("null", "1"),
     "echo": ("null", "false"),
+    "function_call": ("null", '"none"'),
+    "functions": _NOTHING,
     "image": _NOTHING,
     "logprobs": ("null", "false"),
     "max_completion_tokens": _NOTHING,
     "max_tokens": _NOTHING,
     "messages": _NOTHING,
+    "moderation": _NOTHING,
     "n": ("null", "1"),
     "prediction": _NOTHING,
     "prompt": _NOTHING,
@@ -26,4 +30,5 @@ UNSUPPORTED: Mapping[str, tuple[str, ...]] = dict(CHAT) | {
     "response_format": _NOTHING,
     "stream_options": ("null", "{}", '{"include_obfuscation":false}'),
     "truncate_prompt_tokens": _NOTHING,
+    "web_search_options": _NOTHING,
 }

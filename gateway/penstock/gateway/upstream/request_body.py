@@ -46,8 +46,6 @@ class UpstreamRequest:
         if read.n is not None and not 1 <= read.n <= _MAX_CHOICES:
             raise InvalidRequestError(f"n must be from 1 to {_MAX_CHOICES}.", param="n")
         self.streams = bool(read.stream) and api != "embeddings"
-        if read.stream_options is not None and not self.streams:
-            raise InvalidRequestError("stream_options needs stream to be true.", param="stream_options")
         self.shows_usage = read.stream_options is not None and bool(read.stream_options.include_usage)
         self.choices = int(read.n or 1) * (_prompts(read.prompt) if api == "completions" else 1)
         asked = (read.max_completion_tokens or read.max_tokens or 0) * (read.n or 1)
@@ -58,7 +56,9 @@ class UpstreamRequest:
         """For another server, which calls the model so. A stream is asked for its usage in any case."""
         fields: dict[str, Any] = {name: raw for name, raw in self._fields.items() if name not in _OURS}
         fields["model"] = model
-        if self.streams:
+        if not self.streams:  # without a stream they mean nothing, and many servers refuse them
+            fields.pop("stream_options", None)
+        else:
             given = self._fields.get("stream_options")
             options = None if given is None else msgspec.json.decode(given, type=dict[str, msgspec.Raw] | None)
             fields["stream_options"] = {**(options or {}), "include_usage": True}

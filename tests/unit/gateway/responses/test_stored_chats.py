@@ -184,3 +184,11 @@ async def test_lines_of_batches_are_in_a_file_and_not_kept_beside_it() -> None:
     lines = batch_endpoints(plane, settings, PoolingPlane(plane))[PATH]
     refused = await call(App([GuardedRoute(PATH, lines, INFER, methods=["POST"])], settings), PATH, BODY)
     assert (refused.status, refused.json()["error"]["param"]) == (400, "store")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("batch", "/v1/batches"), ("input_tokens", "/tokenize"), ("other", "")])
+async def test_routes_of_other_servers_are_no_chats(rig: Rig, name: str, hint: str) -> None:
+    answer = await rig.ask(f"/{name}", {"messages": []}, "POST")
+    error = answer.json()["error"]
+    assert (answer.status, error["code"]) == (404, "route_not_found")
+    assert hint in error["message"]

@@ -41,7 +41,7 @@ class PythonicStage(ToolCallStage):
         self.reader.take()
         while True:
             yield from self.reader.skip_space()
-            name = yield from self.reader.word(_NAME, LONGEST_NAME)
+            name = yield from self.read_plain_name()
             if not name or (only_known and name not in self.tools):
                 return False
             pieces: list[str] = []

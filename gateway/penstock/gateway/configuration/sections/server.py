@@ -206,10 +206,18 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clamp_max_tokens: Annotated[
         bool,
         Meta(
-            description="requests whose max_tokens do not fit into the context get as many as fit, for clients that "
-            "always ask for many; off: they are refused, with the number that would fit"
+            description="requests whose max_tokens do not fit into the context behind their prompt get as many as fit; "
+            "off: they are refused, with the number that would fit"
         ),
-    ] = False
+    ] = True
+    default_model: Annotated[
+        str | None,
+        Meta(
+            description="name of the model for requests that name none; default: the only model that such a request "
+            "can use; several: it is refused",
+            extra={"metavar": "NAME"},
+        ),
+    ] = None
     strict_requests: Annotated[
         bool,
         Meta(

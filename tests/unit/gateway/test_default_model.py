@@ -1,0 +1,175 @@
+"""Requests that name no model, on every route of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import helpers_pooling
+from helpers_dataplane import Setup
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.context import Principal, RequestContext
+from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.http.text_models import TextModels
+from penstock.gateway.llm.adapters import Adapter, AdapterSet
+from penstock.gateway.llm.dataplane import ServedModel
+from penstock.gateway.llm.language_models import LanguageModels
+from penstock.gateway.llm.models import LoadedModel, NameHolder
+from penstock.gateway.on_demand.on_demand import OnDemand
+from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.served_models import check_default_model
+from protocol.asgi_client import AsgiCall, call
+from protocol.fake_dataplane import INFO, FakeDataPlane, FakeModels
+
+HI = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HI},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/v1/messages": {"messages": HI, "max_tokens": 4},
+    "/v1/messages/count_tokens": {"messages": HI},
+    "/api/chat": {"messages": HI, "stream": False},
+    "/api/generate": {"prompt": "hi", "stream": False},
+}
+
+
+class NamedModels(FakeModels):
+    def usable(self, may_use: Callable[[str], bool]) -> list[list[str]]:
+        return [[name] for name in self.by_name if may_use(name)]
+
+    def find(self, name: str, param: str = "model", context: RequestContext | None = None) -> NameHolder:
+        assert name in self.by_name
+        return NameHolder(cast("LoadedModel", SimpleNamespace(sleep=None, chat_template=None, names=(name,))))
+
+
+def plane(*names: str) -> FakeDataPlane:
+    models = tuple(ServedModel(name, "root", 0, INFO) for name in names)
+    dataplane = FakeDataPlane(models=models)
+    dataplane.models = NamedModels(models)
+    return dataplane
+
+
+def keys(*models: str) -> dict[str, Any]:
+    return {"keys": ApiKeys({key_digest(b"key"): Principal(models=models)})}
+
+
+async def ask(dataplane: FakeDataPlane, path: str, body: dict[str, Any], **settings: Any) -> AsgiCall:
+    app = build_app(dataplane, AppSettings(**settings))
+    return await call(app, path, body, headers={"authorization": "Bearer key"})
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("unnamed", [{}, {"model": None}, {"model": ""}])
+async def test_the_only_model_answers(path: str, unnamed: dict[str, Any]) -> None:
+    answer = await ask(plane("tiny"), path, BODIES[path] | unnamed)
+    assert answer.status == 200, answer.json()
+    assert answer.json().get("model", "tiny") == "tiny"
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_of_several_models_none_is_guessed(path: str) -> None:
+    for names, count in ((("a", "b", "c"), "3 models"), ((), "no model")):
+        answer = await ask(plane(*names), path, BODIES[path])
+        assert answer.status == 400
+        assert f"model. This request can use {count}" in str(answer.json()["error"])
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_default_model_answers(path: str) -> None:
+    for default, status in (("b", 200), ("absent", 400)):
+        answer = await ask(plane("a", "b"), path, BODIES[path], default_model=default)
+        assert answer.status == status
+        if status == 200:
+            assert answer.json().get("model", "b") == "b"
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_key_gets_the_one_that_it_may_use(path: str) -> None:
+    answer = await ask(plane("a", "b"), path, BODIES[path], default_model="b", **keys("a"))
+    assert answer.status == 200
+    assert answer.json().get("model", "a") == "a"
+    assert (await ask(plane("a", "b"), path, BODIES[path], **keys("other"))).status == 403
+
+
+async def test_other_errors_of_such_a_request_stay_what_they_are() -> None:
+    body = {"messages": [{"role": "user", "content": "hi", "model": 5}], "n": "x"}
+    answer = await ask(plane("tiny"), "/v1/chat/completions", body)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "n")
+    for wrong in (5, [], {}, True):
+        answer = await ask(plane("tiny"), "/v1/chat/completions", {"model": wrong, "messages": HI})
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "model")
+
+
+class Upstream:
+    apis, created, root = ("chat",), 0, "far"
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def answer(self, exchange: Any, api: str, body: bytes) -> bytes | None:
+        self.bodies.append(body)
+        await exchange.respond(200, b"{}")
+        return None
+
+
+async def test_models_of_other_servers_count() -> None:
+    others, far = TextModels(), Upstream()
+    others.by_name["far"] = cast("Any", far)
+    chat = "/v1/chat/completions"
+    assert (await ask(plane(), chat, BODIES[chat], text_models=others)).status == 200
+    assert b'"model":"far"' in far.bodies[0]
+    assert (await ask(plane("tiny"), chat, BODIES[chat], text_models=others)).status == 400
+    text = await ask(plane("tiny"), "/v1/completions", BODIES["/v1/completions"], text_models=others)
+    assert text.json()["model"] == "tiny"  # the other one answers chats alone
+
+
+async def test_embedding_models_have_a_default_of_their_own(tmp_path: Path) -> None:
+    setup = helpers_pooling.Setup(tmp_path)
+    for path in ("/v1/embeddings", "/api/embed"):
+        for settings, status in (({}, 400), ({"default_model": "embedder"}, 200), ({"default_model": "tiny"}, 400)):
+            app = build_app(setup.dataplane, AppSettings(**settings), None, setup.plane)
+            answer = await call(app, path, {"input": "dog"})
+            assert (answer.status, "model" in str(answer.json())) == (status, True)
+    app = build_app(setup.dataplane, AppSettings(**keys("embedder")), None, setup.plane)
+    answer = await call(app, "/v1/embeddings", {"input": "dog"}, headers={"authorization": "Bearer key"})
+    assert (answer.status, answer.json()["model"]) == (200, "embedder")
+
+
+def test_which_models_count(tmp_path: Path) -> None:
+    model = Setup(tmp_path, SchedulerConfig(), 16).model
+    model.adapters = AdapterSet([Adapter(name, name, tmp_path, 0) for name in ("x", "y")])
+    models = LanguageModels(on_demand=cast("OnDemand", SimpleNamespace(language_models=lambda: ["later"])))
+    models.add(model)  # still loading
+    assert models.usable(lambda _: True) == [["later"], ["m", "alias", "x", "y"]]
+    assert models.usable({"alias", "x"}.__contains__) == [["alias", "x"]]
+    assert models.usable({"x", "y"}.__contains__) == [["x"], ["y"]]
+    assert models.usable({"later"}.__contains__) == [["later"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "repository", "is_known"),
+    [(None, False, True), ("m", False, True), ("vectors", False, True), ("no", False, False), ("no", True, True)],
+)
+def test_a_name_that_no_model_has_is_an_error_at_the_start(
+    tmp_path: Path, name: str | None, repository: bool, is_known: bool
+) -> None:
+    models = LanguageModels()
+    models.add(Setup(tmp_path, SchedulerConfig(), 16).model)
+    models.reserve("vectors", "It gives embeddings.")
+    with nullcontext() if is_known else pytest.raises(ConfigError, match="default-model: there is no model `no`"):
+        check_default_model(name, models, has_repository=repository)
+
+
+async def test_tokenize_takes_the_same_model() -> None:
+    answer = await ask(plane("a", "b"), "/tokenize", {"content": "x"})
+    assert "This request can use 2 models" in answer.json()["error"]["message"]
+    answer = await ask(plane("a"), "/tokenize", {"content": "x"})
+    assert answer.json()["error"]["message"] == "Missing required parameter: prompt or messages."

@@ -159,6 +159,9 @@ class FakeDataPlane(DataPlane):
             raise InvalidRequestError("The template refuses this.", param="messages")
         return ChatPrompt([ord(char) % 100 for message in messages for char in str(message["content"])], "")
 
+    async def text_prompt(self, model: str, text: str, context: RequestContext, **_: Any) -> list[int]:
+        return [ord(char) % 100 for char in text]
+
     async def generate(self, request: GenerateRequest) -> Generation:
         self.requests.append(request)
         self.generating.set()

@@ -21,6 +21,7 @@ _CUT_WHAT_IS_TOO_LONG = -1
 
 class Embed(PoolingEndpoint[EmbedRequest]):
     schema = EmbedRequest
+    needs = ("embedding",)
 
     async def answer(self, request: EmbedRequest, context: RequestContext) -> bytes:
         cut = None if request.truncate is False else _CUT_WHAT_IS_TOO_LONG
@@ -43,6 +44,7 @@ class Embed(PoolingEndpoint[EmbedRequest]):
 
 class OldEmbed(PoolingEndpoint[OldEmbedRequest]):
     schema = OldEmbedRequest
+    needs = ("embedding",)
 
     async def answer(self, request: OldEmbedRequest, context: RequestContext) -> bytes:
         embedding = EmbeddingRequest(

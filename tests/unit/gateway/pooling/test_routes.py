@@ -159,7 +159,7 @@ async def test_pooling_of_a_classifier(setup: Setup) -> None:
 EMBED, RERANK, SCORE = "/v1/embeddings", "/v2/rerank", "/v1/score"
 BAD: list[tuple[str, dict[str, Any], str | None]] = [
     (EMBED, {"model": "embedder"}, "input"),
-    (EMBED, {"input": "dog"}, "model"),
+    ("/pooling", {"input": "dog"}, "model"),
     (EMBED, {"model": "embedder", "input": []}, "input"),
     (EMBED, {"model": "embedder", "input": [[]]}, "input"),
     (EMBED, {"model": "embedder", "input": ["dog", 1]}, "input"),

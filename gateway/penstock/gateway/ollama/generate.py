@@ -34,6 +34,7 @@ from penstock.gateway.ollama.translation import (
 from penstock.gateway.openai.chat_generation import chat_generation
 from penstock.gateway.openai.other_chat import other_chat
 from penstock.gateway.openai.validation import WHAT_FITS, completion_generate_request
+from penstock.tokenizers import ANY_ROLE
 
 _JSON_LINES = b"application/x-ndjson"
 _PROMPT_ALONE = re.compile(r"\{\{-?\s*\.Prompt\s*-?\}\}")
@@ -182,7 +183,7 @@ class Chat(_Endpoint[ChatRequest]):
         return await self._chat(request, request.tools, messages, context)
 
     async def _other_chat(self, request: ChatRequest, context: RequestContext) -> OtherChat:
-        messages = template_messages(request.messages or (), context, lambda role: True)
+        messages = template_messages(request.messages or (), context, frozenset({ANY_ROLE}))
         return self._openai_chat(request, request.tools, messages, context)
 
 

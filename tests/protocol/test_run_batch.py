@@ -38,14 +38,13 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     assert {each["response"]["status_code"] for each in results} == {200}
 
 
-def test_files_that_are_wrong_end_it_with_the_line(tmp_path: Path) -> None:
+def test_a_line_that_is_wrong_costs_that_line_and_files_that_cannot_be_read_the_run(tmp_path: Path) -> None:
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_text(lines("a", "a"))
-    wrong = run(source, target)
-    assert wrong.returncode == 1
-    assert "line 2: Another line has the same custom_id." in wrong.stderr
-    assert "ready: " not in wrong.stderr, "the file is checked before the model loads"
-    assert not target.exists()
+    done = run(source, target)
+    assert (done.returncode, "1 answered, 1 failed" in done.stderr) == (0, True), done.stderr
+    [wrong] = [each["error"] for each in map(json.loads, target.read_text().splitlines()) if each["error"]]
+    assert (wrong["code"], wrong["line"]) == ("duplicate_custom_id", 2)
     missing = run(tmp_path / "no file", target)
     assert missing.returncode == 1
     assert "no file cannot be read: No such file or directory" in missing.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -19,6 +20,10 @@ from helpers_server import Server, serving
 HERE = Path(__file__).parent
 DEMO = HERE.parents[1] / "gateway/penstock/gateway/demo_model"
 KEY = "dummy-key"
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
+)
+"""A picture of one point."""
 LOCAL = "local"
 """The demo model, as its server offers it to agents."""
 _CONTEXT = 65536

@@ -32,12 +32,12 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
-    "codex": Program("codex.py", 60),
-    "claude-code": Program("claude_code.py", 60),
-    "opencode": Program("opencode.py", 90),
+    "codex": Program("codex.py", 150),
+    "claude-code": Program("claude_code.py", 150),
+    "opencode": Program("opencode.py", 150),
     "vercel-ai": Program("vercel_ai.py", 60),
     "node-sdks": Program("node_sdks.py", 60),
-    "aider": Program("aider.py", 120),
+    "aider": Program("aider.py", 150),
     "llm": Program("llm_cli.py", 60),
     "lm-eval": Program("harness.py", 200, quick=False),
     "guidellm": Program("guidellm_bench.py", 200, quick=False),
@@ -53,6 +53,7 @@ def main() -> None:
     if unknown := set(arguments.names) - PROGRAMS.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     names = arguments.names or [name for name in PROGRAMS if PROGRAMS[name].quick or not arguments.quick]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what runs
     alone = isolation()
     if not alone:
         print("no namespaces here: the programs see this machine's network", flush=True)

@@ -72,7 +72,7 @@ def backend(place: Place, url: str) -> Iterator[httpx.Client]:
         process = subprocess.Popen(command, env=environ, cwd=place.work, stdout=log, stderr=log)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-            wait_until(lambda: process.poll() is not None or is_up(client), 200)
+            wait_until(lambda: process.poll() is not None or is_up(client), 300)
             check(process.poll() is None, "it starts", (place.home / "log").read_text()[-3000:])
             account = {"name": "admin", "email": "admin@test.example", "password": "Only-for-this-test-1"}
             token = client.post("/api/v1/auths/signup", json=account).json()["token"]

@@ -41,7 +41,7 @@ PROGRAMS = {
     "llm": Program("llm_cli.py", 60),
     "lm-eval": Program("harness.py", 200, quick=False),
     "guidellm": Program("guidellm_bench.py", 200, quick=False),
-    "open-webui": Program("open_webui.py", 300, quick=False),
+    "open-webui": Program("open_webui.py", 400, quick=False),
 }
 
 

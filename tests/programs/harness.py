@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from kit import DEMO, KEY, Place, check, main, server
+from kit import KEY, Place, check, main, server
 
 VERSION = "0.4.13"
 NAMES = ("join", "split", "exists", "isdir")
@@ -21,7 +21,7 @@ STOPS = ["\n\n", "Question:", "</s>", "User:", "###"]
 
 
 def install(place: Place) -> None:
-    place.pip(f"lm_eval[api]=={VERSION}", "transformers==5.24.0")
+    place.pip(f"lm_eval[api]=={VERSION}")
 
 
 def write_tasks(place: Place) -> None:
@@ -49,10 +49,9 @@ def converse(place: Place) -> Iterator[str]:
         count = evaluate("local-chat-completions", "chat/completions", "answers", "--apply_chat_template")
         check(count == len(NAMES), "every chat is evaluated", count)
         yield "answers of chats"
-        tokenizer = f",tokenizer_backend=huggingface,tokenizer={DEMO}"
-        count = evaluate("local-completions", "completions", "answers,choices", more=tokenizer)
+        count = evaluate("local-completions", "completions", "answers,choices", more=",tokenizer_backend=remote")
         check(count == 2 * len(NAMES), "every document is evaluated", count)
-        yield "answers that end at five stop strings, and log-likelihoods, of completions"
+        yield "answers that end at five stop strings, and log-likelihoods, of completions, with the server's tokenizer"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from kit import KEY, Place, check, main, server
 
@@ -28,10 +29,22 @@ def write_tasks(place: Place) -> None:
     documents = [{"question": f"What does os.path.{name} do?", "answer": f"os.path.{name}"} for name in NAMES]
     (place.work / "questions.jsonl").write_text("\n".join(map(json.dumps, documents)))
     until = {"until": STOPS, "max_gen_toks": 60, "do_sample": False}
-    generate = {"task": "answers", "output_type": "generate_until", "generation_kwargs": until}
-    choice = {"task": "choices", "output_type": "multiple_choice", "doc_to_choice": ["a path", "{{answer}}"]}
-    choice |= {"doc_to_target": 1, "metric_list": [{"metric": "acc"}]}
-    for task in (generate | {"metric_list": [{"metric": "exact_match"}]}, choice):
+    tasks: list[dict[str, Any]] = [
+        {
+            "task": "answers",
+            "output_type": "generate_until",
+            "generation_kwargs": until,
+            "metric_list": [{"metric": "exact_match"}],
+        },
+        {
+            "task": "choices",
+            "output_type": "multiple_choice",
+            "doc_to_choice": ["a path", "{{answer}}"],
+            "doc_to_target": 1,
+            "metric_list": [{"metric": "acc"}],
+        },
+    ]
+    for task in tasks:
         (place.work / f"{task['task']}.yaml").write_text(json.dumps(TASK | task))
 
 

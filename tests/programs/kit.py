@@ -74,7 +74,8 @@ class Place:
 
     def node(self, script: str, **environ: str) -> str:
         """Runs a script of this folder, beside the packages that it imports."""
-        return self.run("node", shutil.copy(HERE / script, self._folder / "npm"), **environ)
+        copied = shutil.copy(HERE / script, self._folder / "npm")
+        return self.run("node", str(copied), **environ)
 
 
 def check(holds: bool, about: str, seen: object = "") -> None:

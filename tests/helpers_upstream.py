@@ -186,9 +186,9 @@ BEHAVIOURS: dict[str, Behaviour] = {
 class BadServer:
     """In a thread of its own. Models it does not know are answered well."""
 
-    def __init__(self, always: str | None = None) -> None:
+    def __init__(self, always: str | Behaviour | None = None) -> None:
         """`always`: how it behaves whatever the model."""
-        self._always = always
+        self._always = BEHAVIOURS[always] if isinstance(always, str) else always
         self.asked: list[Asked] = []
         self.counts: Counter[str] = Counter()
         """Requests by model."""
@@ -244,7 +244,8 @@ class BadServer:
                     continue
                 model = asked.body["model"]
                 self.counts[model] += 1
-                await BEHAVIOURS.get(self._always or model, _good)(self, asked, Caller(reader, writer, model))
+                behaviour = self._always or BEHAVIOURS.get(model, _good)
+                await behaviour(self, asked, Caller(reader, writer, model))
                 await writer.drain()
         writer.close()
 

@@ -7,11 +7,8 @@ from typing import Any
 
 from penstock.gateway.anthropic.schemas import Block
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.bodies import media_note
 
-IMAGE_NOTE = "[image left out: this model reads text only]"
-"""Stands for an image, which is neither fetched nor decoded."""
-DOCUMENT_NOTE = "[document left out: this model reads text only]"
-"""Stands for a PDF, and for a document that is somewhere else."""
 _TEXTS = ("title", "context", "url", "tool_name", "text", "stdout", "stderr", "error_code")
 """Fields with text, of blocks that other blocks hold and of what tools of Anthropic's servers return."""
 _AS_THEY_ARE = frozenset({"document", "image", "search_result", "tool_reference", "tool_result"})
@@ -53,7 +50,7 @@ def _text(
 ) -> str | None:
     if kind == "image":
         context.ignore(where, "this model reads text only: a note stands for the image.")
-        return IMAGE_NOTE
+        return media_note("image")
     found = [text for text in texts if isinstance(text, str) and text]
     if source is not None or kind == "document":
         found += _source_texts(kind, source, f"{where}.source", context)
@@ -74,4 +71,4 @@ def _source_texts(kind: Any, source: Any, where: str, context: RequestContext) -
     if kind != "document":
         return []
     context.ignore(where, "this model reads text only: a note stands for the document.")
-    return [DOCUMENT_NOTE]
+    return [media_note("document")]

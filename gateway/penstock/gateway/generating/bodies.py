@@ -65,3 +65,8 @@ def _compact(raw: msgspec.Raw) -> str:
     if memoryview(raw).nbytes > _LONGEST_NEUTRAL:
         return ""
     return "".join(bytes(raw).decode().split())
+
+
+def media_note(kind: str) -> str:
+    """What the model reads in place of an image, a recording or a file, which is neither fetched nor decoded."""
+    return f"[{kind} left out: this model reads text only]"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.bodies import media_note
 from penstock.gateway.llm.dataplane import ServedModel
 from penstock.gateway.llm.sampling import bounded
 from penstock.gateway.llm.structured_output import JsonSchema, ResponseFormat
@@ -28,7 +29,6 @@ _ROLES = {
     "developer": "system",
     "function": "tool",
 }
-_NO_IMAGE = "[an image, which this model cannot see]"
 
 
 def openai_chat(
@@ -156,7 +156,8 @@ def with_images(text: str, images: Sequence[Any] | None, where: str, context: Re
     if not images:
         return text
     context.ignore(where, "models on this server read text only.")
-    return f"{text}\n{_NO_IMAGE}" if text else _NO_IMAGE
+    note = media_note("image")
+    return f"{text}\n{note}" if text else note
 
 
 def _call(function: CalledFunction, call_id: str, where: str, context: RequestContext) -> dict[str, Any]:

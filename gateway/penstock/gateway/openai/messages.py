@@ -12,6 +12,7 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.bodies import media_note
 from penstock.gateway.openai.schemas import ChatMessage, ChatRequest, ContentPart, ToolCall
 from penstock.gateway.openai.tools import custom_arguments
 from penstock.tokenizers import ANY_ROLE, ChatTemplateError, check_kwargs
@@ -190,7 +191,7 @@ def _content(message: ChatMessage, where: str, context: RequestContext) -> str |
         if isinstance(transcript, str):
             return transcript
         context.ignore(f"{where}.audio", "this model reads text only.")
-        return _note("audio")
+        return media_note("audio")
     return message.refusal or ""
 
 
@@ -204,12 +205,8 @@ def _part(part: ContentPart, where: str, context: RequestContext) -> dict[str, s
     document = None if part.file is None else _document(part.file.get("file_data"))
     if document is None:
         context.ignore(f"{where}.type", "this model reads text only; nothing else is fetched or decoded.")
-        document = _note(_KINDS.get(part.type, "content"))
+        document = media_note(_KINDS.get(part.type, "content"))
     return {"type": "text", "text": document}
-
-
-def _note(kind: str) -> str:
-    return f"[{kind} left out: this model reads text only]"
 
 
 def _document(data: object) -> str | None:

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.bodies import media_note
 from penstock.gateway.responses.encrypted_content import decode_reasoning
 from penstock.gateway.responses.schemas import ContentPart, GivenItem, InputItem
 
@@ -20,10 +21,10 @@ _ROLES = {"user": "input_text", "system": "input_text", "developer": "input_text
 """Each with the type of its text."""
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 _NOTES = {
-    "input_image": "an image",
-    "computer_screenshot": "a screenshot",
-    "input_file": "a file",
-    "input_audio": "a recording",
+    "input_image": "image",
+    "computer_screenshot": "screenshot",
+    "input_file": "file",
+    "input_audio": "recording",
 }
 """Parts that models here cannot read."""
 _PREFIXES = {
@@ -249,7 +250,7 @@ def _part(part: Any, where: str, context: RequestContext) -> ContentPart:
 
 def _note(kind: str, filename: object = None) -> str:
     name = f" ({filename[:_MOST_NAME_CHARS]})" if isinstance(filename, str) else ""
-    return f"[Here was {_NOTES.get(kind, 'something')}{name} that you cannot read.]"
+    return media_note(_NOTES.get(kind, "content") + name)
 
 
 def _document(part: Mapping[str, Any]) -> str | None:

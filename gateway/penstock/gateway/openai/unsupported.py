@@ -8,6 +8,7 @@ requests have fields for them (`schemas`), and `note_hints` says that they are i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.openai.schemas import CommonRequest
@@ -70,12 +71,17 @@ _HINTS: Mapping[str, tuple[object, ...]] = {
     "web_search_options": (None,),
 }
 
+_hints_of = attrgetter(*_HINTS)
+_SILENT = (None,) * len(_HINTS)
+"""Most requests: that is seen at once."""
+
 
 def note_hints(request: CommonRequest, context: RequestContext) -> None:
     """Of those that are the same for every model. What a chat's `audio` would change, its `modalities` say."""
-    for name, neutral in _HINTS.items():
-        if getattr(request, name) not in neutral:
-            context.ignore(name, "this server does nothing by it.")
+    if _hints_of(request) != _SILENT:
+        for name, neutral in _HINTS.items():
+            if getattr(request, name) not in neutral:
+                context.ignore(name, "this server does nothing by it.")
     if request.stream_options is not None:
         if not request.stream:
             context.ignore("stream_options", "the answer is no stream.")

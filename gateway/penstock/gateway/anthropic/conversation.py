@@ -11,12 +11,11 @@ from penstock.gateway.anthropic.blocks import block_text, content_texts
 from penstock.gateway.anthropic.schemas import Block, Message
 from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.tool_use import MALFORMED
 
 _ROLES = frozenset({"user", "assistant", "system"})
 _CALL, _RESULT = "tool_use", "tool_result"
 """How the types of calls end and of what they have returned: `server_tool_use`, `mcp_tool_result`."""
-_MALFORMED = "malformed_arguments"
-"""What the model is shown of a call whose input is no object, as its only argument. Chat templates need an object."""
 _NO_CALL = "this names no call of an earlier assistant message."
 _BILLING = "x-anthropic-billing-header"
 """Claude Code opens its system prompt with a block of this name that differs from request to request. It says nothing
@@ -151,7 +150,7 @@ def _arguments(given: Any, where: str, context: RequestContext) -> dict[str, Any
         with suppress(InvalidRequestError):
             return decode_json(given.encode(), dict[str, Any])
     context.ignore(where, "the input is not an object.")
-    return {_MALFORMED: given}
+    return {MALFORMED: given}
 
 
 def _tool_message(block: Block, where: str, context: RequestContext) -> dict[str, Any]:
@@ -189,7 +188,7 @@ def _fill(done: list[dict[str, Any]], end: int, waiting: dict[str, None], contex
 
 
 def _without_empty_end(messages: list[dict[str, Any]], context: RequestContext) -> list[dict[str, Any]]:
-    """An answer does not go on with nothing, or with a thought: it begins anew."""
+    """An answer does not go on with nothing, or with a thought: it starts over."""
     last = messages[-1]
     if last["role"] != "assistant" or last["content"]:
         return messages

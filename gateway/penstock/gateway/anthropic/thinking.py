@@ -37,7 +37,7 @@ def template_kwargs(
 
 
 def check_thinking(thinking: Thinking, context: RequestContext) -> None:
-    """Notes values that nobody here knows."""
+    """Notes values that this server does not know."""
     if thinking.type not in ENABLED:
         context.ignore("thinking.type", "it is enabled, adaptive or disabled.")
     if thinking.display not in _DISPLAYS:
@@ -45,7 +45,7 @@ def check_thinking(thinking: Thinking, context: RequestContext) -> None:
 
 
 def asked_effort(output: OutputConfig | None, context: RequestContext) -> str | None:
-    """None, too, for one that nobody here knows, which is noted."""
+    """None, too, for one that this server does not know, which is noted."""
     effort = None if output is None else output.effort
     if effort is None or (isinstance(effort, str) and effort in _EFFORTS):
         return effort

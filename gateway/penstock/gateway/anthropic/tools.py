@@ -38,7 +38,7 @@ class OfferedTools:
 def offered_tools(
     given: list[dict[str, Any]] | None, choice: ToolChoice | None, context: RequestContext
 ) -> OfferedTools:
-    """Without those that nobody here runs, which are noted. Raises InvalidRequestError."""
+    """Without those that this server cannot run, which are noted. Raises InvalidRequestError."""
     if given and len(given) > _MAX_TOOLS:
         raise InvalidRequestError(f"At most {_MAX_TOOLS} tools are allowed.", param="tools")
     tools = [_definition(each, f"tools[{number}]", context) for number, each in enumerate(given or ())]
@@ -62,7 +62,7 @@ def _tool_use(tools: Sequence[Tool], choice: ToolChoice) -> ToolUse:
         return ToolUse(tools, is_forced=True, in_parallel=parallel)
     named = [tool for tool in tools if tool.name == choice.name]
     if not named:
-        message = "tool_choice.name names a tool that is not in tools, or that nobody here runs."
+        message = "tool_choice.name names a tool that is not in tools, or that this server cannot run."
         raise InvalidRequestError(message, param="tool_choice.name")
     return ToolUse(named, is_forced=True, is_named=True, in_parallel=False)
 
@@ -72,7 +72,7 @@ def _definition(given: dict[str, Any], where: str, context: RequestContext) -> T
     if given.get("type") not in (None, "custom") and "input_schema" not in given:
         known = client_tool(given["type"])
         if known is None:
-            context.ignore(where, "nobody here runs tools of this type.")
+            context.ignore(where, "this server runs no tools of this type.")
             return None
         given = known | {name: given[name] for name in ("name", "strict") if name in given}
     try:

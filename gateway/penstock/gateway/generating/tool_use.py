@@ -11,6 +11,8 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.llm.model_parsers import ModelParsers
 from penstock.tokenizers import JSON_LIST_OF_CALLS, Tool, ToolParser
 
+MALFORMED = "malformed_arguments"
+"""Shown to the model as the only argument of an earlier call whose arguments are no object: chat templates need one."""
 _MAX_NAME = 256
 """What parsers read: `json_text.LONGEST_NAME`."""
 _NOT_IN_NAMES = re.compile(r"""[\s<>{}\[\]()"'`,;=|｜\\]""")

@@ -13,6 +13,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import media_note
+from penstock.gateway.generating.tool_use import MALFORMED
 from penstock.gateway.openai.schemas import ChatMessage, ChatRequest, ContentPart, ToolCall
 from penstock.gateway.openai.tools import custom_arguments
 from penstock.tokenizers import ANY_ROLE, ChatTemplateError, check_kwargs
@@ -21,9 +22,6 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _RESULTS = ("tool", "function")
 """The latter answered a `function_call`."""
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
-_MALFORMED = "malformed_arguments"
-"""What the model is shown of a call whose arguments are no JSON object, as their only argument. Chat templates need an
-object."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _VERBOSITIES = ("low", "medium", "high")
 _TEXTS = ("text", "input_text", "output_text")
@@ -259,5 +257,5 @@ def history_arguments(text: str | None, where: str, context: RequestContext) -> 
         decode_json(text.encode(), dict[str, Any])
     except InvalidRequestError:
         context.ignore(where, "the arguments are not a JSON object.")
-        return msgspec.json.encode({_MALFORMED: text}).decode()
+        return msgspec.json.encode({MALFORMED: text}).decode()
     return text

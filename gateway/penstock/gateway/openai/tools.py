@@ -80,7 +80,7 @@ _C = TypeVar("_C")
 
 
 def tool_use(request: ChatRequest, context: RequestContext) -> ToolUse:
-    """Raises InvalidRequestError. Tools of a type that nobody here runs are left out, and noted as ignored."""
+    """Raises InvalidRequestError. Tools of a type that this server cannot run are left out, and noted as ignored."""
     if request.functions:
         request = _with_tools(request)
     forms = [form for form in map(_form_of, range(_count(request)), request.tools or (), repeat(context)) if form]

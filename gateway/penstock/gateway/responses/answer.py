@@ -110,7 +110,7 @@ def _shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown_function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """With null for what a function need not say, and Open Responses wants to be there."""
+    """With null for what a function need not say, and Open Responses requires."""
     return {**(_FUNCTION if tool["type"] == "function" else {}), **tool}
 
 

@@ -67,8 +67,8 @@ NO_TOOLS = ResponseTools()
 
 
 def response_tools(request: ResponsesRequest, context: RequestContext) -> ResponseTools:
-    """Tools that this server and its client cannot run are left out, and `context` notes it. Raises InvalidRequestError,
-    and UnsupportedError for a choice of such a tool."""
+    """Tools that this server and its client cannot run are left out, and `context` notes it. Raises
+    InvalidRequestError, and UnsupportedError for a choice of such a tool."""
     if request.tools is None and request.tool_choice is None and request.max_tool_calls is None:
         return NO_TOOLS
     given = _flat(request.tools or (), context)

@@ -172,7 +172,7 @@ def test_load_and_unload_with_another_configuration(server: Server) -> None:
         client.load_model("second", config=json.dumps({"backend": "vllm", "parameters": parameters}))
         assert client.get_model_config("second")["parameters"] == parameters
     assert server.post("/v2/models/second/generate", {"text_input": PROMPT}).status_code == 200
-    too_long = server.post("/v2/models/second/generate", {"text_input": PROMPT, "max_tokens": 99})
+    too_long = server.post("/v2/models/second/generate", {"text_input": PROMPT * 99})
     assert (too_long.status_code, "maximum context length is 96" in too_long.json()["error"]) == (400, True)
 
 

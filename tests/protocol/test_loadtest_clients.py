@@ -149,7 +149,7 @@ async def test_time_runs_out(server: Server, protocol: str) -> None:
     ],
 )
 async def test_what_the_server_refuses(server: Server, protocol: str, error: str) -> None:
-    [answer] = await answers(client_of(server, protocol), output_tokens=10_000_000)
+    [answer] = await answers(client_of(server, protocol), prompt=PROMPT * 10_000)
     assert answer.error == error
     assert answer.detail
 

@@ -163,14 +163,7 @@ class _Front:
         self._records = RequestRecords(config, dataplane, self._tell_usage)
         self._journal, load = self._records.journal, self._records.load_reports
         self._metrics = Metrics(
-            lambda: (
-                self._records.metrics,
-                self._records.ignored_fields,
-                IntakeMetrics(self._intake, pools),
-                *self._port_metrics(),
-                self,
-            ),
-            list,
+            lambda: (self._records.metrics, IntakeMetrics(self._intake, pools), *self._port_metrics(), self), list
         )
         settings = app_settings(config, self._keys, self._metrics, self._journal, ServerHealth(), load)
         bodies = max(_LEAST_BODY_BYTES, config.server.body_memory // begin.fronts)

@@ -198,7 +198,7 @@ class Server:
 
     def _metrics(self) -> Iterator[Source]:
         yield from self._models.metrics()
-        yield from (self._records.metrics, self._records.ignored_fields)
+        yield self._records.metrics
         yield IntakeMetrics(self._intake, self._pools)
         yield HttpPortMetrics(self._http.connections_by_version)
         if self._batches is not None:

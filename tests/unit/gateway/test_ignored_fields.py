@@ -11,11 +11,11 @@ import pytest
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.batches.lines import answered, parse_line
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.journal import RequestJournal, be_strict
 from penstock.gateway.front.record import MAX_IGNORED
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.metrics.ignored_fields import IgnoredFields, be_strict
+from penstock.gateway.metrics.requests import RequestMetrics
 from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane
@@ -105,7 +105,7 @@ def test_the_next_request_on_a_stream_has_a_list_of_its_own() -> None:
 
 
 def test_each_field_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    counts = IgnoredFields()
+    counts = RequestMetrics()
     context = RequestContext()
     context.ignore("verbosity", "")
     context.ignore("user", "")
@@ -114,7 +114,7 @@ def test_each_field_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture)
             counts(context)
         counts(RequestContext())
     assert len(caplog.records) == 2
-    [family] = counts.collect()
+    [family] = [each for each in counts.collect() if each.name == "penstock_front_ignored_fields"]
     assert {each.labels["field"]: each.value for each in family.samples if each.name.endswith("_total")} == {
         "verbosity": 3,
         "user": 3,

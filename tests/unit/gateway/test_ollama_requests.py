@@ -11,10 +11,9 @@ import pytest
 
 from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.journal import RequestJournal, be_strict
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
-from penstock.gateway.metrics.ignored_fields import be_strict
 from penstock.gateway.ports.http_apps import build_app
 from penstock.tokenizers import ChatTemplate
 from protocol.asgi_client import AsgiCall, call

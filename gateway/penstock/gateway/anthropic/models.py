@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -34,39 +35,38 @@ class Models(Protocol):
         ...
 
 
-class ModelPage:
-    """`other` answers clients that are not Anthropic's."""
+class _ForAnthropic(ABC):
+    """Answers Anthropic's clients, and has `other` answer all others."""
 
+    def __init__(self, models: Models, other: ASGIApp) -> None:
+        self._models = models
+        self._other = other
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        if not is_of_anthropic(exchange.headers):
+            await self._other(scope, receive, send)
+            return
+        await exchange.respond(200, msgspec.json.encode(self._answer(scope, exchange.context.principal)))
+
+    @abstractmethod
+    def _answer(self, scope: Scope, principal: Principal) -> dict[str, Any]:
+        """Raises PenstockError."""
+
+
+class ModelPage(_ForAnthropic):
     query = ("limit", "after_id", "before_id")
 
-    def __init__(self, models: Models, other: ASGIApp) -> None:
-        self._models = models
-        self._other = other
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        if not is_of_anthropic(exchange.headers):
-            await self._other(scope, receive, send)
-            return
-        models = [_shown(model) for model in self._models.all(exchange.context.principal)]
-        page = model_page(models, Request(scope).query_params)
-        await exchange.respond(200, msgspec.json.encode(page))
+    def _answer(self, scope: Scope, principal: Principal) -> dict[str, Any]:
+        models = [_shown(model) for model in self._models.all(principal)]
+        return model_page(models, Request(scope).query_params)
 
 
-class ModelDetail:
-    """The id is all of the path after /v1/models/. `other`: as of `ModelPage`."""
+class ModelDetail(_ForAnthropic):
+    """The id is all of the path after /v1/models/."""
 
-    def __init__(self, models: Models, other: ASGIApp) -> None:
-        self._models = models
-        self._other = other
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        if not is_of_anthropic(exchange.headers):
-            await self._other(scope, receive, send)
-            return
-        model = self._models.one(scope["path_params"]["name"], exchange.context.principal)
-        await exchange.respond(200, msgspec.json.encode(_shown(model)))
+    def _answer(self, scope: Scope, principal: Principal) -> dict[str, Any]:
+        return _shown(self._models.one(scope["path_params"]["name"], principal))
 
 
 def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:

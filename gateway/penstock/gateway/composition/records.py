@@ -15,11 +15,10 @@ from penstock.gateway.batches.service import BatchService
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.database import Database
 from penstock.gateway.front.access_log import AccessLog
-from penstock.gateway.front.journal import Hook, RequestJournal
+from penstock.gateway.front.journal import Hook, RequestJournal, be_strict
 from penstock.gateway.front.load_report import LoadReporter, ReportForm
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.metrics.ignored_fields import IgnoredFields, be_strict
 from penstock.gateway.metrics.requests import RequestMetrics
 from penstock.gateway.metrics.server_load import EndedRequests, EngineLoad, ServerLoad
 from penstock.gateway.responses.service import ResponseService
@@ -39,15 +38,11 @@ class RequestRecords:
         """`on_end` is told of requests that have ended, too. Raises ConfigError."""
         self._access_log = build_access_log(config)
         self._spans = build_spans(config)
-        self.metrics, self.ignored_fields = RequestMetrics(), IgnoredFields()
+        self.metrics = RequestMetrics()
         ended = EndedRequests()
         self.load_reports = build_load_reports(config, dataplane, ended)
-        self.journal = build_journal(
-            self._access_log,
-            self._spans,
-            *(self.metrics, self.ignored_fields, ended, on_end),
-            strict=config.server.strict_requests,
-        )
+        strict = config.server.strict_requests
+        self.journal = build_journal(self._access_log, self._spans, self.metrics, ended, on_end, strict=strict)
         self.metrics.in_flight = self.journal.in_flight
 
     def close(self) -> None:

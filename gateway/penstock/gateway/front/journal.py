@@ -21,6 +21,11 @@ def name_request(record: logging.LogRecord) -> bool:
     return True
 
 
+def be_strict(context: RequestContext) -> None:
+    """A hook for requests that begin: what `ignore` would note is refused."""
+    context.strict = True
+
+
 class RequestJournal:
     """Every request that begins ends, once. Lives on the event loop."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Stage
 from penstock.gateway.metrics.histogram import Histogram
+
+logger = logging.getLogger(__name__)
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 MAX_TENANTS = 50
@@ -51,6 +54,8 @@ class RequestMetrics:
         self._tenants: dict[str, _Tenant] = {}
         self._versions = Counter[str]()
         """Of HTTP."""
+        self._ignored = Counter[str]()
+        """Requests by a field that was not used as it was sent."""
 
     def __call__(self, context: RequestContext) -> None:
         record = context.record
@@ -65,6 +70,8 @@ class RequestMetrics:
         route.bytes_in += record.bytes_in
         route.bytes_out += record.bytes_out
         route.seconds.observe(time.monotonic() - context.arrival)
+        for field in record.ignored:
+            self._count_ignored(field, record.route)
         name = self._class(context.tenant)
         tenant = self._tenants.get(name)
         if tenant is None:
@@ -73,6 +80,18 @@ class RequestMetrics:
         if record.usage is not None:
             tenant.prompt_tokens += record.usage.prompt_tokens
             tenant.completion_tokens += record.usage.completion_tokens
+
+    def _count_ignored(self, field: str, route: str) -> None:
+        """Logged once: fields are noted in the schema's own words (`RequestContext.ignore`), so there are not many."""
+        if field not in self._ignored:
+            logger.info(
+                "requests to %s have the field %s, which is not used as they send it: their answers name it in "
+                "x-penstock-ignored, metrics count it, and the log does not mention it again (--strict-requests "
+                "refuses such requests)",
+                route,
+                field,
+            )
+        self._ignored[field] += 1
 
     def _class(self, tenant: str) -> str:
         if not tenant:
@@ -99,6 +118,11 @@ class RequestMetrics:
         for version, count in self._versions.items():
             versions.add_metric([version], count)
         yield versions
+        text = "Requests that have ended, by a field of theirs that was not used as it was sent."
+        ignored = CounterMetricFamily("penstock_front_ignored_fields", text, labels=["field"])
+        for field, count in self._ignored.items():
+            ignored.add_metric([field], count)
+        yield ignored
         yield from self._collect_in_flight()
         yield from self._collect_tenants()
 

@@ -13,12 +13,11 @@ from penstock.gateway.anthropic.schemas import MessagesRequest, ToolChoice
 from penstock.gateway.anthropic.thinking import thinking_budget
 from penstock.gateway.anthropic.tools import offered_tools
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.journal import RequestJournal, be_strict
 from penstock.gateway.generating.thought_budget import AskedBudget
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
 from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
-from penstock.gateway.metrics.ignored_fields import be_strict
 from penstock.gateway.ports.http_apps import build_app
 from penstock.tokenizers import find_reasoning_parser, find_tool_parser
 from protocol.asgi_client import AsgiCall, call

@@ -9,9 +9,8 @@ import pytest
 
 from helpers_keys import api_keys
 from helpers_responses import validated_item
-from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.journal import RequestJournal, be_strict
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.metrics.ignored_fields import be_strict
 from penstock.gateway.ports.http_apps import build_app
 from penstock.gateway.responses.encrypted_content import encode_reasoning
 from protocol.asgi_client import AsgiCall, call

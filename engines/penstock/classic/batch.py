@@ -132,9 +132,9 @@ class ExecBatch:
 
     def _for_caller(self, call: Call, outputs: list[Tensor]) -> list[Tensor]:
         """Those that were asked for, in that order, in the shape that callers get; none that the configuration does
-        not know. Raises ValueError when it knows none at all, or one does not fit its `reshape`."""
+        not know. Raises ValueError when none is of the configuration's, or one does not fit its `reshape`."""
         signature = self._signature
-        if not any(tensor.name in signature.outputs for tensor in outputs):
+        if signature.outputs and not any(tensor.name in signature.outputs for tensor in outputs):
             given, known = (", ".join(map(repr, names)) for names in ([t.name for t in outputs], signature.outputs))
             raise ValueError(f"the model answered with {given}; the outputs of its configuration are {known}")
         if call.request.outputs:

@@ -33,12 +33,10 @@ def grouped_instances(config: ModelConfig) -> list[tuple[ModelInstanceGroup, Ins
 def _devices(group: ModelInstanceGroup, name: str) -> tuple[str, list[int]]:
     """The kind, and the devices on each of which `count` instances are loaded."""
     kind = ModelInstanceGroup.Kind.Name(group.kind)
-    if kind not in ("KIND_AUTO", "KIND_CPU", "KIND_GPU"):
-        raise ValueError(f"instance group {name} has kind {kind}, which is not supported")
-    if kind == "KIND_CPU":
+    if kind in ("KIND_CPU", "KIND_MODEL"):
         if group.gpus:
-            raise ValueError(f"instance group {name} has kind KIND_CPU but specifies one or more GPUs")
-        return "CPU", [0]
+            raise ValueError(f"instance group {name} has kind {kind} but specifies one or more GPUs")
+        return kind.removeprefix("KIND_"), [0]
     present = visible_gpus()
     if kind == "KIND_AUTO" and not present:
         return "CPU", [0]

@@ -85,6 +85,14 @@ class InferRequest:
     """Of a request that a model makes: the caller for whom it does so, where that is known."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class WarmUpRequest(InferRequest):
+    """Of a model with `sequence_batching`, before it serves."""
+
+    overrides: dict[str, Tensor]
+    """Stand in for control inputs and states of these names, which the server fills in otherwise."""
+
+
 @dataclass(slots=True, eq=False)
 class InferResponse:
     """One response. A model that is not decoupled gives exactly one; a decoupled one any number, the last `final`."""

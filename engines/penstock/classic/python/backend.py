@@ -52,11 +52,6 @@ class PythonBackend(Backend):
             environment.remove()
         if found is not None:
             _complete(config, found)
-        if not (config.input and config.output):
-            raise ValueError(
-                f"model '{config.name}': the configuration has no inputs or no outputs, and {program.name} has no "
-                "auto_complete_config that fills them in"
-            )
 
     def load_model(self, context: ModelContext) -> BackendModel:
         return PythonModel(context, self._options, self._program(context.config, context.version_folder))

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from penstock.classic.call import Call
+from penstock.classic.messages import WarmUpRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.queue import DEADLINE_TEXT
 from penstock.classic.sequences.controls import Controls
@@ -203,6 +204,8 @@ class SequenceBatcher:
         request = call.request
         states = self._states.inputs(sequence, request.sequence_start) if self._states else {}
         request.inputs = request.inputs | states | self._controls.tensors(request)
+        if isinstance(request, WarmUpRequest):
+            request.inputs |= request.overrides
         return call
 
     def released(self, calls: Iterable[Call], now_ns: int) -> list[Call]:

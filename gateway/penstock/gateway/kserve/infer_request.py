@@ -47,19 +47,21 @@ class _Input(Struct):
     shape: tuple[int, ...]
     datatype: str
     data: Raw | UnsetType = UNSET
-    parameters: _InputParameters | UnsetType = UNSET
+    parameters: _InputParameters | None = None
 
 
 class _Output(Struct):
     name: str
-    parameters: _OutputParameters | UnsetType = UNSET
+    parameters: _OutputParameters | None = None
 
 
 class _Body(Struct):
+    """Clients that write every field of a schema write null for those that they do not use."""
+
     inputs: list[_Input]
-    id: str = ""
-    parameters: dict[str, Raw] | UnsetType = UNSET
-    outputs: list[_Output] = []
+    id: str | None = None
+    parameters: dict[str, Raw] | None = None
+    outputs: list[_Output] | None = None
 
 
 @dataclass(slots=True)
@@ -98,13 +100,13 @@ def parse_infer(body: bytes, header_length: int | None, model: InferModel, regio
         head = body[:header_length]
     parsed = decode_json(head, _Body, most_members=MAX_MEMBERS)
     inputs = _Inputs(memoryview(body), header_length, model.name, regions)
-    request = InferRequest(inputs=inputs.take_all(parsed.inputs), id=parsed.id)
+    request = InferRequest(inputs=inputs.take_all(parsed.inputs), id=parsed.id or "")
     inference = Inference(request)
-    if parsed.parameters is not UNSET:
+    if parsed.parameters is not None:
         parameters = {name: parameter_from_json(value) for name, value in parsed.parameters.items()}
         inference.binary = boolean("binary_data_output", parameters.get("binary_data_output", False))
         take_parameters(request, parameters)
-    for output in parsed.outputs:
+    for output in parsed.outputs or ():
         if output.name in inference.forms:
             raise InvalidRequestError(f"output '{output.name[:128]}' is requested more than once")
         inference.forms[output.name] = _form(output, inference.binary, regions)
@@ -133,7 +135,7 @@ class _Inputs:
 
     def _take(self, given: _Input) -> Tensor:
         parameters = given.parameters
-        if parameters is UNSET:
+        if parameters is None:
             if given.data is UNSET:
                 raise _one_source()
             return from_json(given.name, given.datatype, given.shape, given.data)
@@ -187,7 +189,7 @@ def _memory(name: str, parameters: _Region, regions: SharedMemoryRegions) -> Sha
 
 def _form(output: _Output, binary: bool, regions: SharedMemoryRegions) -> OutputForm:
     parameters = output.parameters
-    if parameters is UNSET:
+    if parameters is None:
         return OutputForm(binary)
     form = OutputForm(binary if parameters.binary_data is UNSET else parameters.binary_data, parameters.classification)
     if not 0 <= form.classes < _MAX_CLASSES:

@@ -10,12 +10,12 @@ from penstock.gateway.http.exchange import Exchange
 
 
 async def read_object(exchange: Exchange, limit: int, *, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in the body; `optional`: an empty body is an empty object.
+    """The JSON object in the body; `optional`: an empty body, or null, is an empty object.
 
     Raises InvalidRequestError, PayloadTooLargeError, and ClientGone when the client leaves before the end.
     """
     body = await read_plain(exchange, limit)
-    if optional and not body.strip():
+    if optional and body.strip() in (b"", b"null"):
         return {}
     return decode_json(body, dict[str, Any])
 

@@ -73,8 +73,10 @@ async def unload_model(context: KServe, exchange: Exchange, name: str) -> None:
 
 async def _parameters(exchange: Exchange, limit: int) -> dict[str, Any]:
     body = await read_object(exchange, limit, optional=True)
-    parameters = body.pop("parameters", {})
+    parameters = body.pop("parameters", None)
     no_more(body)
+    if parameters is None:
+        return {}
     if not isinstance(parameters, dict):
         raise InvalidRequestError("'parameters' must be an object")
     return parameters

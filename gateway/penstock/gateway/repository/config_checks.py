@@ -18,9 +18,10 @@ from penstock.classic.model_config import (
     ModelQueuePolicy,
 )
 from penstock.classic.model_files import check_file_name
+from penstock.classic.sequences.tensors import server_inputs
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.metrics.latencies import FIRST_RESPONSE
-from penstock.gateway.repository.config_fields import OWN_BACKENDS, SELF_PLACED_BACKENDS
+from penstock.gateway.repository.config_fields import SELF_PLACED_BACKENDS
 
 MAX_PRIORITY_LEVELS = 1024
 MAX_INSTANCES = 1024
@@ -154,17 +155,10 @@ def _check_group(group: ModelInstanceGroup, config: ModelConfig) -> None:
     subject = f"instance group {group.name} of model {config.name}"
     if group.count > MAX_INSTANCES:
         raise InvalidRequestError(f"{subject} asks for {group.count} instances, the most is {MAX_INSTANCES}")
-    if group.kind == ModelInstanceGroup.KIND_MODEL:
-        if config.backend in OWN_BACKENDS - SELF_PLACED_BACKENDS:
-            raise InvalidRequestError(
-                f"{subject} has kind KIND_MODEL, which the backend {config.backend} does not offer: KIND_AUTO, KIND_CPU"
-                " or KIND_GPU is expected"
-            )
+    if group.kind in (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL):
         if group.gpus:
-            raise InvalidRequestError(f"{subject} has kind KIND_MODEL but specifies one or more GPUs")
-    elif group.kind == ModelInstanceGroup.KIND_CPU:
-        if group.gpus:
-            raise InvalidRequestError(f"{subject} has kind KIND_CPU but specifies one or more GPUs")
+            kind = ModelInstanceGroup.Kind.Name(group.kind)
+            raise InvalidRequestError(f"{subject} has kind {kind} but specifies one or more GPUs")
     elif group.kind == ModelInstanceGroup.KIND_GPU:
         if not group.gpus:
             raise InvalidRequestError(f"{subject} has kind KIND_GPU but no GPUs are available")
@@ -248,7 +242,7 @@ def _counts(dims: Sequence[int]) -> list[int]:
 
 def check_warmup(config: ModelConfig, *, complete: bool) -> None:
     """Warm-up samples against the model's inputs. Raises InvalidRequestError."""
-    known = {tensor.name for tensor in config.input}
+    known = {tensor.name for tensor in (*config.input, *server_inputs(config))}
     for sample in config.model_warmup:
         subject = f"warmup sample '{sample.name}'"
         if sample.batch_size > max(1, config.max_batch_size) and complete:

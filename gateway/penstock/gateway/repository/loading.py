@@ -101,8 +101,7 @@ class ModelLoading:
             raise
         except Exception as error:
             found = _refusal(error)
-            text = f"failed to load '{name}', failed to poll from model repository: {found.message}"
-            raise LoadError(from_code(found.code, text), found.message) from error
+            raise LoadError(poll_error(name, found), found.message) from error
         finally:
             if folder is not None:
                 await close_folder(folder)
@@ -194,6 +193,11 @@ class ModelLoading:
                 param="response_cache.enable",
             )
         return EnsembleIdentity(ensemble)
+
+
+def poll_error(name: str, error: PenstockError) -> PenstockError:
+    """What the caller of a load is told when it is not known yet what there is to load: Triton's words, and why."""
+    return from_code(error.code, f"failed to load '{name}', failed to poll from model repository: {error.message}")
 
 
 def load_failures(reasons: Mapping[str, str]) -> str:

@@ -32,7 +32,7 @@ from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.host import MetricFactory, RepositoryHost
 from penstock.gateway.repository.known_models import KnownModels
 from penstock.gateway.repository.layout import check_model_name
-from penstock.gateway.repository.loading import LoadError, ModelLoading, load_failures
+from penstock.gateway.repository.loading import LoadError, ModelLoading, load_failures, poll_error
 from penstock.gateway.repository.models import UNLOADED, Deployment, ModelEntry, VersionStatus
 from penstock.gateway.repository.on_demand_loads import OnDemandLoads
 from penstock.gateway.repository.operations import STOPPING, Operations
@@ -190,11 +190,12 @@ class ModelRepository:
         if not files:
             await self._operations.asked(name, self._load_stored(name, config))
         elif config is None:
-            raise InvalidRequestError(
-                f"failed to load '{name}', failed to poll from model repository: files need a configuration with them"
-            )
+            raise poll_error(name, InvalidRequestError("files need a configuration with them"))
         else:
-            check_files(files)
+            try:
+                check_files(files)
+            except InvalidRequestError as error:
+                raise poll_error(name, error) from None
             await self._operations.asked(name, self._load_files(name, config, files))
         await self._revived()
 
@@ -271,7 +272,10 @@ class ModelRepository:
             raise
         entry = self._known.entry(name)
         async with entry.lock:
-            fingerprint = await asyncio.to_thread(repository.fingerprint, name)
+            try:
+                fingerprint = await asyncio.to_thread(repository.fingerprint, name)
+            except PenstockError as error:
+                raise poll_error(name, error) from error
             if config is not None:
                 await self._replace(entry, partial(repository.fetch, name), config, None)
             elif not (entry.unchanged(fingerprint) or (only_changed and entry.tried == fingerprint)):

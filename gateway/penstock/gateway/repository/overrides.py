@@ -1,4 +1,4 @@
-"""The files that a load request brings along (`file:<version>/<name>`): a model folder for as long as it is loaded."""
+"""The files that a load request brings along (`file:<path>`): a model folder for as long as it is loaded."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.repository.layout import check_version
 from penstock.gateway.repository.storage import LocalModel
 
 _MAX_COMPONENT_BYTES = 255
-_MAX_DEPTH = 8
+_MAX_PARTS = 9
+"""Of a path: the version and eight more."""
 _MAX_FILES = 10_000
 _SHOWN_CHARS = 64
 
 
 def check_files(files: Mapping[str, bytes]) -> None:
-    """Refuses paths that are not `<version>/<name>`, possibly with folders between, inside the model's folder.
+    """Refuses paths that are not plain names, possibly below folders, inside the model's folder: `1/model.onnx`,
+    `labels.txt`, `warmup/sample`.
 
     Raises InvalidRequestError.
     """
     if len(files) > _MAX_FILES:
         raise InvalidRequestError(f"more than {_MAX_FILES} files in one load request")
     for path in files:
-        version, *rest = path.split("/")
-        if not rest or len(rest) > _MAX_DEPTH or not all(map(_is_file_name, rest)):
-            raise _bad_path(path)
-        try:
-            check_version(version)
-        except InvalidRequestError:
-            raise _bad_path(path) from None
+        parts = path.split("/")
+        if len(parts) > _MAX_PARTS or not all(map(_is_file_name, parts)):
+            raise InvalidRequestError(
+                f"the file path {_shown(path)} must be relative, like '<version>/<name>', and lead to a file inside the"
+                " model's folder"
+            )
 
 
 def write_files(files: Mapping[str, bytes]) -> LocalModel:
@@ -63,12 +63,6 @@ def _is_file_name(part: str) -> bool:
     except UnicodeEncodeError:
         return False
     return 0 < size <= _MAX_COMPONENT_BYTES and part not in (".", "..") and part.isprintable() and "\\" not in part
-
-
-def _bad_path(path: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"the file path {_shown(path)} must be '<version>/<name>', relative and inside the model's folder"
-    )
 
 
 def _shown(path: str) -> str:

@@ -34,8 +34,8 @@ def check_supported(config: ModelConfig, *, complete: bool = True) -> None:
         check_model(config)
         check_tensors(config, complete=complete)
         check_batch_tensors(config, complete=complete)
-        check_warmup(config, complete=complete)
         check_sequences(config)
+        check_warmup(config, complete=complete)
     except InvalidRequestError as error:
         raise type(error)(_printable(error.message), param=error.param) from None
 

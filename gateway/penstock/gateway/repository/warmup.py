@@ -1,20 +1,23 @@
 """`model_warmup`: requests that a model answers before it is ready.
 
 Each sample is sent `count` times (at least once) to every instance: as many requests run at once as there are of these.
-To a model with `sequence_batching` each is a whole sequence.
+To a model with `sequence_batching` it is `batch_size` whole sequences of one request. A sample with `batch_size` 0 is
+left out, as in Triton.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelWarmup
 
 from penstock.classic.base import InferModel
-from penstock.classic.messages import InferRequest
+from penstock.classic.messages import InferRequest, WarmUpRequest
 from penstock.classic.model_config import ModelConfig, datatype_name
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import NUMPY_TYPES, Array, Tensor, element_count, from_buffer
@@ -25,47 +28,70 @@ FOLDER = "warmup"
 
 MAX_BYTES = 2**30
 """Of one warm-up input."""
+MAX_SEQUENCES = 4096
+"""Of one sample: far above use, and keeps a slip of the pen from taking all memory."""
 
 
 async def warm_up(model: InferModel, model_folder: Path) -> None:
     """Raises PenstockError: a sample that cannot be, or that the model fails. Leaves the statistics at zero."""
-    samples = model.config.model_warmup
+    samples = [sample for sample in model.config.model_warmup if sample.batch_size]
     if not samples:
         return
     instances = max(1, sum(group.count for group in model.config.instance_group))
+    ids = count(1)
     for sample in samples:
         try:
             inputs = await asyncio.to_thread(warmup_inputs, model.config, sample, model_folder)
+            requests = _requests(model.config, sample, inputs, ids)
             for _ in range(max(1, sample.count)):
-                await _run(model, inputs, instances)
+                await _run(model, requests, instances)
         except PenstockError as error:
             raise InvalidRequestError(f"warm-up sample '{sample.name}': {error.message}") from error
     _reset(model.statistics)
 
 
-async def _run(model: InferModel, inputs: dict[str, Tensor], instances: int) -> None:
-    """Sends the requests one after the other, each when the one before is being executed: they must not share a batch,
+def _requests(
+    config: ModelConfig, sample: ModelWarmup, inputs: dict[str, Tensor], ids: Iterator[int]
+) -> Callable[[], list[InferRequest]]:
+    """Makes the requests of a sample, new ones each time: one, or a sequence for each inference, with the next id.
+
+    Raises InvalidRequestError for more than MAX_SEQUENCES.
+    """
+    if not config.HasField("sequence_batching"):
+        return lambda: [InferRequest(inputs=dict(inputs))]
+    if sample.batch_size > MAX_SEQUENCES:
+        raise InvalidRequestError(f"batch_size {sample.batch_size} is more than {MAX_SEQUENCES} sequences")
+    own = {tensor.name for tensor in config.input}
+    sent = {name: tensor for name, tensor in inputs.items() if name in own}
+    overrides = {name: tensor for name, tensor in inputs.items() if name not in own}
+    return lambda: [
+        WarmUpRequest(
+            inputs=dict(sent), correlation_id=next(ids), sequence_start=True, sequence_end=True, overrides=overrides
+        )
+        for _ in range(sample.batch_size)
+    ]
+
+
+async def _run(model: InferModel, requests: Callable[[], list[InferRequest]], instances: int) -> None:
+    """Sends a sample once for each instance, each when the one before is being executed: they must not share a batch,
     nor fill a short queue. Waits for all of them, also when one fails."""
-    requests: list[asyncio.Task[None]] = []
+    running: list[asyncio.Task[None]] = []
     try:
         for _ in range(instances):
-            requests.append(asyncio.create_task(_infer(model, inputs)))
+            running += [asyncio.create_task(_infer(model, request)) for request in requests()]
             await asyncio.sleep(0)
-            while model.statistics.pending and not requests[-1].done():  # noqa: ASYNC110 - nothing tells of it
+            while model.statistics.pending and not running[-1].done():  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.001)
-        ended = await asyncio.gather(*requests, return_exceptions=True)
+        ended = await asyncio.gather(*running, return_exceptions=True)
     finally:
-        for request in requests:
+        for request in running:
             request.cancel()
     for error in ended:
         if error is not None:
             raise error
 
 
-async def _infer(model: InferModel, inputs: dict[str, Tensor]) -> None:
-    request = InferRequest(inputs=dict(inputs))
-    if model.config.HasField("sequence_batching"):
-        request.correlation_id, request.sequence_start, request.sequence_end = 1, True, True
+async def _infer(model: InferModel, request: InferRequest) -> None:
     stream = model.stream(request)
     try:
         async for response in stream:
@@ -78,9 +104,10 @@ async def _infer(model: InferModel, inputs: dict[str, Tensor]) -> None:
 def warmup_inputs(config: ModelConfig, sample: ModelWarmup, model_folder: Path) -> dict[str, Tensor]:
     """The inputs of a sample that `check_supported` has let pass. Reads files. Raises InvalidRequestError."""
     found = {}
+    sequences = config.HasField("sequence_batching")
     for name, spec in sample.inputs.items():
         shape = list(spec.dims)
-        batch = [max(1, sample.batch_size)] if config.max_batch_size > 0 else []
+        batch = [1 if sequences else sample.batch_size] if config.max_batch_size > 0 else []
         _check_size(name, datatype_name(spec.data_type), [*batch, *shape])
         tensor = _tensor(name, spec, shape, model_folder)
         if batch:

@@ -52,6 +52,32 @@ async def asked(folder: Path, body: str, extra: str = "", **about: Any) -> Any:
         return eval(outputs(response)["Y"][0])  # the repr of what the model has made
 
 
+@pytest.mark.parametrize("batching", ["", "max_batch_size: 4 dynamic_batching { }"])
+async def test_a_model_without_inputs(tmp_path: Path, batching: str) -> None:
+    config = f'output {{ name: "Y" data_type: TYPE_STRING dims: [ -1 ] }} {CPU} {batching}'
+    async with loaded(tmp_path, says("[t.name() for t in r.inputs()]"), config) as model:
+        responses = await asyncio.gather(*(model.infer(request()) for _ in range(3)))
+        with pytest.raises(InvalidRequestError, match="expected 0 inputs but got 1 inputs for model 'm'"):
+            await model.infer(request(X=X))
+    assert [outputs(response)["Y"].tolist() for response in responses] == [[b"[]"]] * 3
+
+
+async def test_a_model_without_outputs(tmp_path: Path) -> None:
+    config = f'input {{ name: "X" data_type: TYPE_FP32 dims: [ -1 ] }} {CPU}'
+    async with loaded(tmp_path, says("x"), config) as model:
+        response = await model.infer(request(X=X))
+        assert (response.outputs, response.error) == ([], None)
+        with pytest.raises(InvalidRequestError, match="unexpected inference output 'Y' for model 'm'"):
+            await model.infer(InferRequest(inputs=request(X=X).inputs, outputs=("Y",)))
+
+
+async def test_an_instance_of_a_model_that_places_itself(tmp_path: Path) -> None:
+    told = "(self.args['model_instance_kind'], self.args['model_instance_device_id'])"
+    code = says(told, "def initialize(self, args): self.args = args")
+    async with loaded(tmp_path, code, ANY.replace(CPU, "instance_group { kind: KIND_MODEL }")) as model:
+        assert eval(outputs(await model.infer(request(X=X)))["Y"][0]) == ("MODEL", "0")
+
+
 async def test_a_batch_is_a_list_of_requests(tmp_path: Path) -> None:
     async with loaded(tmp_path, ADD_SUB) as model:
         arrays = [np.full((1, 16), index, np.float32) for index in range(40)]

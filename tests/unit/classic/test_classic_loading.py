@@ -26,6 +26,7 @@ def instances(text: str, *, gpus: int, monkeypatch: pytest.MonkeyPatch) -> list[
     [
         ("", 1, [("echo_0_0", "CPU", 0)]),
         ("instance_group { count: 2 kind: KIND_CPU }", 1, [("echo_0_0", "CPU", 0), ("echo_0_1", "CPU", 0)]),
+        ("instance_group { count: 2 kind: KIND_MODEL }", 2, [("echo_0_0", "MODEL", 0), ("echo_0_1", "MODEL", 0)]),
         ("instance_group { kind: KIND_AUTO }", 0, [("echo_0_0", "CPU", 0)]),
         ("instance_group { kind: KIND_AUTO }", 2, [("echo_0_0", "GPU", 0), ("echo_0_1", "GPU", 1)]),
         ("instance_group { kind: KIND_GPU count: 2 gpus: [ 1 ] }", 2, [("echo_0_0", "GPU", 1), ("echo_0_1", "GPU", 1)]),
@@ -48,7 +49,7 @@ def test_instances_of_groups(
         ("instance_group { kind: KIND_GPU }", 0, "echo_0 has kind KIND_GPU but no GPUs are available"),
         ("instance_group { kind: KIND_GPU gpus: [ 0, 3 ] }", 2, "asks for GPU 3, this machine has 2"),
         ("instance_group { kind: KIND_CPU gpus: [ 0 ] }", 1, "has kind KIND_CPU but specifies one or more GPUs"),
-        ("instance_group { kind: KIND_MODEL }", 1, "KIND_MODEL, which is not supported"),
+        ("instance_group { kind: KIND_MODEL gpus: [ 0 ] }", 1, "has kind KIND_MODEL but specifies one or more GPUs"),
     ],
 )
 def test_groups_that_cannot_be_had(text: str, gpus: int, error: str, monkeypatch: pytest.MonkeyPatch) -> None:

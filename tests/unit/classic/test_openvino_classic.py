@@ -18,6 +18,7 @@ from helpers_tensorflow_files import graph_def, saved_model
 from penstock.classic.base import BackendInstance
 from penstock.classic.openvino.backend import OpenVINOBackend
 from penstock.classic.openvino.options import options
+from penstock.classic.tensors import NUMPY_TYPES
 from penstock.engines.errors import InvalidRequestError
 
 
@@ -40,6 +41,13 @@ def identity(shape: list[int], kind: Any = np.float32) -> ov.Model:
 
 def rows(count: int) -> dict[str, np.ndarray[Any, Any]]:
     return dict(lookup_rows(np.random.default_rng(0), count))
+
+
+@pytest.mark.parametrize(("kind", "datatype"), [(np.float32, "FP32"), (ov.Type.bf16, "BF16"), (np.int64, "INT64")])
+def test_a_scalar_is_written_as_one_element(tmp_path: Path, kind: Any, datatype: str) -> None:
+    instance = loaded(tmp_path, identity([], kind), "")
+    found = run(instance, X=np.array([3], NUMPY_TYPES[datatype]))["Y"]
+    assert (found.shape, found.dtype, float(found[0])) == ((1,), NUMPY_TYPES[datatype], 3)
 
 
 def test_a_fixed_batch_becomes_a_variable_one(tmp_path: Path) -> None:

@@ -57,9 +57,21 @@ def test_what_the_configuration_says_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "code"),
+    [
+        ("", "def execute(self, r): pass"),
+        ('input { name: "X" data_type: TYPE_FP32 dims: 1 }', "def execute(self, r): pass"),
+        ("", "@staticmethod\n    def auto_complete_config(c): return c"),
+    ],
+)
+def test_a_model_may_have_no_inputs_and_no_outputs(tmp_path: Path, config: str, code: str) -> None:
+    found = completed(tmp_path, f"class TritonPythonModel:\n    {code}\n", config)
+    assert ([tensor["name"] for tensor in found["input"]], found["output"]) == (["X"] if config else [], [])
+
+
+@pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("def execute(self, r): pass", "has no auto_complete_config that fills them in"),
         (
             "@staticmethod\n    def auto_complete_config(c): return None",
             "auto_complete_config function in model 'm' must return a valid pb.ModelConfig object.",

@@ -42,6 +42,16 @@ class Optional(torch.nn.Module):
         return left * scale if right is None else left + right
 
 
+class Sum(torch.nn.Module):
+    def forward(self, left: torch.Tensor) -> torch.Tensor:
+        return left.sum()
+
+
+class OfScalars(torch.nn.Module):
+    def forward(self, left: torch.Tensor) -> torch.Tensor:
+        return torch.stack([left, left + 1])
+
+
 class Total(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -91,6 +101,21 @@ def test_what_a_request_leaves_out_has_the_model_s_default(tmp_path: Path) -> No
     instance = loaded(tmp_path, Optional(), config("left right?"))
     assert run(instance, left=LEFT)["result"].tolist() == [10, 14]
     assert run(instance, left=LEFT, right=RIGHT)["result"].tolist() == [6, 9]
+
+
+@pytest.mark.parametrize("dims", ["[ 1 ]", "[ -1 ]", "[ 1, 1 ]"])
+def test_a_result_without_dimensions_is_one_element(tmp_path: Path, dims: str) -> None:
+    instance = loaded(tmp_path, Sum(), config("left", dims=dims))
+    assert run(instance, left=LEFT)["result"].ravel().tolist() == [12]
+    assert run(instance, left=LEFT)["result"].ndim == dims.count("1")
+
+
+def test_a_program_that_takes_a_scalar_gets_one(tmp_path: Path) -> None:
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    torch.export.save(torch.export.export(OfScalars(), (torch.tensor(1.0),)), folder / "model.pt2")
+    instance = load(PyTorchBackend({}), model_config(""), folder)
+    assert run(instance, left=np.array([2], np.float32))["OUTPUT__0"].tolist() == [2, 3]
 
 
 def test_an_answer_is_not_a_buffer_that_the_model_goes_on_writing_to(tmp_path: Path) -> None:

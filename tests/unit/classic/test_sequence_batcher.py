@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from helpers_classic import ECHO, model_config
 from penstock.classic.call import Call
-from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.messages import InferRequest, InferResponse, WarmUpRequest
 from penstock.classic.sequences.batcher import SequenceBatcher
 from penstock.classic.sequences.padding import PaddingCall
 from penstock.classic.tensors import Tensor
@@ -28,6 +28,13 @@ from penstock.engines.errors import (
 US = 1000
 IDLE = 1_000_000 * US
 """The default of max_sequence_idle_microseconds."""
+
+
+CONTROLS = """
+control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
+control_input { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } }
+state { input_name: "S" output_name: "T" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
 
 
 class Item(Call):
@@ -438,3 +445,20 @@ class Sequences(RuleBasedStateMachine):
 
 Sequences.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestSequences = Sequences.TestCase
+
+
+def test_a_warm_up_has_its_own_controls_and_states() -> None:
+    five = np.full((1, 1), 5, np.int32)
+    made = WarmUpRequest(
+        inputs={"INPUT0": Tensor("INPUT0", "INT32", five)},
+        correlation_id=1,
+        sequence_start=True,
+        sequence_end=True,
+        overrides={name: Tensor(name, "INT32", five) for name in ("START", "S")},
+    )
+    sequences = batcher(CONTROLS)
+    sequences.add(Item(made, 1), 0)
+    sequences.expire(0)
+    [call] = sequences.take(0, 0)
+    found = {name: int(tensor.array[0, 0]) for name, tensor in call.request.inputs.items()}
+    assert found == {"INPUT0": 5, "START": 5, "END": 1, "S": 5}

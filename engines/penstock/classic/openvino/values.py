@@ -20,7 +20,7 @@ def to_tensor(name: str, array: Array) -> Any:
     ov = library.load()
     if array.dtype.hasobject:
         return _text_tensor(name, array)
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")  # a scalar stays one
     if array.dtype == _BF16:
         return ov.Tensor(array.view(np.int16), ov.Shape(array.shape), ov.Type.bf16)
     return ov.Tensor(array, shared_memory=array.flags.writeable)

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelContext
-from penstock.classic.described import DescribedModel, check, complete, default_max_batch_size, is_complete
+from penstock.classic.described import (
+    DescribedModel,
+    check,
+    complete,
+    default_max_batch_size,
+    is_complete,
+    scalars_of,
+)
 from penstock.classic.model_config import ModelConfig, datatype_name, datatype_value
 from penstock.classic.parameters import check_options
 from penstock.classic.python.backend import PythonBackend
@@ -81,7 +88,8 @@ class PyTorchModel(BackendModel):
     def load_instance(self, context: InstanceContext) -> PyTorchInstance:
         device = library.load().device("cpu" if context.kind != "GPU" else f"cuda:{context.device_id}")
         program = self._program(device)
-        return PyTorchInstance(program, _bound(program, self._config), self._config, self._options, device)
+        binding, scalars = _bound(program, self._config)
+        return PyTorchInstance(program, binding, scalars, self._config, self._options, device)
 
     def _program(self, device: Any) -> Program:
         if not self._options.shared_weights:
@@ -112,8 +120,9 @@ def _is_module(config: ModelConfig) -> bool:
     return True
 
 
-def _bound(program: Program, config: ModelConfig) -> InputBinding:
-    """Raises ValueError when the configuration is not one of this program."""
+def _bound(program: Program, config: ModelConfig) -> tuple[InputBinding, list[str]]:
+    """With it the inputs that are scalars, where the program tells. Raises ValueError when the configuration is not
+    one of this program."""
     inputs = [*config.input, *server_inputs(config), *generated_inputs(config)]
     optional = [tensor.name for tensor in config.input if tensor.optional]
     try:
@@ -126,9 +135,11 @@ def _bound(program: Program, config: ModelConfig) -> InputBinding:
             f"unable to load model '{config.name}', max_batch_size {config.max_batch_size} is above the"
             f" {program.most_rows} that it was exported for"
         )
-    if program.described is not None:
-        check(config, _renamed(program.described, binding, config))
-    return binding
+    if program.described is None:
+        return binding, []
+    described = _renamed(program.described, binding, config)
+    check(config, described)
+    return binding, scalars_of(described.inputs)
 
 
 def _check_strings(config: ModelConfig, binding: InputBinding) -> None:

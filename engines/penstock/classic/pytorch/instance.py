@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.classic.base import BackendInstance, Batch
@@ -11,6 +12,7 @@ from penstock.classic.pytorch import library, values
 from penstock.classic.pytorch.binding import InputBinding, bind_outputs, results
 from penstock.classic.pytorch.options import Options
 from penstock.classic.pytorch.programs import Program
+from penstock.classic.scalars import Scalars
 from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError, NoResourcesError, PenstockError
@@ -20,8 +22,15 @@ logger = logging.getLogger(__name__)
 
 class PyTorchInstance(BackendInstance):
     def __init__(
-        self, program: Program, binding: InputBinding, config: ModelConfig, options: Options, device: Any
+        self,
+        program: Program,
+        binding: InputBinding,
+        scalars: Iterable[str],
+        config: ModelConfig,
+        options: Options,
+        device: Any,
     ) -> None:
+        """`scalars`: inputs that the program takes without dimensions."""
         self._torch = library.load()
         self._program = program
         self._binding = binding
@@ -29,11 +38,12 @@ class PyTorchInstance(BackendInstance):
         self._device = device
         outputs = [*config.output, *state_outputs(config)]
         self._places = bind_outputs([tensor.name for tensor in outputs])
-        self._texts = {
+        self._scalars = Scalars(scalars, (), ())
+        self._dims = {
             tensor.name: tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
             for tensor in config.output
-            if datatype_name(tensor.data_type) == "BYTES"
         }
+        self._texts = {tensor.name for tensor in config.output if datatype_name(tensor.data_type) == "BYTES"}
         self._batched = config.max_batch_size > 0
         self._thread_is_set = False
 
@@ -41,6 +51,7 @@ class PyTorchInstance(BackendInstance):
         if not self._thread_is_set:
             self._set_thread()
         inputs = batch.gather()
+        self._scalars.for_model(inputs)
         shared = len(batch.calls) == 1
         try:
             with self._torch.inference_mode(self._options.inference_mode), self._torch.no_grad():
@@ -69,10 +80,13 @@ class PyTorchInstance(BackendInstance):
         return values.to_torch(array, self._device, shared=shared)
 
     def _from_torch(self, name: str, found: Any) -> Array:
-        dims = self._texts.get(name)
-        if dims is not None:
+        dims = self._dims.get(name, ())
+        if name in self._texts:
             return values.from_strings(name, found, dims, self._batched)
-        return values.from_torch(name, found)
+        array = values.from_torch(name, found)
+        if not array.ndim and not self._batched and all(dim in (1, -1) for dim in dims):
+            return array.reshape((1,) * len(dims))
+        return array
 
     def _explained(self, error: Exception) -> PenstockError:
         text = f"PyTorch execute failure: {library.explain(error)}"

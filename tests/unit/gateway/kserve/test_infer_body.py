@@ -14,7 +14,7 @@ from helpers_kserve import FakeModel, add_sub, identity
 from penstock.classic.messages import InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError, UnsupportedError
-from penstock.gateway.kserve.infer_request import Inference, parse_infer
+from penstock.gateway.kserve.infer_request import Inference, OutputForm, parse_infer
 from penstock.gateway.kserve.infer_response import encode_infer
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 
@@ -190,9 +190,7 @@ def test_header_lengths_that_lie(length: int) -> None:
         b'{"inputs":{}}',
         b"{}",
         b'{"inputs":[],"id":5}',
-        b'{"inputs":[],"id":null}',
         b'{"inputs":[],"id":"\xff"}',
-        b'{"inputs":[],"parameters":null}',
         b'{"inputs":[],"parameters":[1]}',
         b'{"inputs":[],"parameters":{"a":null}}',
         b'{"inputs":[],"parameters":{"binary_data_output":1}}',
@@ -216,6 +214,14 @@ def test_header_lengths_that_lie(length: int) -> None:
 def test_bad_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError):
         parsed(body)
+
+
+def test_null_is_what_a_client_has_left_out() -> None:
+    tensor = {"name": "A", "shape": [1], "datatype": "FP32", "data": [1], "parameters": None}
+    found = parsed({"inputs": [tensor], "id": None, "parameters": None, "outputs": None})
+    assert (found.request.id, found.request.parameters, found.request.outputs) == ("", {}, ())
+    found = parsed({"inputs": [tensor], "outputs": [{"name": "B", "parameters": None}]})
+    assert found.forms == {"B": OutputForm(binary=False)}
 
 
 def test_nesting_up_to_the_limit_is_fine() -> None:

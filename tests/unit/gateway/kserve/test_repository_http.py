@@ -57,7 +57,7 @@ async def test_the_index_shows_what_there_is_to_say(repository: Repository) -> N
         {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "no such file"},
         {"name": "slow", "version": "2", "state": "LOADING"},
     ]
-    for body in (b"", b"{}", {"ready": False}):
+    for body in (b"", b"{}", b"null", {"ready": False}):
         assert await repository.index(body) == (200, everything)
     assert await repository.index({"ready": True}) == (200, ready)
 
@@ -69,10 +69,10 @@ async def test_bodies_that_ask_for_no_index(repository: Repository, body: Any) -
 
 
 async def test_a_model_is_loaded(repository: Repository) -> None:
-    bodies: list[Any] = [b"", b"{}", {"parameters": {}}]
+    bodies: list[Any] = [b"", b"{}", b"null", {"parameters": {}}, {"parameters": None}]
     for body in bodies:
         assert await repository.load(body) == (200, None)
-    assert repository.store.loads == [("m", None, None)] * 3
+    assert repository.store.loads == [("m", None, None)] * 5
 
 
 async def test_a_model_is_loaded_from_what_the_request_brings(repository: Repository) -> None:
@@ -95,7 +95,7 @@ async def test_a_model_is_loaded_from_what_the_request_brings(repository: Reposi
         ({"file:1/m": "AAA"}, "is not base64"),
         ({"file:1/m": "é"}, "is not base64"),
         ("x", "'parameters' must be an object"),
-        (None, "'parameters' must be an object"),
+        ([], "'parameters' must be an object"),
     ],
 )
 async def test_bad_load_parameters(repository: Repository, parameters: Any, text: str) -> None:

@@ -15,7 +15,7 @@ from penstock.gateway.repository.overrides import check_files, write_files
 
 ESCAPES = [
     "",
-    "1",
+    ".",
     "1/",
     "/",
     "/etc/passwd",
@@ -38,17 +38,12 @@ ESCAPES = [
     "1/" + "a" * 256,
     "1/" + "é" * 128,
     "1/" + "a/" * 8 + "b",
-    "0/model",
-    "01/model",
-    "-1/model",
-    "x/model",
-    " 1/model",
-    "١/model",
-    "9" * 30 + "/model",
-    "config.pbtxt",
-    "%2e%2e/model",
-    "file:1/model",
-    "~/model",
+    "labels.txt/",
+    "./labels.txt",
+    "../labels.txt",
+    "warmup/../../sample",
+    "warmup//sample",
+    "warmup\\sample",
 ]
 
 
@@ -67,7 +62,19 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_written(temporary: Path) -> None:
-    files = {"1/model.onnx": b"one", "1/data/weights 0.bin": b"\0\1", "12/...": b"", "1/%2e%2e": b"literal"}
+    files = {
+        "1/model.onnx": b"one",
+        "1/data/weights 0.bin": b"\0\1",
+        "12/...": b"",
+        "1/%2e%2e": b"literal",
+        "config.pbtxt": b"beside the request's",
+        "labels.txt": b"cat",
+        "warmup/sample": b"\0",
+        "notes/.hidden é": b"",
+        "0/no version": b"",
+        "~/model": b"home",
+        "file:1/model": b"",
+    }
     model = write_files(files)
     assert temporary in model.folder.parents
     assert model.folder.stat().st_mode & 0o077 == 0
@@ -113,6 +120,7 @@ def test_nothing_is_ever_written_outside(files: dict[str, bytes]) -> None:
 async def test_load_requests_with_such_paths(tmp_path: Path, path: str) -> None:
     repository, loader = FakeRepository(tmp_path), FakeLoader()
     async with serving(repository, loader=loader) as manager:
-        with pytest.raises(InvalidRequestError, match="the file path"):
+        start = "^failed to load 'a', failed to poll from model repository: the file path"
+        with pytest.raises(InvalidRequestError, match=start):
             await manager.load("a", config=CONFIG, files={path: b"x"})
         assert manager.index(ready=False) == []

@@ -9,17 +9,18 @@ import pytest
 from google.protobuf import text_format
 
 from helpers_repository import FakeLoader, FakeModel, FakeRepository, ask, serving, states
+from penstock.classic.messages import WarmUpRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.gateway.repository.warmup import MAX_BYTES, warm_up, warmup_inputs
+from penstock.gateway.repository.warmup import MAX_BYTES, MAX_SEQUENCES, warm_up, warmup_inputs
 
 
 def _config(sample: str, max_batch_size: int = 8) -> ModelConfig:
     return text_format.Parse(f"max_batch_size: {max_batch_size} model_warmup {{ {sample} }}", ModelConfig())
 
 
-def _inputs(tmp_path: Path, data: str, *, batch_size: int = 0, max_batch_size: int = 8) -> Tensor:
+def _inputs(tmp_path: Path, data: str, *, batch_size: int = 1, max_batch_size: int = 8) -> Tensor:
     config = _config(
         f'name: "s" batch_size: {batch_size} inputs {{ key: "X" value {{ {data} }} }}', max_batch_size=max_batch_size
     )
@@ -67,16 +68,18 @@ def test_files_elsewhere(tmp_path: Path, path: str) -> None:
         _inputs(tmp_path, f'data_type: TYPE_INT8 dims: [2] input_data_file: "{path}"')
 
 
-@pytest.mark.parametrize(("dims", "batch_size"), [([MAX_BYTES], 0), ([2**60 + 2, 16], 0), ([2**25], 8)])
+@pytest.mark.parametrize(("dims", "batch_size"), [([MAX_BYTES], 1), ([2**60 + 2, 16], 1), ([2**25], 8)])
 def test_nothing_is_allocated_for_what_is_too_large(tmp_path: Path, dims: list[int], batch_size: int) -> None:
     with pytest.raises(InvalidRequestError, match=r"more (elements )?than"):
         _inputs(tmp_path, f"data_type: TYPE_FP64 dims: {dims} random_data: true", batch_size=batch_size)
 
 
 async def test_samples_are_sent_to_every_instance_and_not_counted() -> None:
-    config = _config('name: "s" count: 3 inputs { key: "X" value { data_type: TYPE_INT8 dims: [1] zero_data: true } }')
+    zeros = 'inputs { key: "X" value { data_type: TYPE_INT8 dims: [1] zero_data: true } }'
+    config = _config(f'name: "s" batch_size: 1 count: 3 {zeros}')
     config.instance_group.add(count=2)
-    config.model_warmup.add(name="t")
+    config.model_warmup.add(name="t", batch_size=1)
+    config.model_warmup.add(name="left out", count=5)
     model = FakeModel("a", 1, "a", config)
     model.statistics.inference_count = 8
     model.statistics.success.add(5)
@@ -91,8 +94,37 @@ async def test_samples_are_sent_to_every_instance_and_not_counted() -> None:
 
 SAMPLE = """
 input { name: "X" data_type: TYPE_FP32 dims: [2] }
-model_warmup { name: "s" inputs { key: "X" value { data_type: TYPE_FP32 dims: [2] zero_data: true } } }
+model_warmup { name: "s" batch_size: 1 inputs { key: "X" value { data_type: TYPE_FP32 dims: [2] zero_data: true } } }
 """
+SEQUENCES = """
+sequence_batching {
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }
+  state { input_name: "S" output_name: "T" data_type: TYPE_INT8 dims: [1] }
+}
+input { name: "X" data_type: TYPE_INT8 dims: [1] }
+"""
+
+
+async def test_a_sample_of_a_model_with_sequences_is_as_many_sequences(tmp_path: Path) -> None:
+    data = "value { data_type: TYPE_INT8 dims: [1] zero_data: true }"
+    names = " ".join(f'inputs {{ key: "{name}" {data} }}' for name in ("X", "START", "S"))
+    config = text_format.Parse(f"{SEQUENCES} max_batch_size: 4 model_warmup {{ batch_size: 3 {names} }}", ModelConfig())
+    model = FakeModel("a", 1, "a", config)
+    await warm_up(model, tmp_path)
+    assert [request.correlation_id for request in model.requests] == [1, 2, 3]
+    for request in model.requests:
+        assert isinstance(request, WarmUpRequest)
+        assert (request.sequence_start, request.sequence_end, list(request.inputs)) == (True, True, ["X"])
+        assert {name: tensor.array.shape for name, tensor in request.overrides.items()} == {
+            "START": (1, 1),
+            "S": (1, 1),
+        }
+
+
+async def test_the_sequences_of_a_sample_have_a_bound(tmp_path: Path) -> None:
+    config = text_format.Parse(f"{SEQUENCES} model_warmup {{ batch_size: {MAX_SEQUENCES + 1} }}", ModelConfig())
+    with pytest.raises(InvalidRequestError, match="is more than 4096 sequences"):
+        await warm_up(FakeModel("a", 1, "a", config), tmp_path)
 
 
 async def test_a_model_that_fails_its_warm_up_is_not_loaded(tmp_path: Path) -> None:

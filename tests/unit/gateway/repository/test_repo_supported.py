@@ -24,6 +24,11 @@ BACKEND = 'backend: "python" '
 TENSOR = "data_type: TYPE_FP32 dims: [ 4 ]"
 IO = f"input [ {{ name: 'I' {TENSOR} }} ] output [ {{ name: 'O' {TENSOR} }} ] "
 BATCH = BACKEND + IO + "max_batch_size: 4 "
+SEQUENCES = """sequence_batching {
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
+  control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
+  state { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: [ 4 ] }
+}"""
 
 
 def config(text: str, *, gpus: int = 0) -> ModelConfig:
@@ -158,6 +163,10 @@ def test_all_refused_fields_are_tried_above() -> None:
         "instance_group [ { rate_limiter { resources [ { name: 'R' global: true count: 1 } ] priority: 2 } } ]",
         f"model_warmup [ {{ batch_size: 1 count: 2 inputs {{ key: 'I' value {{ {TENSOR} zero_data: true }} }} }} ]",
         f"model_warmup [ {{ inputs {{ key: 'I' value {{ {TENSOR} input_data_file: 'data/raw' }} }} }} ]",
+        SEQUENCES
+        + " model_warmup { batch_size: 1 inputs { key: 'START' value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true }"
+        " } inputs { key: 'ID' value { data_type: TYPE_UINT64 dims: [ 1 ] random_data: true } }"
+        f" inputs {{ key: 'S' value {{ {TENSOR} zero_data: true }} }} }}",
     ],
 )
 def test_what_is_supported_or_harmless_passes(text: str) -> None:
@@ -170,15 +179,11 @@ def test_fields_of_one_backend_pass_there_and_with_unknown_backends(backend: str
 
 
 @pytest.mark.parametrize("backend", sorted(OWN_BACKENDS))
-def test_kind_model_is_for_backends_that_place_themselves(backend: str) -> None:
-    found = config(f"backend: '{backend}' instance_group [ {{ kind: KIND_MODEL }} ]")
-    if backend in ("openai", "penstock", "vllm", "tensorrtllm"):
-        check_supported(found)
-    else:
-        with pytest.raises(
-            InvalidRequestError, match=f"has kind KIND_MODEL, which the backend {backend} does not offer"
-        ):
-            check_supported(found)
+def test_every_backend_may_have_kind_model(backend: str) -> None:
+    platform = {"onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch", "tensorrt": "tensorrt_plan"}
+    platform["tensorflow"] = "tensorflow_savedmodel"
+    text = f"backend: '{backend}' platform: '{platform.get(backend, '')}' instance_group [ {{ kind: KIND_MODEL }} ]"
+    check_supported(config(text))
 
 
 REFUSED = [

@@ -40,8 +40,6 @@ BODIES = [
     body("outputs holds text", {"inputs": GOOD, "outputs": ["OUTPUT0"]}),
     body("output without a name", {"inputs": GOOD, "outputs": [{}]}),
     body("id is a number", {"id": 5, "inputs": GOOD}),
-    body("id is null", {"id": None, "inputs": GOOD}),
-    body("parameters is null", {"inputs": GOOD, "parameters": None}),
     body("parameters is an array", {"inputs": GOOD, "parameters": []}),
     body("binary_data_output is a number", {"inputs": GOOD, "parameters": {"binary_data_output": 1}}),
     body(

@@ -117,6 +117,14 @@ REQUESTS = (
         (at("http: infer, floats that are not numbers", body=("*NaN,Infinity*", "*null,null*")),),
     ),
     Difference(
+        "null",
+        "null for the `id`, `parameters` or `outputs` of an inference request",
+        "500",
+        "as if it was not there",
+        "clients that write every field of a schema write null for what they do not use",
+        (served("http: null: id", "http: null: parameters", "http: null: outputs", status=500),),
+    ),
+    Difference(
         "half-json",
         "FP16 and BF16 in JSON",
         "400",
@@ -276,7 +284,7 @@ ANSWERS = (
             worded("http: raw binary, too short", "http: raw binary, two inputs", "http: compression, garbage"),
             worded("http: parameters, an object", "http: parameters, an array", "http: parameters, null"),
             worded("http: generate: a parameter that is *", "http: error, input unknown", "http: error, input twice"),
-            worded("http: error, version too large"),
+            worded("http: error, version too large", "http: no inputs, and one comes"),
             detailed("grpc: *: no version", "grpc: infer, no version", "grpc: infer, version minus two"),
             detailed("grpc: contents, too few", "grpc: infer, input unknown", "grpc: infer, input twice"),
             detailed(
@@ -290,6 +298,14 @@ ANSWERS = (
             Shown(("stream: wrong version",), {"0.error_message": (ANY, ANY)}),
             at("tritonclient.*: shared memory", **{"2_error": (ANY, ANY), "4_error": (ANY, ANY)}),
         ),
+    ),
+    Difference(
+        "no-inputs-batched",
+        "a Python model without inputs whose `max_batch_size` is above 0",
+        "refuses every request",
+        "serves them, each as a batch of one",
+        "Triton's backend looks for the batch size in the first input",
+        (served("http: no inputs, in batches"),),
     ),
     Difference(
         "unknown-outputs",
@@ -499,6 +515,7 @@ REPOSITORY = (
         (
             at("grpc: load: unknown model", code=("INTERNAL", "NOT_FOUND")),
             at("repository: loads that fail", **{"0_status": (500, 404)}),
+            at("repository: any file", **{"9_status": (500, 404)}),
         ),
     ),
     Difference(
@@ -513,7 +530,23 @@ REPOSITORY = (
                 **{f"{step}_status": (500, 400) for step in (2, 3, 4, 6, 8, 11)},
                 **{f"{step}_body_error": (ANY, ANY) for step in (2, 3, 4, 5, 6, 7, 8, 11)},
             ),
+            at(
+                "repository: any file",
+                **{f"{step}_status": (500, 400) for step in range(2, 7)},
+                **{
+                    f"{step}_body_error": ("failed to load 'brought', *", "failed to load 'brought', *")
+                    for step in range(2, 7)
+                },
+            ),
         ),
+    ),
+    Difference(
+        "load-again",
+        "a load without parameters after one with a configuration and no files",
+        "changes nothing",
+        "loads what the repository has",
+        "there is no other way back",
+        (at("repository: some fields of a configuration", **{"9_inputs": (ANY, ANY), "9_outputs": (ANY, ANY)}),),
     ),
     Difference(
         "named-repository",

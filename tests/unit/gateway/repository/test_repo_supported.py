@@ -164,8 +164,8 @@ def test_all_refused_fields_are_tried_above() -> None:
         f"model_warmup [ {{ batch_size: 1 count: 2 inputs {{ key: 'I' value {{ {TENSOR} zero_data: true }} }} }} ]",
         f"model_warmup [ {{ inputs {{ key: 'I' value {{ {TENSOR} input_data_file: 'data/raw' }} }} }} ]",
         SEQUENCES
-        + " model_warmup { batch_size: 1 inputs { key: 'START' value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true }"
-        " } inputs { key: 'ID' value { data_type: TYPE_UINT64 dims: [ 1 ] random_data: true } }"
+        + " model_warmup { inputs { key: 'START' value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }"
+        " inputs { key: 'ID' value { data_type: TYPE_UINT64 dims: [ 1 ] random_data: true } }"
         f" inputs {{ key: 'S' value {{ {TENSOR} zero_data: true }} }} }}",
     ],
 )

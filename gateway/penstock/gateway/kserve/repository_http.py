@@ -40,8 +40,8 @@ def _entry(entry: IndexEntry) -> dict[str, str]:
 
 async def load_model(context: KServe, exchange: Exchange, name: str) -> None:
     """POST /v2/repository/models/{name}/load. Answers when the model is ready; loading goes on when the client leaves
-    before. Parameters are `config`, a ModelConfig in JSON, and `file:<version>/<name>`, contents in base64; unlike in
-    Triton, unknown ones are the client's error and not the server's."""
+    before. Parameters are `config`, a ModelConfig in JSON, and `file:<path>`, contents in base64; unlike in Triton,
+    unknown ones are the client's error and not the server's."""
     with exchange.call():
         config: str | None = None
         files: dict[str, bytes] = {}

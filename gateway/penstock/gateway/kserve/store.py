@@ -57,7 +57,8 @@ class ModelStore(Protocol):
 
     async def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Loads or reloads; returns when the model is ready. A loaded model keeps serving until then, and stays when
-        loading fails. `config` is a ModelConfig in JSON; `files`, by `<version>/<name>`, need a config.
+        loading fails. `config` is a ModelConfig in JSON; `files`, by their path in the model's folder, need a
+        config.
 
         Raises NotReadyError when the control mode is not explicit, InvalidRequestError, EngineError.
         """

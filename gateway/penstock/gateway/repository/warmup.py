@@ -8,6 +8,7 @@ left out, as in Triton.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from itertools import count
@@ -22,6 +23,8 @@ from penstock.classic.model_config import ModelConfig, datatype_name
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import NUMPY_TYPES, Array, Tensor, element_count, from_buffer
 from penstock.engines.errors import InvalidRequestError, PenstockError
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "warmup"
 """Where in the model's folder the files of `input_data_file` lie."""
@@ -43,10 +46,11 @@ async def warm_up(model: InferModel, model_folder: Path) -> None:
         try:
             inputs = await asyncio.to_thread(warmup_inputs, model.config, sample, model_folder)
             requests = _requests(model.config, sample, inputs, ids)
-            for _ in range(max(1, sample.count)):
+            for iteration in range(1, max(1, sample.count) + 1):
+                logger.debug("%s is running warmup sample %r for iteration %d", model.name, sample.name, iteration)
                 await _run(model, requests, instances)
         except PenstockError as error:
-            raise InvalidRequestError(f"warm-up sample '{sample.name}': {error.message}") from error
+            raise InvalidRequestError(f"failed to run warmup sample '{sample.name}': {error.message}") from error
     _reset(model.statistics)
 
 

@@ -135,9 +135,9 @@ async def test_a_model_that_fails_its_warm_up_is_not_loaded(tmp_path: Path) -> N
         assert len(loader.models[0].requests) == 1
         loader.infer_failures = EngineError("it explodes")
         repository.put("a", "a2", config=SAMPLE)
-        with pytest.raises(InvalidRequestError, match="warm-up sample 's': it explodes"):
+        with pytest.raises(InvalidRequestError, match="failed to run warmup sample 's': it explodes"):
             await manager.load("a")
-        assert states(manager) == ["a 1 READY Invalid argument: warm-up sample 's': it explodes"]
+        assert states(manager) == ["a 1 READY Invalid argument: failed to run warmup sample 's': it explodes"]
         assert await ask(manager, "a") == "a1"
         assert [model.tag for model in loader.live] == ["a1"]
 

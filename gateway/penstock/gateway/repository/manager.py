@@ -270,6 +270,8 @@ class ModelRepository:
                     self._withdraw(entry, DUPLICATE)
                 entry.failed(DUPLICATE, {})
             raise
+        except EngineError as error:  # the repositories cannot be read
+            raise poll_error(name, error) from error
         entry = self._known.entry(name)
         async with entry.lock:
             try:

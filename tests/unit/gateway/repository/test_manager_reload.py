@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -73,6 +74,24 @@ async def test_a_failed_reload_keeps_the_old_one(repository: FakeRepository, loa
         await manager.load("a")
         assert states(manager) == ["a 1 READY"]
         assert await ask(manager, "a") == "second"
+
+
+async def test_what_keeps_a_load_from_beginning_is_told_as_triton_tells_it(
+    tmp_path: Path, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = "failed to load 'a', failed to poll from model repository"
+    repository = FakeRepository(tmp_path)
+    async with serving(repository, loader=loader) as manager:
+        with pytest.raises(ModelNotFoundError, match=f"^{begin}$"):
+            await manager.load("a")
+        repository.fail = EngineError("the store is down")
+        with pytest.raises(EngineError, match=f"^{begin}: the store is down$"):
+            await manager.load("a")
+        repository.fail = None
+        repository.put("a", "first")
+        monkeypatch.setattr(repository, "fingerprint", Mock(side_effect=InvalidRequestError("a bad link")))
+        with pytest.raises(InvalidRequestError, match=f"^{begin}: a bad link$"):
+            await manager.load("a")
 
 
 async def test_unchanged_models_are_not_loaded_again(repository: FakeRepository, loader: FakeLoader) -> None:

@@ -158,7 +158,8 @@ def _random(datatype: str, shape: list[int]) -> Array:
 
 
 def _from_file(name: str, datatype: str, shape: list[int], filename: str, model_folder: Path) -> Tensor:
-    """Raw values, little-endian and in C order; texts behind their lengths, as in a binary request."""
+    """Raw values, little-endian and in C order, of which a file may have more than are needed; texts behind their
+    lengths, as in a binary request."""
     folder = (model_folder / FOLDER).resolve()
     path = (folder / filename).resolve()
     if not filename or not path.is_relative_to(folder) or not path.is_file():
@@ -166,6 +167,8 @@ def _from_file(name: str, datatype: str, shape: list[int], filename: str, model_
     if path.stat().st_size > MAX_BYTES:
         raise InvalidRequestError(f"input '{name}': the file '{filename}' has more than {MAX_BYTES} bytes")
     data = path.read_bytes()
+    if datatype != "BYTES":
+        data = data[: element_count(shape, name) * NUMPY_TYPES[datatype].itemsize]
     return from_buffer(name, datatype, shape, data)
 
 

@@ -54,6 +54,7 @@ def test_values_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "warmup" / "text").write_bytes(b"\x02\0\0\0hi")
     tensor = _inputs(tmp_path, 'data_type: TYPE_FP32 dims: [2] input_data_file: "x"', batch_size=2)
     assert tensor.array.tolist() == [[1.5, 2.5], [1.5, 2.5]]
+    assert _inputs(tmp_path, 'data_type: TYPE_FP32 dims: [1] input_data_file: "x"').array.tolist() == [[1.5]]
     assert _inputs(tmp_path, 'data_type: TYPE_STRING dims: [1] input_data_file: "text"').array.tolist() == [[b"hi"]]
     with pytest.raises(InvalidRequestError, match="unexpected total byte size 8 for input 'X', expecting 12"):
         _inputs(tmp_path, 'data_type: TYPE_FP32 dims: [3] input_data_file: "x"')

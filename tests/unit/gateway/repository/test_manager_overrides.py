@@ -55,6 +55,11 @@ def test_paths_that_lead_elsewhere(path: str) -> None:
     assert caught.value.message.isprintable()
 
 
+def test_code_for_the_server_s_own_process_does_not_come_with_a_request() -> None:
+    with pytest.raises(InvalidRequestError, match=r"backend\.py runs in the server's own process"):
+        check_files({"1/model.py": b"", "backend.py": b""})
+
+
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -91,10 +91,8 @@ class TracedServer:
             "LOCALITY_INSIDE": STEP,
         }
         command = [sys.executable, "-m", "penstock.gateway.cli", "serve", str(checkout / DEMO)]
-        ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-        self._process = subprocess.Popen(
-            [*command, "--model-repository", str(folder / "models"), *ports], stderr=subprocess.PIPE, text=True, env=environ, cwd=folder
-        )
+        flags = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--model-repository={folder}/models"]
+        self._process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, env=environ, cwd=folder)
         self.http, self.grpc = self._ports()
 
     def _ports(self) -> tuple[str, str]:
@@ -155,7 +153,7 @@ def send_stream_infer(server: TracedServer) -> None:
     import grpc
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-    text = "Say something.".encode()
+    text = b"Say something."
     tensors = [
         service_pb2.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=[1])
         for name, datatype in (("text_input", "BYTES"), ("stream", "BOOL"))

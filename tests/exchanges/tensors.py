@@ -11,7 +11,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from differential.observe import infer_request, message, parameter, status
-from exchanges.exchange import Exchange, get, merged, request, steady
+from exchanges.exchange import Exchange, get, request, steady
 from helpers_server import Server, wait_until
 
 FOUR = struct.pack("<4f", 1, 2, 3, 4)
@@ -121,10 +121,7 @@ def called(server: Server, method: str, sent: Any) -> Any:
 
 
 def streamed(name: str, *sent: Any) -> Exchange:
-    def run(server: Server) -> Any:
-        return merged([raw_text(steady(response)) for response in stream(server, list(sent))])
-
-    return Exchange(f"gRPC ModelStreamInfer: {name}", run)
+    return Exchange(f"gRPC ModelStreamInfer: {name}", lambda server: whole_text(steady(stream(server, list(sent)))))
 
 
 def stream(server: Server, sent: list[Any]) -> list[Any]:
@@ -138,14 +135,15 @@ def stream(server: Server, sent: list[Any]) -> list[Any]:
     return seen
 
 
-def raw_text(response: Any) -> Any:
-    """With a language model's text readable, so that pieces of it can be put together."""
-    answer = response.get("infer_response", {})
-    if answer.get("model_name") == "demo_model" and "raw_output_contents" in answer:
-        [raw] = answer["raw_output_contents"]
-        answer = {**answer, "raw_output_contents": [{"text": base64.b64decode(raw)[4:].decode()}]}
-        return {**response, "infer_response": answer}
-    return response
+def whole_text(responses: list[Any]) -> list[Any]:
+    """A language model's last response with the text of all: how many tokens share a response depends on speed."""
+    text = ""
+    for response in responses:
+        answer = response.get("infer_response", {})
+        if answer.get("model_name") != "demo_model":
+            return responses
+        text += "".join(base64.b64decode(raw)[4:].decode() for raw in answer.pop("raw_output_contents", ()))
+    return [*responses[-1:], text]
 
 
 def leave_a_stream(server: Server) -> Any:

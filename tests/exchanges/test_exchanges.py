@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import penstock.gateway
 from exchanges import generating, tensors
 from exchanges.exchange import Exchange, merged, over_http2, without_framing
 from helpers_server import Server, serving
@@ -23,20 +24,20 @@ HERE = Path(__file__).parent
 MODELS = HERE.parent / "differential/models"
 REPOSITORY = ("add_sub", "strings", "classes", "errors", "repeat", "increment", "ensemble", "ensemble_stream")
 GROUPS = {"generating": generating.EXCHANGES, "tensors": tensors.EXCHANGES}
+DEMO = Path(next(iter(penstock.gateway.__path__))) / "demo_model"
 RECORDING = "RECORD_EXCHANGES" in os.environ
+
+
+def flags(folder: Path) -> tuple[str, ...]:
+    """The demo model in float32, so that its text is the same on every processor, beside models of tensors."""
+    for model in REPOSITORY:
+        shutil.copytree(MODELS / model, folder / model)
+    return (str(DEMO), "--dtype=f32", "--model-control-mode=explicit", "--load-model=*", f"--model-repository={folder}")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo model in float32, so that its text is the same on every processor, beside models of tensors."""
-    repository = tmp_path_factory.mktemp("exchanges") / "models"
-    for model in REPOSITORY:
-        shutil.copytree(MODELS / model, repository / model)
-    control = ("--model-control-mode=explicit", "--load-model=*", f"--model-repository={repository}")
-    import penstock.gateway
-
-    demo = Path(next(iter(penstock.gateway.__path__))) / "demo_model"
-    with serving(str(demo), "--dtype", "f32", *control) as server:
+    with serving(*flags(tmp_path_factory.mktemp("exchanges"))) as server:
         yield server
 
 

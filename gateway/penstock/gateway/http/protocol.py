@@ -148,6 +148,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _hand_over(self, taker: SocketConnection, data: bytes) -> None:
         self._stop_timers()
+        self.parser = None  # it knows this object
         self._port_connections.replace(self, taker)
         self.transport.set_protocol(taker)
         taker.connection_made(self.transport)

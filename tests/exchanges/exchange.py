@@ -184,6 +184,9 @@ def _json(content: bytes) -> Any:
 def steady(value: Any) -> Any:
     """Without what no two runs share."""
     if isinstance(value, dict):
+        if "cache_read_input_tokens" in value:  # Anthropic's count leaves out what the cache had
+            whole = value["input_tokens"] + value["cache_read_input_tokens"] + value["cache_creation_input_tokens"]
+            value = {**value, "input_tokens": whole}
         return {key: _masked(member) if key in VARIES else steady(member) for key, member in value.items()}
     if isinstance(value, list):
         return [steady(member) for member in value]

@@ -13,9 +13,7 @@ import ast
 import json
 import os
 import re
-import selectors
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +25,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from helpers_inside import Inside  # noqa: E402
+
 ROOMS = ("gateway", "engines", "kvcache", "tokenizers", "loadtest")
 DEMO = "gateway/penstock/gateway/demo_model"
 STEP = "penstock/engines/core.py:step"
@@ -70,26 +72,15 @@ class Scenario:
 class TracedServer:
     """`penstock serve` of a checkout, with the tracer in each of its processes."""
 
-    def __init__(self, checkout: Path, folder: Path) -> None:
-        self._connections: list[socket.socket] = []
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(folder / "control"))
-        self._listener.listen(64)
-        self._listener.setblocking(False)
-        (folder / "sitecustomize.py").write_text(
-            f"import sys\nsys.path.insert(0, {str(HERE)!r})\nimport line_tracer\nline_tracer.start()\n"
-        )
+    def __init__(self, checkout: Path, folder: Path, inside: Inside) -> None:
+        self.inside = inside
         model = folder / "models/add_sub"
         (model / "1").mkdir(parents=True)
         (model / "config.pbtxt").write_text(ADD_SUB)
         (model / "1/model.py").write_text(ADD_SUB_MODEL)
-        path = [str(folder), *(str(checkout / room) for room in ROOMS), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environ = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path),
-            "LOCALITY_SOCKET": str(folder / "control"),
-            "LOCALITY_INSIDE": STEP,
-        }
+        rooms = (str(checkout / room) for room in ROOMS)
+        path = [inside.environ["PYTHONPATH"], *rooms, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environ = {**os.environ, **inside.environ, "PYTHONPATH": os.pathsep.join(path)}
         command = [sys.executable, "-m", "penstock.gateway.cli", "serve", str(checkout / DEMO)]
         flags = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--model-repository={folder}/models"]
         self._process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, env=environ, cwd=folder)
@@ -114,31 +105,9 @@ class TracedServer:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return bytes(answer.read())
 
-    def command(self, letter: bytes) -> list[dict[str, Lines]]:
-        """The answers of all processes; one that has ended is left out."""
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(self._listener, selectors.EVENT_READ)
-            while waiting.select(0):
-                self._connections.append(self._listener.accept()[0])
-        answers = []
-        for connection in list(self._connections):
-            try:
-                connection.setblocking(True)
-                connection.sendall(letter)
-                with connection.makefile("rb") as reader:
-                    line = reader.readline()
-            except OSError:
-                line = b""
-            if line:
-                answers.append(json.loads(line))
-            else:
-                self._connections.remove(connection)
-        return answers
-
     def close(self) -> None:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(60)
-        self._listener.close()
 
 
 def send_chat(server: TracedServer) -> None:
@@ -188,11 +157,11 @@ def traced(server: TracedServer, scenario: Scenario, checkout: Path) -> dict[str
     """File -> lines that ran at least once for each request, in any process."""
     for _ in range(2):
         scenario.send(server)
-    server.command(b"c")
+    server.inside.command(b"c")
     for _ in range(REPEATS):
         scenario.send(server)
     counts: dict[str, Counter[int]] = {}
-    for answer in server.command(b"r"):
+    for answer in server.inside.command(b"r"):
         for file, lines in answer["inside" if scenario.inside else "all"].items():
             name = os.path.relpath(file, checkout)
             counts.setdefault(name, Counter()).update({int(line): count for line, count in lines.items()})
@@ -310,8 +279,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the lines of each scenario as JSON")
     arguments = parser.parse_args()
     checkout = arguments.checkout.resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        server = TracedServer(checkout, Path(folder))
+    tracer = HERE / "line_tracer.py"
+    with tempfile.TemporaryDirectory() as folder, Inside(Path(folder), tracer, LOCALITY_INSIDE=STEP) as inside:
+        server = TracedServer(checkout, Path(folder), inside)
         try:
             results = {scenario.name: traced(server, scenario, checkout) for scenario in SCENARIOS}
         finally:

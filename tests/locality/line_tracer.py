@@ -1,19 +1,18 @@
 """The tracer that counts executed lines of Penstock in every process of a server, started through `sitecustomize`.
 
-`count.py` puts a `sitecustomize.py` on PYTHONPATH that imports this module. Each process connects to the socket that
-LOCALITY_SOCKET names and takes two commands: `c` clears the counts, `r` sends them. Lines inside of LOCALITY_INSIDE
-(`path:function`, the end of a file's path) are counted a second time, by themselves.
+`count.py` has it imported in each process. Two commands: `c` clears the counts, `r` gives them. Lines inside of
+LOCALITY_INSIDE (`path:function`, the end of a file's path) are counted a second time, by themselves.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import sys
 import threading
 from types import CodeType, FrameType
 from typing import Any
+
+from helpers_inside import answer_commands
 
 MARK = f"{os.sep}penstock{os.sep}"
 
@@ -65,27 +64,15 @@ def _by_file(counts: dict[tuple[CodeType, int], int]) -> dict[str, dict[int, int
     return files
 
 
-def _serve() -> None:
-    sys.settrace(None)
-    with socket.socket(socket.AF_UNIX) as control:
-        control.connect(os.environ["LOCALITY_SOCKET"])
-        while command := control.recv(1):
-            if command == b"c":
-                _lines.clear()
-                _inside_lines.clear()
-                answer = {}
-            else:
-                answer = {"all": _by_file(_lines), "inside": _by_file(_inside_lines)}
-            control.sendall(json.dumps(answer).encode() + b"\n")
+def _clear() -> None:
+    _lines.clear()
+    _inside_lines.clear()
 
 
-def _connect() -> None:
-    threading.Thread(target=_serve, daemon=True).start()
+def _report() -> dict[str, Any]:
+    return {"all": _by_file(_lines), "inside": _by_file(_inside_lines)}
 
 
-def start() -> None:
-    """Traces all threads of this process, and of the processes that it forks."""
-    threading.settrace(_trace_call)
-    sys.settrace(_trace_call)
-    os.register_at_fork(after_in_child=_connect)
-    _connect()
+answer_commands({b"c": _clear, b"r": _report})
+threading.settrace(_trace_call)
+sys.settrace(_trace_call)

@@ -105,7 +105,7 @@ def text(value: str, *, stream: bool = False, **parameters: int | float) -> Any:
 
 
 def rpc(name: str, method: str, sent: Any) -> Exchange:
-    return Exchange(f"gRPC {method}: {name}", lambda server: steady(called(server, method, sent)))
+    return Exchange(f"gRPC {method}: {name}", lambda server: in_order(called(server, method, sent)))
 
 
 def called(server: Server, method: str, sent: Any) -> Any:
@@ -121,7 +121,12 @@ def called(server: Server, method: str, sent: Any) -> Any:
 
 
 def streamed(name: str, *sent: Any) -> Exchange:
-    return Exchange(f"gRPC ModelStreamInfer: {name}", lambda server: whole_text(steady(stream(server, list(sent)))))
+    return Exchange(f"gRPC ModelStreamInfer: {name}", lambda server: whole_text(in_order(stream(server, list(sent)))))
+
+
+def in_order(answer: Any) -> Any:
+    """As HTTP's answers are; maps of protobuf have no order of their own."""
+    return json.loads(json.dumps(steady(answer), sort_keys=True))
 
 
 def stream(server: Server, sent: list[Any]) -> list[Any]:

@@ -89,7 +89,7 @@ COMPLETIONS = [
     completion("a prompt of another type", prompt={"a": 1}),
     completion("an empty list of prompts", prompt=[]),
     completion("a token id out of range", prompt=[10**9]),
-    completion("negative max_tokens", max_tokens=-1),
+    completion("negative max_tokens", max_tokens=-1, stop=["items"]),
     completion("resumable without leave", stream=True, resumable=True),
 ]
 

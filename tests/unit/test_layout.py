@@ -144,14 +144,13 @@ def test_the_gateway_s_packages_have_no_cycles() -> None:
 
 
 def test_language_models_and_classic_models_know_little_of_each_other() -> None:
-    """Of the other package: errors, and what the machine has. The earlier name of the contract of backends remains."""
+    """Of the other package: errors, and what the machine has."""
     for path in sources("engines/penstock/classic"):
         theirs = {name for name in imported(path) if name.startswith("penstock.engines")}
         allowed = ("penstock.engines.errors", "penstock.engines.host")
         assert all(name == "penstock.engines" or name.startswith(allowed) for name in theirs), name_of(path)
     for path in sources("engines/penstock/engines"):
-        if "engines/classic/" not in name_of(path):
-            assert not [name for name in imported(path) if name.startswith("penstock.classic")], name_of(path)
+        assert not [name for name in imported(path) if name.startswith("penstock.classic")], name_of(path)
 
 
 def test_load_tests_know_servers_only_by_their_protocols() -> None:

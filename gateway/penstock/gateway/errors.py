@@ -124,6 +124,12 @@ _TABLE: dict[type[Exception], WireShape] = {
 }
 
 
+def drop_traceback(error: Exception) -> None:
+    """Once the client has its answer. The frames of a traceback hold the error that holds the traceback: each refused
+    request would leave a cycle, and the garbage collector stops every other request while it looks for those."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+
+
 def wire_shape(error: Exception) -> WireShape:
     """The nearest entry of the table; anything outside the tree is an internal error."""
     if isinstance(error, HttpError):

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tomllib
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -91,12 +90,3 @@ def test_the_documentation_shows_this_one() -> None:
     text = (ROOT / "docs" / "backends.md").read_text()
     for file in ("penstock_scale.py", "pyproject.toml"):
         assert (PACKAGE / file).read_text().strip() in text, f"docs/backends.md has another {file}"
-
-
-@pytest.mark.parametrize("module", ["base", "model_config"])
-def test_the_contract_is_also_where_it_was(module: str) -> None:
-    """Plugins that were written before the classic side became a package of its own import it from there."""
-    earlier = import_module(f"penstock.engines.classic.{module}")
-    now = import_module(f"penstock.classic.{module}")
-    assert earlier.__all__
-    assert all(getattr(earlier, name) is getattr(now, name) for name in earlier.__all__)

@@ -220,6 +220,7 @@ class Call:
                     self._wire.over(self)
                 else:  # the handler was cancelled by itself
                     self._end(grpc.StatusCode.CANCELLED, "The call was cancelled.")
+            self._task = None
 
     async def _stream(self) -> None:
         await self._handler.stream_stream(None, self)

@@ -9,7 +9,7 @@ from typing import Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
-from penstock.gateway.errors import HttpError, error_headers
+from penstock.gateway.errors import HttpError, drop_traceback, error_headers
 from penstock.gateway.front.bounded_json import BYTE_ORDER_MARK
 from penstock.gateway.front.call import Call, ClientGone
 from penstock.gateway.front.context import read_context, timeout_seconds
@@ -259,6 +259,7 @@ class Exchange:
         elif not self.started:
             form = self.error_form
             await self.respond(form.status(error), form.body(error, self.context.id), headers=error_headers(error))
+        drop_traceback(error)
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True

@@ -123,6 +123,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._sender is not None:
             self._sender.client_left()
         self._port_connections.remove(self)
+        self.cycle = self.scope = self._sender = None  # they lead back here: no connection leaves a cycle
 
     def _stop_timers(self) -> None:
         self._deaf = True
@@ -147,6 +148,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _hand_over(self, taker: SocketConnection, data: bytes) -> None:
         self._stop_timers()
+        self.parser = None  # it knows this object
         self._port_connections.replace(self, taker)
         self.transport.set_protocol(taker)
         taker.connection_made(self.transport)
@@ -342,7 +344,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _close_answered(self) -> None:
         """The last answer is sent. While the client still sends its body, closing would reset the connection, and the
         client would lose the answer. TLS reads on by itself."""
-        sends = self._phase is _Phase.BODY and self.cycle.response_complete
+        sends = self._phase is _Phase.BODY and self.cycle is not None and self.cycle.response_complete
         if sends and self.transport.can_write_eof() and not self.transport.is_closing():
             self._closes_after_body = True
             self.transport.write_eof()

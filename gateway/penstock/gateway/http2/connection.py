@@ -235,11 +235,11 @@ class Http2Connection:
         return StreamReset(stream_id, frames.NUMBER.unpack(payload)[0])
 
     def abandon(self) -> None:
-        """Drops what waits in streams. The connection and its parts know each other, so it lives on for a while when
-        its owner has forgotten it."""
+        """Drops what waits in streams, and the ways by which the connection and its parts know each other."""
         for stream in self.streams.values():
             self._sender.drop(stream)
         self.streams.clear()
+        self._on = {}
 
     def _fail(self, fault: ConnectionFault) -> ConnectionFailed:
         self.failed = True

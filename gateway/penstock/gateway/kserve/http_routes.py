@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from starlette.types import Scope
 
 from penstock.engines.errors import PenstockError
-from penstock.gateway.errors import HttpError, error_headers
+from penstock.gateway.errors import HttpError, drop_traceback, error_headers
 from penstock.gateway.front.access import Access
 from penstock.gateway.front.call import ClientGone
 from penstock.gateway.http.exchange import Exchange
@@ -90,6 +90,7 @@ class KServeApp:
             logger.error("Unexpected error", exc_info=error)
         if not exchange.started:
             await exchange.respond(kserve_status(error), kserve_error_body(error), headers=error_headers(error))
+        drop_traceback(error)
 
     def find(self, scope: Scope) -> EndpointMatch | HttpError:
         """The endpoint for a path and method; or what to answer."""

@@ -369,6 +369,7 @@ class App:
         finally:
             exchange.close_record()
             self._journal.end(exchange.context)
+            del scope[SCOPE_KEY]  # `receive` knows the scope: no request leaves a cycle
 
     def access(self, scope: Scope) -> Access | None:
         """Of the route that a request asks for; None where there is none."""

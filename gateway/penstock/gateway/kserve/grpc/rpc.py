@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.gateway.errors import drop_traceback
 from penstock.gateway.front.access import PROBE, Access, ApiGroup, Restrictions, check_restriction
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.call import Call
@@ -283,6 +284,7 @@ async def abort(rpc: Rpc, error: Exception) -> bytes:
     if not isinstance(error, PenstockError):
         logger.error("an RPC failed", exc_info=error)
     code, details = status(error)
+    drop_traceback(error)
     try:
         await rpc.abort(code, details)
     except grpc.aio.InternalError:

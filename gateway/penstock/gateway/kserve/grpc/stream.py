@@ -13,6 +13,7 @@ from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 from penstock.classic.base import AdmittedLater, InferModel, PushedStream, ResponseStream
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
+from penstock.gateway.errors import drop_traceback
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import REQUEST_ON_STREAM, RequestRecord
 from penstock.gateway.grpc_transport.call import Call
@@ -104,6 +105,7 @@ class InferStream:
         except Exception as error:
             # before the first response could be asked for, or when the drain expired
             await self._write(stream_error(error, message.id))
+            drop_traceback(error)
 
     async def _answer(self, data: bytes, message: Message, context: RequestContext) -> None:
         inference = self._inference

@@ -1,1 +1,0 @@
-"""Where the contract of backends was before 0.2: plugins written for it import it from here."""

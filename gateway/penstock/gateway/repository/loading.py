@@ -21,7 +21,7 @@ from penstock.engines.errors import InvalidRequestError, PenstockError, Unsuppor
 from penstock.engines.host.failure_text import as_load_error, one_line, reason
 from penstock.gateway.errors import wire_shape
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
-from penstock.gateway.repository.layout import available_versions
+from penstock.gateway.repository.layout import ModelFileError, available_versions
 from penstock.gateway.repository.load_slots import LoadSlots
 from penstock.gateway.repository.models import UNLOADED, Deployment, close_folder, stop_models
 from penstock.gateway.repository.planning import Loader, Loaders, ModelPlan, plan_model, version_config
@@ -42,11 +42,15 @@ _Loaded = tuple[InferModel, float]
 class LoadError(Exception):
     """A model could not be loaded: what its caller is told, the reason, and that of each version if it came so far."""
 
-    def __init__(self, error: PenstockError, reason: str, versions: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, error: PenstockError, reason: str, versions: Mapping[int, str] | None = None, public: str | None = None
+    ) -> None:
+        """`public`: the reason for callers who may not administer, where it is another."""
         super().__init__(reason)
         self.error = error
         self.reason = reason
         self.versions = versions or {}
+        self.public = public
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +104,7 @@ class ModelLoading:
         except LoadError:
             raise
         except Exception as error:
-            found = _refusal(error)
-            text = f"failed to load '{name}', failed to poll from model repository: {found.message}"
-            raise LoadError(from_code(found.code, text), found.message) from error
+            raise poll_failure(name, error) from error
         finally:
             if folder is not None:
                 await close_folder(folder)
@@ -194,6 +196,14 @@ class ModelLoading:
                 param="response_cache.enable",
             )
         return EnsembleIdentity(ensemble)
+
+
+def poll_failure(name: str, error: Exception) -> LoadError:
+    """Of a model whose files or configuration cannot be taken."""
+    found = _refusal(error)
+    text = f"failed to load '{name}', failed to poll from model repository: {found.message}"
+    public = error.public if isinstance(error, ModelFileError) else None
+    return LoadError(from_code(found.code, text), found.message, public=public)
 
 
 def load_failures(reasons: Mapping[str, str]) -> str:

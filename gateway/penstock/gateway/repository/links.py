@@ -12,8 +12,8 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Literal
 
 LinkRule = Literal["trusted", "inside", "modelcar"]
@@ -45,6 +45,16 @@ class Place:
     """Not in the repository."""
 
 
+@dataclass(slots=True)
+class _Way:
+    at: str
+    """The real folder or file that it has come to."""
+    links: list[str] = field(default_factory=list)
+    """Those that it goes through."""
+    left: list[str] = field(default_factory=list)
+    """Folders that it leaves by `..`."""
+
+
 class Links:
     """Judges the links of one walk through a repository, and remembers the folders that it has seen."""
 
@@ -59,57 +69,67 @@ class Links:
         """Of what stands in the middle of paths; None: a folder."""
 
     def follow(self, folder: str, name: str) -> Place | None:
-        """Where the link `name` in the real folder `folder` leads; None: to nothing. Raises RefusedLinkError."""
+        """Where the link `name` in the real folder `folder` leads; None: to nothing, and others cannot change that.
+        Raises RefusedLinkError."""
+        way, path = _Way(folder), os.path.join(folder, name)
         try:
-            real, passed = self.resolve(folder, name)
-            info = _info(real)
-            fault = self._fault(real, info, passed) if self._rule != "inside" else ""
-            if not os.path.samestat(info, os.stat(os.path.join(folder, name))):
-                fault = "it has just been changed"
+            self._go(way, name)
+            is_there = True
         except OSError as error:
-            if error.errno in _TO_NOTHING:
-                return None
-            raise _refused("", f"it cannot be read: {error.strerror}") from None
-        is_outside = not self._is_inside(real)
+            if error.errno not in _TO_NOTHING or os.path.exists(path):
+                raise _refused("", f"it cannot be read: {error.strerror}") from None
+            is_there = False
+        is_outside = not self._is_inside(way.at)
         if is_outside and self._rule == "inside":
             raise RefusedLinkError(_LEADS_OUT, _LEADS_OUT)
+        try:
+            info = _info(way.at)
+            fault = self._fault(way, info) if self._rule != "inside" else ""
+            if is_there and not os.path.samestat(info, os.stat(path)):
+                fault = "it has just been changed"
+        except OSError as error:
+            fault = f"it cannot be read: {error.strerror}"
         if fault:
-            raise _refused(real, fault)
-        return Place(real, stat.S_ISDIR(info.st_mode), is_outside)
+            raise _refused(way.at, fault)
+        return Place(way.at, stat.S_ISDIR(info.st_mode), is_outside) if is_there else None
 
     def child(self, real: str, info: os.stat_result) -> Place:
         """What lies in a folder outside the repository, and is no link. Raises RefusedLinkError."""
         is_outside = not self._is_inside(real)
-        if is_outside and (fault := self._own_fault(real, info)):
+        if is_outside and (fault := self._end_fault(real, info)):
             raise _refused(real, fault)
         return Place(real, stat.S_ISDIR(info.st_mode), is_outside)
 
-    def resolve(self, folder: str, path: str) -> tuple[str, Sequence[str]]:
-        """Where `path`, seen from the real folder `folder`, leads: step by step as the kernel goes, and so with each
-        link on the way.
+    def resolve(self, path: str) -> str:
+        """The absolute path without links. Raises OSError, RefusedLinkError for the way through another process's
+        files, unless model cars are allowed."""
+        way = _Way("/")
+        self._go(way, path)
+        return way.at
 
-        Raises OSError, RefusedLinkError for the way through another process's files, unless model cars are allowed.
-        """
-        at, rest, passed = "/" if path.startswith("/") else folder, _parts(path), list[str]()
+    def _go(self, way: _Way, path: str) -> None:
+        """Step by step as the kernel goes. Where OSError is raised, `way` is what there is of it."""
+        rest = _parts(path)
         for _ in range(_MOST_STEPS):
             if not rest:
-                return at, passed
+                return
             name = rest.pop()
             if name == "..":
-                at = at if _CAR.fullmatch(at) else os.path.dirname(at)
+                way.left.append(way.at)
+                way.at = way.at if _CAR.fullmatch(way.at) else os.path.dirname(way.at)
                 continue
-            if at == "/proc":
-                at = self._car(name, rest)
+            if way.at == "/proc":
+                way.at = self._car(name, rest)
                 continue
-            here = os.path.join(at, name)
+            here = os.path.join(way.at, name)
             target = self._target(here, is_last=not rest)
             if target is None:
-                at = here
+                way.at = here
                 continue
-            passed.append(here)
-            if len(passed) > _MOST_LINKS:
+            way.links.append(here)
+            if len(way.links) > _MOST_LINKS:
                 break
-            at = "/" if target.startswith("/") else at
+            way.at = "/" if target.startswith("/") else way.at
             rest += _parts(target)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
@@ -136,17 +156,20 @@ class Links:
 
     # Trust
 
-    def _fault(self, real: str, info: os.stat_result, passed: Sequence[str]) -> str:
-        """Why the way to `real`, or `real` itself, is not to be trusted; empty if it is."""
-        is_inside = self._is_inside(real)
-        for link in passed:
+    def _fault(self, way: _Way, info: os.stat_result) -> str:
+        """Why the way, or its end, is not to be trusted; empty if it is."""
+        real, is_inside = way.at, self._is_inside(way.at)
+        for folder in way.left:
+            if not (self._is_inside(folder) or self._is_above(folder)) and (fault := self._folder_fault(folder)):
+                return fault
+        for link in way.links:
             if fault := self._link_fault(link, is_inside):
                 return fault
         if is_inside:
             return ""
         if not stat.S_ISDIR(info.st_mode) and not stat.S_ISREG(info.st_mode):
             return f"{real} is neither a folder nor a file"
-        return self._folder_fault(os.path.dirname(real)) or self._own_fault(real, info)
+        return self._folder_fault(os.path.dirname(real)) or self._end_fault(real, info)
 
     def _link_fault(self, link: str, leads_inside: bool) -> str:
         """Its folder decides who can replace it. In the repository it may belong to the owner of its folder, who could
@@ -170,6 +193,9 @@ class Links:
             fault = fault or self._faults[path]
         return fault
 
+    def _end_fault(self, real: str, info: os.stat_result) -> str:
+        return "it leads into /proc" if real == "/proc" else self._own_fault(real, info)
+
     def _own_fault(self, path: str, info: os.stat_result, *, is_on_the_way: bool = False) -> str:
         """A folder like /tmp, where only owners can replace what there is, may be on the way."""
         if info.st_uid not in self._owners:
@@ -178,7 +204,7 @@ class Links:
         if not others or (is_on_the_way and info.st_mode & stat.S_ISVTX):
             return ""
         who = "all users" if others & stat.S_IWOTH else "its group"
-        return f"{path} can be changed by {who} : chmod go-w {path}"
+        return f"{path} can be changed by {who}: chmod go-w {path}"
 
     def _owner_fault(self, path: str, owner: int) -> str:
         trusted = " or ".join(sorted(map(_user, self._owners)))

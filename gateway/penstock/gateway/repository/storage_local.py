@@ -148,7 +148,7 @@ class LocalStorage:
         real = os.path.realpath(self.root)
         if os.path.exists(real) and os.path.samefile(real, self.root):
             return real
-        return Links("/", self._rule).resolve("/", str(self.root.absolute()))[0]
+        return Links("/", self._rule).resolve(str(self.root.absolute()))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

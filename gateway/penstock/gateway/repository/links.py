@@ -24,12 +24,14 @@ _CAR = re.compile(r"/proc/[0-9]+/root")
 _MOST_LINKS = 40
 """One after the other, as in Linux (path_resolution(7))."""
 _MOST_STEPS = 1000
-_LEADS_OUT = "that leads out of the model repository"
+_LEADS_OUT = "is a link that leads out of the model repository"
+_NOT_FOLLOWED = "is a link that is not followed: the place is not trusted"
+_BEHIND = "lies behind a link and is not taken: the place is not trusted"
 _TO_NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 
 
 class RefusedLinkError(Exception):
-    """Its text goes behind "is a link ": the whole reason, with paths of this machine. `public` has none of them."""
+    """Its text goes behind what is refused: the whole reason, with paths of this machine. `public` has none of them."""
 
     def __init__(self, text: str, public: str) -> None:
         super().__init__(text)
@@ -97,7 +99,7 @@ class Links:
         """What lies in a folder outside the repository, and is no link. Raises RefusedLinkError."""
         is_outside = not self._is_inside(real)
         if is_outside and (fault := self._end_fault(real, info)):
-            raise _refused(real, fault)
+            raise RefusedLinkError(f"lies behind a link, at {real}, and is not taken: {fault}", _BEHIND)
         return Place(real, stat.S_ISDIR(info.st_mode), is_outside)
 
     def resolve(self, path: str) -> str:
@@ -121,7 +123,7 @@ class Links:
             if way.at == "/proc":
                 way.at = self._car(name, rest)
                 continue
-            here = os.path.join(way.at, name)
+            here = f"{way.at.rstrip('/')}/{name}"  # os.path.join takes longer than all else here
             target = self._target(here, is_last=not rest)
             if target is None:
                 way.at = here
@@ -186,12 +188,12 @@ class Links:
 
     def _folder_fault(self, folder: str) -> str:
         """Of the folder and of those above it."""
-        fault = ""
-        for path in _downwards(folder):
-            if path not in self._faults:
-                self._faults[path] = self._own_fault(path, _info(path), is_on_the_way=True)
-            fault = fault or self._faults[path]
-        return fault
+        if folder not in self._faults:
+            fault = ""
+            for path in _downwards(folder):
+                fault = fault or self._faults.get(path) or self._own_fault(path, _info(path), is_on_the_way=True)
+                self._faults[path] = fault
+        return self._faults[folder]
 
     def _end_fault(self, real: str, info: os.stat_result) -> str:
         return "it leads into /proc" if real == "/proc" else self._own_fault(real, info)
@@ -218,8 +220,8 @@ class Links:
 
 
 def _refused(real: str, fault: str) -> RefusedLinkError:
-    leads = f"to {real} " if real else ""
-    return RefusedLinkError(f"{leads}that is not followed: {fault}", "that is not followed: the place is not trusted")
+    leads = f"is a link to {real}" if real else "is a link"
+    return RefusedLinkError(f"{leads} that is not followed: {fault}", _NOT_FOLLOWED)
 
 
 def _info(real: str) -> os.stat_result:

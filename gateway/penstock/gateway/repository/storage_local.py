@@ -59,7 +59,7 @@ class LocalStorage:
         except OSError as error:
             raise ConfigError(f"the model repository {root} cannot be read: {error.strerror}") from None
         except RefusedLinkError as error:
-            raise ConfigError(f"the model repository {root} is a link {error}") from None
+            raise ConfigError(f"the model repository {root} {error}") from None
         if not stat.S_ISDIR(mode):
             raise ConfigError(f"the model repository {root} is not a folder")
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -89,7 +89,7 @@ class LocalStorage:
         """The folder itself, when no link in it is refused."""
         for found in self._walk(name):
             if found.refusal is not None:
-                what = f"{found.shown} of model '{name}' is a link"
+                what = f"{found.shown} of model '{name}'"
                 raise ModelFileError(f"{what} {found.refusal}", f"{what} {found.refusal.public}")
         return self.root / name
 

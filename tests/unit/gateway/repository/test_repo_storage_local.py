@@ -178,6 +178,7 @@ class Fault:
     target: str = "store/m/1"
     shown: str = ""
     """Of the link or file that is named, where that is not `link`."""
+    is_behind: bool = False
 
 
 FAULTS = {
@@ -189,8 +190,8 @@ FAULTS = {
     "the folder above": Fault("store/m", 0o775),
     "a folder far above": Fault("store", 0o777),
     "the folder above the repository, too": Fault(".", 0o770),
-    "a file in a linked folder": Fault("store/m/1/model.py", 0o666, shown="add_sub/2/model.py"),
-    "a folder in a linked folder": Fault("store/m/1", 0o777, "linked", "store/m", shown="linked/1"),
+    "a file in a linked folder": Fault("store/m/1/model.py", 0o666, shown="add_sub/2/model.py", is_behind=True),
+    "a folder in a linked folder": Fault("store/m/1", 0o777, "linked", "store/m", shown="linked/1", is_behind=True),
     "where all users may make files": Fault("store/m/1", 0o1777),
     "a link on the way": Fault("ways", 0o777, target="ways/current"),
     "a folder that is left again": Fault("ways", 0o777, target="ways/on/../../store/m/1"),
@@ -219,8 +220,11 @@ def test_a_link_is_refused_where_others_could_change_what_is_there(root: Path, f
     place.chmod(fault.mode)
     told = refusal(root, name)
     who = "all users" if fault.mode & 0o002 else "its group"
-    assert told.startswith(f"{fault.shown or fault.link} of model '{name}' is a link to ")
-    assert told.endswith(f" that is not followed: {place} can be changed by {who}: chmod go-w {place}")
+    if fault.is_behind:
+        assert told.startswith(f"{fault.shown} of model '{name}' lies behind a link, at {place}, and is not taken: ")
+    else:
+        assert told.startswith(f"{fault.shown or fault.link} of model '{name}' is a link to ")
+    assert told.endswith(f": {place} can be changed by {who}: chmod go-w {place}")
     refused = repository.fingerprint(name)
     place.chmod(before)
     assert (refused != trusted, repository.fingerprint(name)) == (True, trusted), "a poll tries again"

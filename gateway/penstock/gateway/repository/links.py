@@ -123,7 +123,7 @@ class Links:
             if way.at == "/proc":
                 way.at = self._car(name, rest)
                 continue
-            here = f"{way.at.rstrip('/')}/{name}"  # os.path.join takes longer than all else here
+            here = f"{way.at.rstrip('/')}/{name}"  # os.path.join takes twice as long
             target = self._target(here, is_last=not rest)
             if target is None:
                 way.at = here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -129,6 +130,18 @@ async def test_a_model_behind_a_link_is_served_once_it_can_be_trusted(tmp_path: 
         [line] = manager.index(ready=False)
         assert line.state == "READY"
         assert "echo of model 'echo' is a link to" in line.reason
+
+
+async def test_reasons_have_names_of_files_that_can_be_shown(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    _write(models / "echo", 1)
+    (models / "echo" / os.fsdecode(b"a\n\x1b\xff")).symlink_to("/proc/self")
+    async with _serving(models, exit_on_error=False) as manager:
+        [line] = manager.index(ready=False)
+        for reason in (line.reason, line.public_reason or ""):
+            assert reason.startswith("echo/a")
+            assert reason.isprintable()
+            reason.encode()
 
 
 async def test_every_instance_is_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

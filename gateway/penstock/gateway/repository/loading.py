@@ -202,7 +202,7 @@ def poll_failure(name: str, error: Exception) -> LoadError:
     """Of a model whose files or configuration cannot be taken."""
     found = _refusal(error)
     text = f"failed to load '{name}', failed to poll from model repository: {found.message}"
-    public = error.public if isinstance(error, ModelFileError) else None
+    public = one_line(error.public) if isinstance(error, ModelFileError) else None
     return LoadError(from_code(found.code, text), found.message, public=public)
 
 

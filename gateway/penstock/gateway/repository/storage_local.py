@@ -140,8 +140,10 @@ class LocalStorage:
         """Looked for each time: a repository may be a link that is changed when all its models are."""
         try:
             return self._real_root()
-        except (OSError, RefusedLinkError):
-            raise EngineError(f"the model repository {self.root} cannot be read") from None
+        except OSError as error:
+            raise EngineError(f"the model repository {self.root} cannot be read: {error.strerror}") from None
+        except RefusedLinkError as error:
+            raise EngineError(f"the model repository {self.root} {error}") from None
 
     def _real_root(self) -> str:
         """The folder's path without links. Raises OSError, RefusedLinkError."""

@@ -35,8 +35,8 @@ class _Folder:
     shown: str
     """Its path below the repository, through links."""
     real: str
-    is_linked: bool
-    """Links have led out of the repository to it."""
+    is_outside: bool
+    """Links have led out of the repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +113,15 @@ class LocalStorage:
         except RefusedLinkError as refusal:
             yield _Found(name, refusal=refusal)
             return
-        seen: set[tuple[str, bool]] = set()
+        seen: set[str] = set()
         most_linked = MAX_LINKED
         while pending and most > 0:
             folder = pending.popleft()
-            if (folder.real, folder.is_linked) in seen:
+            if folder.real in seen:
                 continue
-            seen.add((folder.real, folder.is_linked))
+            seen.add(folder.real)
             looked = 0
-            for entry in islice(_listed(folder, name), min(most, most_linked) if folder.is_linked else most):
+            for entry in islice(_listed(folder, name), min(most, most_linked) if folder.is_outside else most):
                 looked += 1
                 shown = f"{folder.shown}/{entry.name}"
                 try:
@@ -130,11 +130,11 @@ class LocalStorage:
                     yield _Found(shown, refusal=refusal)
                     continue
                 if place is not None and place.is_folder:
-                    pending.append(_Folder(shown, place.real, folder.is_linked or place.is_outside))
+                    pending.append(_Folder(shown, place.real, place.is_outside))
                 elif place is not None:
                     yield _Found(shown, place.real)
             most -= looked
-            most_linked -= looked if folder.is_linked else 0
+            most_linked -= looked if folder.is_outside else 0
 
     def _current_root(self) -> str:
         """Looked for each time: a repository may be a link that is changed when all its models are."""
@@ -173,7 +173,7 @@ def _place(links: Links, folder: _Folder, entry: os.DirEntry[str]) -> Place | No
     if entry.is_symlink():
         return links.follow(folder.real, entry.name)
     real = os.path.join(folder.real, entry.name)
-    if not folder.is_linked:
+    if not folder.is_outside:
         return Place(real, entry.is_dir(follow_symlinks=False), is_outside=False)
     try:
         return links.child(real, entry.stat(follow_symlinks=False))
@@ -188,5 +188,5 @@ def _listed(folder: _Folder, name: str) -> Iterator[os.DirEntry[str]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        if not folder.is_linked:
+        if not folder.is_outside:  # there may be more than the model needs
             raise EngineError(f"the folder of model '{name}' cannot be read: {error.strerror}") from None

@@ -97,7 +97,8 @@ async def test_a_repository_that_cannot_be_read_changes_nothing(repository: Fake
 async def test_a_model_that_cannot_be_looked_at_has_the_reason_in_the_index(
     repository: FakeRepository, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(repository, loader=loader, control_mode="poll") as manager:
+    repository.put("c", "fail: broken")
+    async with serving(repository, loader=loader, control_mode="poll", exit_on_error=False) as manager:
         repository.put("b", "b1")
 
         def unreadable(name: str) -> str:
@@ -109,10 +110,11 @@ async def test_a_model_that_cannot_be_looked_at_has_the_reason_in_the_index(
             assert states(manager) == [
                 "a 1 READY the folder of model 'a' cannot be read: Permission denied",
                 "b UNAVAILABLE the folder of model 'b' cannot be read: Permission denied",
+                "c 1 UNAVAILABLE the folder of model 'c' cannot be read: Permission denied",
             ]
             assert await ask(manager, "a") == "a1"
         await manager.poll()
-        assert states(manager) == ["a 1 READY", "b 1 READY"]
+        assert states(manager) == ["a 1 READY", "b 1 READY", "c 1 UNAVAILABLE Invalid argument: broken"]
         assert await ask(manager, "b") == "b1"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -313,6 +314,7 @@ def test_the_repository_may_itself_be_reached_through_a_link(root: Path, rule: L
     current = root.parent / "current"
     current.symlink_to(root)
     (root / "add_sub" / "2").symlink_to(current / "add_sub" / "1")
+    root.parent.chmod(0o777)  # who can change that can replace all of the repository
     repository = Repository(str(current), rule)
     assert repository.model_names() == ["add_sub"]
     assert repository.fetch("add_sub").folder.is_dir()
@@ -428,6 +430,40 @@ def test_a_configuration_is_not_read_through_a_link_that_is_refused(root: Path) 
     (root / "add_sub" / "config.pbtxt").symlink_to("/proc/kmsg")
     assert repository.local_folder("add_sub") is None
     assert repository.local_folder("nothing") is None
+
+
+def test_a_link_that_is_changed_while_it_is_judged_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, link = outside(root), root / "linked"
+    link.symlink_to(store)
+    judge = Links._fault
+
+    def slowly(links: Links, *judged: Any) -> str:
+        fault = judge(links, *judged)
+        link.unlink()
+        link.symlink_to("/")
+        return fault
+
+    monkeypatch.setattr(Links, "_fault", slowly)
+    assert refusal(root, "linked") == (
+        f"linked of model 'linked' is a link to {store} that is not followed: it has just been changed"
+    )
+
+
+def test_a_linked_folder_may_have_more_than_the_server_can_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = outside(root)
+    (root / "linked").symlink_to(store)
+    (store / "lost+found").mkdir()
+    scandir = os.scandir
+
+    def as_another_user(path: str) -> Any:
+        if path.endswith(("lost+found", "add_sub/1")):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", as_another_user)
+    assert Repository(str(root)).fetch("linked")
+    with pytest.raises(EngineError, match="the folder of model 'add_sub' cannot be read: Permission denied"):
+        Repository(str(root)).fetch("add_sub")
 
 
 # Model cars: repositories in the mounts of another process

@@ -41,11 +41,13 @@ class _Folder:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file, or a link that is refused."""
+    """A file, or a link."""
 
     shown: str
-    real: str = ""
-    refusal: RefusedLinkError | None = None
+    """Its path below the repository, through links."""
+    path: str
+    """In its real folder."""
+    place: Place | RefusedLinkError
 
 
 class LocalStorage:
@@ -76,33 +78,28 @@ class LocalStorage:
         """A link that is refused counts with the reason, so that its model is tried again when that has changed."""
         total = 0
         for found in self._walk(name, MAX_WATCHED):
-            try:
-                info = None if found.refusal else os.stat(found.real, follow_symlinks=False)
-            except FileNotFoundError:  # gone since it was listed
-                continue
-            what = f"{info.st_size}\0{info.st_mtime_ns}\0{info.st_ino}" if info else str(found.refusal)
-            line = hashlib.sha256(f"{found.shown}\0{what}".encode(errors="replace"))
-            total += int.from_bytes(line.digest())  # the order in which a folder is listed does not matter
+            line = hashlib.sha256(f"{found.path}\0{_state(found.place)}".encode(errors="replace"))
+            total += int.from_bytes(line.digest())  # whatever the order in which folders are listed
         return f"{total:x}"
 
     def fetch(self, name: str) -> Path:
         """The folder itself, when no link in it is refused."""
         for found in self._walk(name):
-            if found.refusal is not None:
+            if isinstance(refusal := found.place, RefusedLinkError):
                 what = f"{found.shown} of model '{name}'"
-                raise ModelFileError(f"{what} {found.refusal}", f"{what} {found.refusal.public}")
+                raise ModelFileError(f"{what} {refusal}", f"{what} {refusal.public}")
         return self.root / name
 
     def readable_folder(self, name: str) -> Path | None:
         """The folder, to look at its configuration; None where a link there is refused, or nothing can be read."""
         try:
-            is_refused = any(found.refusal is not None for found in self._walk(name, _NEAREST))
+            is_refused = any(isinstance(found.place, RefusedLinkError) for found in self._walk(name, _NEAREST))
         except (EngineError, ModelNotFoundError):
             return None
         return None if is_refused else self.root / name
 
     def _walk(self, name: str, most: int = sys.maxsize) -> Iterator[_Found]:
-        """The model's files, through links, each real folder once, those nearest to the model's folder first.
+        """The model's files, through links, and these links: each real folder once, the nearest to the model's first.
 
         It ends after `most` files and folders, and outside the repository after MAX_LINKED.
         """
@@ -111,7 +108,7 @@ class LocalStorage:
         try:
             pending = deque([_model_folder(links, root, name)])
         except RefusedLinkError as refusal:
-            yield _Found(name, refusal=refusal)
+            yield _Found(name, os.path.join(root, name), refusal)
             return
         seen: set[str] = set()
         most_linked = MAX_LINKED
@@ -123,16 +120,14 @@ class LocalStorage:
             looked = 0
             for entry in islice(_listed(folder, name), min(most, most_linked) if folder.is_outside else most):
                 looked += 1
-                shown = f"{folder.shown}/{entry.name}"
-                try:
-                    place = _place(links, folder, entry)
-                except RefusedLinkError as refusal:
-                    yield _Found(shown, refusal=refusal)
-                    continue
-                if place is not None and place.is_folder:
+                shown, path = f"{folder.shown}/{entry.name}", os.path.join(folder.real, entry.name)
+                place = _place(links, folder, entry)
+                if isinstance(place, Place) and place.is_folder:
                     pending.append(_Folder(shown, place.real, place.is_outside))
-                elif place is not None:
-                    yield _Found(shown, place.real)
+                    if place.real == path:
+                        continue
+                if place is not None:
+                    yield _Found(shown, path, place)
             most -= looked
             most_linked -= looked if folder.is_outside else 0
 
@@ -168,17 +163,31 @@ def _model_folder(links: Links, root: str, name: str) -> _Folder:
     return _Folder(name, place.real, place.is_outside)
 
 
-def _place(links: Links, folder: _Folder, entry: os.DirEntry[str]) -> Place | None:
-    """None for a link to nothing, and for what has gone. Raises RefusedLinkError."""
-    if entry.is_symlink():
-        return links.follow(folder.real, entry.name)
+def _place(links: Links, folder: _Folder, entry: os.DirEntry[str]) -> Place | RefusedLinkError | None:
+    """None for a link to nothing, and for what has gone."""
     real = os.path.join(folder.real, entry.name)
-    if not folder.is_outside:
-        return Place(real, entry.is_dir(follow_symlinks=False), is_outside=False)
     try:
-        return links.child(real, entry.stat(follow_symlinks=False))
+        if entry.is_symlink():
+            return links.follow(folder.real, entry.name)
+        if folder.is_outside:
+            return links.child(real, entry.stat(follow_symlinks=False))
+    except RefusedLinkError as refusal:
+        return refusal
     except FileNotFoundError:
         return None
+    return Place(real, entry.is_dir(follow_symlinks=False), is_outside=False)
+
+
+def _state(place: Place | RefusedLinkError) -> str:
+    """Another text when the file, or where the link leads, is another."""
+    if isinstance(place, RefusedLinkError):
+        return str(place)
+    try:
+        info = os.stat(place.real, follow_symlinks=False)
+    except FileNotFoundError:  # gone since it was listed
+        return ""
+    times = "" if place.is_folder else f"{info.st_size}\0{info.st_mtime_ns}\0{info.st_ino}"
+    return f"{place.real}\0{times}"
 
 
 def _listed(folder: _Folder, name: str) -> Iterator[os.DirEntry[str]]:

@@ -292,6 +292,18 @@ def test_links_inside_the_repository_are_followed_also_in_circles(root: Path) ->
     assert repository.fingerprint("add_sub") != before
 
 
+def test_a_version_that_is_a_link_to_another_changes_the_fingerprint(root: Path) -> None:
+    repository = Repository(str(root))
+    found = [repository.fingerprint("add_sub")]
+    (root / "add_sub" / "2").symlink_to("1")
+    found.append(repository.fingerprint("add_sub"))
+    (root / "add_sub" / "3").mkdir()
+    (root / "add_sub" / "2").unlink()
+    (root / "add_sub" / "2").symlink_to("3")
+    found.append(repository.fingerprint("add_sub"))
+    assert len(set(found)) == 3
+
+
 def test_links_that_lead_nowhere_hide_nothing_else(root: Path) -> None:
     for folder in (root, root / "add_sub" / "1"):
         (folder / "itself").symlink_to("itself")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -102,6 +103,45 @@ async def test_a_warm_up_that_cannot_be_keeps_the_model_from_loading(tmp_path: P
     (tmp_path / "cold" / "warmup" / "values").write_bytes(np.ones(2, np.float32).tobytes())
     async with _serving(tmp_path) as manager:
         assert await _echo(manager, "cold", 3.5) == 3.5
+
+
+async def test_a_model_behind_a_link_is_served_once_it_can_be_trusted(tmp_path: Path) -> None:
+    models, store = tmp_path / "models", tmp_path / "store"
+    models.mkdir()
+    _write(store / "echo", 1, config=CONFIG % 'input_data_file: "values"')
+    (tmp_path / "values").write_bytes(np.ones(2, np.float32).tobytes())
+    (store / "echo" / "warmup").mkdir()
+    (store / "echo" / "warmup" / "values").symlink_to(tmp_path / "values")
+    (models / "echo").symlink_to(store / "echo")
+    (tmp_path / "values").chmod(0o666)
+    async with _serving(models, control_mode="poll", poll_seconds=1e6, exit_on_error=False) as manager:
+        [line] = manager.index(ready=False)
+        assert (line.name, line.state) == ("echo", "UNAVAILABLE")
+        assert line.reason.startswith("echo/warmup/values of model 'echo' is a link to ")
+        assert line.reason.endswith("can be changed by all users: chmod go-w " + str(tmp_path / "values"))
+        public = "echo/warmup/values of model 'echo' is a link that is not followed: the place is not trusted"
+        assert line.public_reason == public
+        (tmp_path / "values").chmod(0o644)
+        await manager.poll()
+        assert await _echo(manager, "echo", 2.5) == 2.5
+        (store / "echo").chmod(0o777)
+        await manager.poll()
+        assert await _echo(manager, "echo", 3.5) == 3.5, "what serves goes on"
+        [line] = manager.index(ready=False)
+        assert line.state == "READY"
+        assert "echo of model 'echo' is a link to" in line.reason
+
+
+async def test_reasons_have_names_of_files_that_can_be_shown(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    _write(models / "echo", 1)
+    (models / "echo" / os.fsdecode(b"a\n\x1b\xff")).symlink_to("/proc/self")
+    async with _serving(models, exit_on_error=False) as manager:
+        [line] = manager.index(ready=False)
+        for reason in (line.reason, line.public_reason or ""):
+            assert reason.startswith("echo/a")
+            assert reason.isprintable()
+            reason.encode()
 
 
 async def test_every_instance_is_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

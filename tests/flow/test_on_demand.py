@@ -447,6 +447,18 @@ def test_a_model_stays_as_long_as_it_took_to_load() -> None:
     assert on_demand._residents.free(8.0, lambda _: False) == ["m"]
 
 
+async def test_a_request_is_not_told_what_a_file_holds(tmp_path: Path) -> None:
+    stand = Stand(tmp_path, "m")
+    stand.repository.put("m", "tag", config="sEcReT: 1")
+    await stand.models.start()
+    try:
+        told = "model 'm' could not be loaded: failed to read the model configuration m/config.pbtxt:2:1"
+        assert await stand.outcome("m") == told
+        assert "sEcReT" in stand.models.index(ready=False)[0].reason
+    finally:
+        await stand.models.stop()
+
+
 async def test_a_model_with_an_open_sequence_stays(tmp_path: Path) -> None:
     for name, extra in (("counts", "sequence_batching { max_sequence_idle_microseconds: 60000000 }"), ("other", "")):
         (tmp_path / name / "1").mkdir(parents=True)

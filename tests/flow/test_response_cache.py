@@ -297,6 +297,37 @@ def test_all_of_a_large_file_is_part_of_the_key(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
+def test_what_links_lead_to_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path)
+    folder, store = tmp_path / "echo", tmp_path / "store"
+    (folder / "1").rename(store)
+    (folder / "1").symlink_to(store)
+    (folder / "2").symlink_to("1")
+    (store / "deep").mkdir()
+    (store / "deep" / "up").symlink_to("../../echo")
+    weights = store / "deep" / "weights"
+
+    def identity(version: int) -> bytes:
+        context = ModelContext(
+            name="echo",
+            version=version,
+            config=ModelConfig(name="echo"),
+            model_folder=folder,
+            version_folder=folder / str(version),
+            host=cast(Host, None),
+        )
+        return content_identity(context)
+
+    found = set()
+    for value in ("a", "b"):
+        weights.write_text(value)
+        found |= {identity(1), identity(2)}
+        assert identity(1) in found
+    assert len(found) == 4
+    monkeypatch.setattr("penstock.classic.model_files.MAX_LINKED_FILES", 0)
+    assert identity(1) != identity(1), "nothing is shared"
+
+
 # A cache in Redis
 
 REDIS_SERVER = shutil.which("redis-server")

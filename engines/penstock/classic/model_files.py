@@ -1,7 +1,8 @@
-"""Files of a model that its configuration names."""
+"""Files of a model: those that its configuration names, and all that there are."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.classic.model_config import ModelConfig
@@ -10,12 +11,46 @@ from penstock.engines.errors import InvalidRequestError
 _LONGEST_PATH, _LONGEST_NAME = 1024, 255
 """Characters, and bytes: file systems raise errors of their own for longer ones."""
 
+MAX_LINKED_FILES = 10_000
+"""Files that `files_below` gives through links."""
+
+
+class TooManyFilesError(Exception):
+    """There are more than MAX_LINKED_FILES behind the links of a model."""
+
+
+def files_below(places: Iterable[Path]) -> Iterator[Path]:
+    """These files, and all files of these folders, also through links, in a fixed order, each real folder once.
+    `__pycache__` is left out. Raises TooManyFilesError."""
+    seen: set[tuple[int, int]] = set()
+    left = MAX_LINKED_FILES
+    pending = [(place, False) for place in sorted(places, reverse=True)]
+    while pending:
+        place, is_linked = pending.pop()
+        is_linked = is_linked or place.is_symlink()
+        if place.is_dir():
+            info = place.stat()
+            if (info.st_dev, info.st_ino) not in seen and place.name != "__pycache__":
+                seen.add((info.st_dev, info.st_ino))
+                pending += [(each, is_linked) for each in sorted(place.iterdir(), reverse=True)]
+        elif place.is_file():
+            left -= is_linked
+            if left < 0:
+                raise TooManyFilesError
+            yield place
+
+
+def stays_inside(path: str) -> bool:
+    """Whether a relative path leads below its folder and nowhere else. The links there are the repository's to judge,
+    before it gives the folder away."""
+    return not any(part in ("", ".", "..") for part in path.split("/")) and path.isprintable()
+
 
 def check_file_name(field: str, path: str) -> None:
     """A path that a configuration names must stay in its folder. Raises InvalidRequestError."""
     parts = path.split("/")
     is_too_long = len(path) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts)
-    if is_too_long or not path.isprintable() or any(part in ("", ".", "..") for part in parts):
+    if is_too_long or not stays_inside(path):
         raise InvalidRequestError(f"{field} must be a relative path inside the model's folder", param=field)
 
 

@@ -230,6 +230,19 @@ def test_the_folder_form_and_another_file_name(tmp_path: Path) -> None:
     assert run(load(OnnxRuntimeBackend({}), named, folder), X=array)["Y"].tolist() == [8, 9]
 
 
+@pytest.mark.parametrize("link", ["weights.bin", "weights"])
+def test_external_data_may_be_a_link(tmp_path: Path, link: str) -> None:
+    """The repository has judged it by then."""
+    path = "weights.bin" if link == "weights.bin" else "weights/0"
+    folder = save(add_weights(external("W", path)), tmp_path / "m")
+    stored = tmp_path / "store" / path
+    stored.parent.mkdir(parents=True)
+    stored.write_bytes(np.array([7, 8], np.float32).tobytes())
+    (folder / link).symlink_to(tmp_path / "store" / link)
+    served = load(OnnxRuntimeBackend({}), model_config(), folder)
+    assert run(served, X=np.array([1, 1], np.float32))["Y"].tolist() == [8, 9]
+
+
 @pytest.mark.parametrize("name", ["../2/model.onnx", "/model.onnx", "a/../../model.onnx"])
 def test_a_file_name_stays_in_the_folder(folder: Path, name: str) -> None:
     refused(folder, f'default_model_filename: "{name}"', "leads out of the model's folder")
@@ -246,7 +259,9 @@ def test_no_file_and_no_model(tmp_path: Path) -> None:
     assert str(tmp_path) not in str(caught.value)
 
 
-@pytest.mark.parametrize("location", ["../../secret.bin", "{root}/secret.bin", "link.bin", "x/../../../secret.bin"])
+@pytest.mark.parametrize(
+    "location", ["../../secret.bin", "{root}/secret.bin", "x/../../../secret.bin", "link/../secret.bin"]
+)
 @pytest.mark.parametrize("within", ["initializer", "attribute", "branch"])
 def test_external_data_stays_in_the_models_folder(tmp_path: Path, location: str, within: str) -> None:
     (tmp_path / "secret.bin").write_bytes(np.array([7, 8], np.float32).tobytes())
@@ -259,7 +274,8 @@ def test_external_data_stays_in_the_models_folder(tmp_path: Path, location: str,
         branch = made.graph.node.add(op_type="If").attribute.add(name="then_branch")
         branch.g.initializer.append(made.graph.initializer.pop())
     folder = save(made, tmp_path / "m")
-    (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    (tmp_path / "weights").mkdir()
+    (folder / "link").symlink_to(tmp_path / "weights")
     refused(folder, "", "'model.onnx' has external data outside the model's folder")
     text = 'input { name: "X" data_type: TYPE_FP32 dims: 2 } output { name: "Y" data_type: TYPE_FP32 dims: 2 }'
     refused(folder, text, "'model.onnx' has external data outside the model's folder")

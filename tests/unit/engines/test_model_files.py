@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.formats.model_files import eos_token_ids, has_weights, read_json, weight_files
+from penstock.engines.formats.model_files import eos_token_ids, has_weights, read_json, real_path, weight_files
 
 ENDS = {"config.json": {"eos_token_id": 0}, "generation_config.json": {"eos_token_id": 0}}
 """As a fine-tuned chat model often has them: those of its base model."""
@@ -171,3 +171,16 @@ def test_json_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert read_json(tmp_path / "config.json") == {"eos_token_id": 1}
     assert eos_token_ids(tmp_path, 100) == (2, 1, 7)
     assert weight_files(tmp_path) == [tmp_path / "x.safetensors"]
+
+
+@pytest.mark.parametrize("elsewhere", [None, "nothing", "other"])
+def test_a_path_without_links_is_one_to_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str | None
+) -> None:
+    """In the mounts of another process a path without links is none, or one to another file of this process."""
+    touch(tmp_path, "blob", "other")
+    link = tmp_path / "model.gguf"
+    link.symlink_to("blob")
+    if elsewhere is not None:
+        monkeypatch.setattr(Path, "resolve", lambda path: tmp_path / elsewhere)
+    assert real_path(link) == (tmp_path / "blob" if elsewhere is None else link)

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from penstock.classic.base import ModelContext
 from penstock.classic.messages import InferRequest
+from penstock.classic.model_files import TooManyFilesError, files_below
 from penstock.classic.tensors import to_buffer
 
 
@@ -38,18 +39,20 @@ def loaded_identity() -> bytes:
 
 
 def content_identity(context: ModelContext) -> bytes:
-    """The same for the same name, version, configuration and files, on any server. In a thread: it reads files."""
+    """The same for the same name, version, configuration and files, on any server; that of this load alone where the
+    model's links lead to too many files. In a thread: it reads files."""
     digest = sha256(f"{context.name}/{context.version}\n".encode())
     digest.update(context.config.SerializeToString(deterministic=True))
-    for path in sorted(context.model_folder.rglob("*")):
-        inside = path.relative_to(context.model_folder)
-        if path.is_file() and not _of_another_version(inside, context.version):
-            digest.update(f"\n{inside}\n".encode())
+    places = (place for place in context.model_folder.iterdir() if not _is_another_version(place, context.version))
+    try:
+        for path in files_below(places):
+            digest.update(f"\n{path.relative_to(context.model_folder)}\n".encode())
             with path.open("rb") as file:
                 digest.update(file_digest(file, "sha256").digest())
+    except TooManyFilesError:
+        return loaded_identity()
     return digest.digest()
 
 
-def _of_another_version(path: Path, version: int) -> bool:
-    first = path.parts[0]
-    return (first.isdigit() and first != str(version)) or "__pycache__" in path.parts
+def _is_another_version(place: Path, version: int) -> bool:
+    return place.name.isdigit() and place.name != str(version)

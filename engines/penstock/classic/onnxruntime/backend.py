@@ -6,7 +6,8 @@ docs/backends.md says what of it there is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelC
 from penstock.classic.described import check, complete, default_max_batch_size, is_complete
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime.description import describe, describe_file, open_session
-from penstock.classic.onnxruntime.files import check_external_data, model_file
+from penstock.classic.onnxruntime.files import external_data, map_linked, model_file
 from penstock.classic.onnxruntime.instance import OnnxRuntimeInstance
 from penstock.classic.onnxruntime.options import session_options
 from penstock.classic.onnxruntime.providers import providers
@@ -37,19 +38,22 @@ class OnnxRuntimeBackend(Backend):
         if is_complete(config):
             return
         path = model_file(config, version_folder)
-        check_external_data(path, version_folder)
-        complete(config, describe_file(path), default_max_batch_size(self.options))
+        described = describe_file(path, external_data(path, version_folder))
+        complete(config, described, default_max_batch_size(self.options))
 
     def load_model(self, context: ModelContext) -> OnnxRuntimeModel:
         config = context.config
         path = model_file(config, context.version_folder)
-        check_external_data(path, context.version_folder)
-        return OnnxRuntimeModel(path, config, session_options(config, self.options))
+        options = session_options(config, self.options)
+        data = map_linked(path, external_data(path, context.version_folder), options)
+        return OnnxRuntimeModel(path, config, options, data)
 
 
 class OnnxRuntimeModel(BackendModel):
-    def __init__(self, path: Path, config: ModelConfig, options: Any) -> None:
+    def __init__(self, path: Path, config: ModelConfig, options: Any, data: Sequence[mmap]) -> None:
+        """`data` is kept as long as the model: `options` refer to it."""
         self._path = path
+        self._data = data
         self._config = config
         self._options = options
         self._shared = flag(strings(config), _SHARED, False)

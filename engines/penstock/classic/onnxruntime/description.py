@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from penstock.classic.described import DescribedModel, DescribedTensor
 from penstock.classic.onnxruntime import library
+from penstock.classic.onnxruntime.files import map_linked
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -35,14 +37,18 @@ def describe(session: Any) -> DescribedModel:
     )
 
 
-def describe_file(path: Path) -> DescribedModel:
-    """Of the model in a file, opened for nothing else. Raises ValueError when that fails."""
+def describe_file(path: Path, data: Iterable[str]) -> DescribedModel:
+    """Of the model in a file with external `data`, opened for nothing else. Raises ValueError when that fails."""
     onnxruntime = library.load()
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.disable_prepacking", "1")
-    return describe(open_session(path, options, [("CPUExecutionProvider", {})]))
+    maps = map_linked(path, data, options)
+    described = describe(open_session(path, options, [("CPUExecutionProvider", {})]))
+    for each in maps:
+        each.close()
+    return described
 
 
 def open_session(path: Path, options: Any, providers: list[tuple[str, dict[str, str]]]) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from penstock.classic.model_files import model_path
 from penstock.classic.onnxruntime import library
 
 FILENAME = "model.onnx"
+_IN_MEMORY = "add_external_initializers_from_files_in_memory"
 
 
 def model_file(config: ModelConfig, version_folder: Path) -> Path:
@@ -26,8 +28,9 @@ def model_file(config: ModelConfig, version_folder: Path) -> Path:
     return path
 
 
-def check_external_data(path: Path, folder: Path) -> None:
-    """Raises ValueError when a tensor of the model in `path` is read from a file outside `folder`.
+def external_data(path: Path, folder: Path) -> list[str]:
+    """The files that the model in `path` reads tensors from, as it names them. Raises ValueError when one is outside
+    `folder`.
 
     A model comes with a path for each tensor that lies beside it, and may have been uploaded: without this check, it
     could be made of any file that the server may read.
@@ -38,10 +41,33 @@ def check_external_data(path: Path, folder: Path) -> None:
         model.ParseFromString(path.read_bytes())
     except Exception as error:
         raise ValueError(f"'{path.name}' is not an ONNX model: {error}") from error
-    root = folder.resolve()
-    for location in {place for tensor in _tensors(model) for place in _locations(tensor)}:
-        if not (path.parent / location).resolve().is_relative_to(root):
+    found = sorted({place for tensor in _tensors(model) for place in _locations(tensor)})
+    for location in found:
+        if not _is_below(folder, path.parent, location):
             raise ValueError(f"'{path.name}' has external data outside the model's folder: '{location[:200]}'")
+    return found
+
+
+def map_linked(path: Path, locations: Iterable[str], options: Any) -> list[mmap]:
+    """Gives sessions with these `options` the files that are links away from the model: ONNX Runtime itself reads only
+    what lies beside it. The maps have to be kept until the last session is open."""
+    names, maps = list[str](), list[mmap]()
+    for location in locations:
+        data = path.parent / location
+        if data.is_file() and data.stat().st_size and not data.resolve().is_relative_to(path.resolve().parent):
+            with data.open("rb") as file:
+                maps.append(mmap(file.fileno(), 0, access=ACCESS_READ))
+            names.append(location)
+    if names and hasattr(options, _IN_MEMORY):  # versions that lack it follow links
+        getattr(options, _IN_MEMORY)(names, maps, [len(each) for each in maps])
+    return maps
+
+
+def _is_below(folder: Path, start: Path, location: str) -> bool:
+    """Links are the repository's to judge, but behind one of them `..` is another folder than it seems."""
+    if ".." in Path(location).parts:
+        return (start / location).resolve().is_relative_to(folder.resolve())
+    return not Path(location).is_absolute()
 
 
 def _locations(tensor: Any) -> Iterator[str]:

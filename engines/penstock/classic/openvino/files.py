@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
-from penstock.classic.onnxruntime.files import check_external_data
+from penstock.classic.onnxruntime.files import external_data
 from penstock.classic.openvino import library
 
 FILENAMES = (
@@ -28,7 +28,7 @@ def read_model(config: ModelConfig, version_folder: Path) -> Any:
     if path.is_dir() and path.suffix == ".onnx":
         path /= "model.onnx"
     if path.suffix == ".onnx":
-        check_external_data(path, version_folder)
+        external_data(path, version_folder)
     try:
         model = library.core().read_model(str(path))
     except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.classic.model_config import ModelConfig, ModelSequenceBatching, datatype_name
+from penstock.classic.model_files import stays_inside
 from penstock.classic.sequences.table import Sequence
 from penstock.classic.tensors import NUMPY_TYPES, Array, Tensor, element_count, from_buffer
 from penstock.engines.errors import InvalidRequestError
@@ -85,8 +86,8 @@ def _initial(state: ModelSequenceBatching.State, batch: list[int], model_folder:
 
 
 def _read(folder: Path, name: str) -> bytes:
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+    path = folder / name
+    if not stays_inside(name) or not path.is_file():
         raise InvalidRequestError(f"there is no file '{name}' in the model's {FOLDER} folder")
     if path.stat().st_size > MAX_BYTES:
         raise InvalidRequestError(f"the initial state '{name}' has more than {MAX_BYTES} bytes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.engines.formats.model_files import has_weights
+from penstock.engines.formats.model_files import has_weights, real_path
 
 _GRAPH = "openvino_model.xml"
 
@@ -17,7 +17,7 @@ def exported_graph(folder: Path) -> Path | None:
 
 def graph_key(graph: Path) -> str:
     """Of what the files are now: others at the same place have another size or time."""
-    stats = [(path, path.stat()) for path in (graph.resolve(), weights_of(graph.resolve()))]
+    stats = [(path, path.stat()) for path in (real_path(graph), weights_of(real_path(graph)))]
     return repr([(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats])
 
 

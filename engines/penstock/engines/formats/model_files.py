@@ -23,6 +23,13 @@ _MOST_NAMES = 5
 """In a message."""
 
 
+def real_path(path: Path) -> Path:
+    """Without links. What lies in the mounts of another process, as KServe's model cars do, has no such path here, and
+    keeps its own."""
+    real = path.resolve()
+    return real if real.exists() and real.samefile(path) else path.absolute()
+
+
 def read_json_value(path: Path) -> Any:
     """Of a file of a checkpoint; editors on Windows begin such files with a byte-order mark. Raises EngineError."""
     try:

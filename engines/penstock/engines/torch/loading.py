@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.context_length import context_length, rope_settings
-from penstock.engines.formats.model_files import INDEX, SINGLE, weight_files
+from penstock.engines.formats.model_files import INDEX, SINGLE, real_path, weight_files
 from penstock.engines.formats.safetensors_file import read_header
 from penstock.engines.torch.attention import ATTENTION, register
 
@@ -97,7 +97,7 @@ def _as_transformers_reads_it(model_dir: Path) -> Iterator[Path]:
         for name, content in settings.items():
             (folder / name).write_bytes(content.removeprefix(BOM_UTF8))
         for path in files:
-            (folder / (path.name if len(files) > 1 else SINGLE)).symlink_to(path.resolve())
+            (folder / (path.name if len(files) > 1 else SINGLE)).symlink_to(real_path(path))
         if len(files) > 1:
             places = {name: path.name for path in files for name in read_header(path)}
             (folder / INDEX).write_text(json.dumps({"weight_map": places, "metadata": {}}))

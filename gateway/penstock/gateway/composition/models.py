@@ -193,7 +193,8 @@ def _loaders(
 
 def _repositories(config: Config) -> list[Repository]:
     try:
-        return [Repository(url) for url in config.repository.model_repository]
+        links = config.repository.repository_links
+        return [Repository(url, links) for url in config.repository.model_repository]
     except ConfigError as error:
         raise ConfigError(f"model-repository: {error}") from None
 

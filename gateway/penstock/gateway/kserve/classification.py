@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.classic.base import InferModel
 from penstock.classic.caching.cached_model import uncached
+from penstock.classic.model_files import stays_inside
 from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Array, Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
@@ -100,10 +101,9 @@ def _label_file(model: InferModel, output: str) -> str:
 
 def read_labels(folder: Path, name: str) -> Sequence[str]:
     """One label a line. Raises EngineError when there is no such file in the model's folder."""
-    path = (folder / name).resolve()
     try:
-        if not path.is_relative_to(folder.resolve()):
+        if not stays_inside(name):
             raise OSError
-        return tuple(path.read_text(encoding="utf-8").splitlines())
+        return tuple((folder / name).read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError):
         raise EngineError(f"the label file '{name[:128]}' cannot be read") from None

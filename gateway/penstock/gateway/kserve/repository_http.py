@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.json_request import no_more, read_object
@@ -27,14 +28,14 @@ async def repository_index(context: KServe, exchange: Exchange) -> None:
     if not isinstance(ready, bool):
         raise InvalidRequestError("'ready' must be a boolean")
     no_more(body)
-    entries = [
-        _entry(entry) for entry in context.models.index(ready=ready) if exchange.context.principal.may_use(entry.name)
-    ]
+    principal = exchange.context.principal
+    entries = [_entry(entry, principal) for entry in context.models.index(ready=ready) if principal.may_use(entry.name)]
     await exchange.respond(200, msgspec.json.encode(entries))
 
 
-def _entry(entry: IndexEntry) -> dict[str, str]:
-    shown = {"name": entry.name, "version": entry.version, "state": entry.state or "", "reason": entry.reason}
+def _entry(entry: IndexEntry, principal: Principal) -> dict[str, str]:
+    reason = entry.reason_for(principal)
+    shown = {"name": entry.name, "version": entry.version, "state": entry.state or "", "reason": reason}
     return {key: value for key, value in shown.items() if value}
 
 

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
+from penstock.gateway.front.context import Principal, Role
 
 ModelState = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 
@@ -21,6 +22,13 @@ class IndexEntry:
     version: str = ""
     state: ModelState | None = None
     reason: str = ""
+    public_reason: str | None = None
+    """For callers who may not administer, where `reason` has contents of files or paths of this machine."""
+
+    def reason_for(self, principal: Principal) -> str:
+        if self.public_reason is None or Role.ADMIN in principal.roles:
+            return self.reason
+        return self.public_reason
 
 
 class ServedByOthers(ABC):

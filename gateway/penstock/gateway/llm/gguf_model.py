@@ -12,6 +12,7 @@ from typing import Any
 from penstock.engines.errors import PenstockError
 from penstock.engines.formats.gguf.config import config_of, sampling_of
 from penstock.engines.formats.gguf.files import all_parts, read_parts
+from penstock.engines.formats.model_files import real_path
 from penstock.engines.host.user_cache import user_cache
 from penstock.gateway.configuration.config import ConfigError
 from penstock.tokenizers import TokenizerError
@@ -44,7 +45,7 @@ def unpack(path: Path) -> Path:
 
 def _digest(parts: list[Path]) -> str:
     """Of what these files are now: another file at the same place has another size or time."""
-    known = [(str(part.resolve()), (stat := part.stat()).st_size, stat.st_mtime_ns) for part in parts]
+    known = [(str(real_path(part)), (stat := part.stat()).st_size, stat.st_mtime_ns) for part in parts]
     return hashlib.sha256(repr((_LAYOUT, known)).encode()).hexdigest()[:32]
 
 
@@ -59,7 +60,7 @@ def _fill(folder: Path, parts: list[Path]) -> None:
         _write(made / "config.json", config_of(metadata, tensors))
         _write(made / "generation_config.json", {"eos_token_id": end_token_ids_of(metadata), **sampling_of(metadata)})
         for part in parts:  # by their names here: what these lead to may be called by a checksum
-            (made / part.name).symlink_to(part.resolve())
+            (made / part.name).symlink_to(real_path(part))
         try:
             made.rename(folder)
         except OSError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.classic.base import ModelContext
 from penstock.classic.groups import instance_contexts
+from penstock.classic.model_files import TooManyFilesError, files_below
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.memory import parse_memory
 from penstock.gateway.memory.demand import Demand, MemoryNeeds
@@ -38,10 +40,7 @@ def classic_need(context: ModelContext, *, in_processes: bool) -> Demand:
 
 def _file_bytes(folder: Path) -> int:
     found = 0
-    for path in folder.rglob("*") if folder.is_dir() else ():
-        try:
-            if path.is_file():
-                found += path.stat().st_size
-        except OSError:  # gone meanwhile: loading will tell
-            continue
+    with suppress(OSError, TooManyFilesError):  # what has gone meanwhile, loading will tell
+        for path in files_below([folder]):
+            found += path.stat().st_size
     return found

@@ -23,7 +23,7 @@ PenstockError."""
 _RESULTS: tuple[Result, ...] = ("works", "works differently", "refused")
 
 _SETTINGS = (
-    *("model_config_name", "disable_auto_complete_config", "backend_directory", "backend_config"),
+    *("repository_links", "model_config_name", "disable_auto_complete_config", "backend_directory", "backend_config"),
     *("cache_config", "response_cache_byte_size", "rate_limit", "rate_limit_resource", "embedding_model"),
 )
 

@@ -10,6 +10,7 @@ from google.protobuf import json_format, text_format
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.front.bounded_json import check_json
+from penstock.gateway.repository.layout import ModelFileError
 
 CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -35,9 +36,9 @@ def read_config(folder: Path, name: str, *, override: str | None, config_name: s
     if not config.name:
         config.name = name
     elif config.name != name:
-        raise InvalidRequestError(
-            f"unexpected directory name '{name}' for model '{_cut(config.name)}', directory name must equal model name"
-        )
+        rule = "directory name must equal model name"
+        text = f"unexpected directory name '{name}' for model '{_cut(config.name)}', {rule}"
+        raise ModelFileError(text, f"unexpected directory name '{name}', {rule}")
     return config
 
 
@@ -67,7 +68,8 @@ def _from_text(path: Path, shown: str) -> ModelConfig:
     except text_format.ParseError as error:
         where = f"{shown}:{error.GetLine()}:{error.GetColumn()}" if error.GetLine() is not None else shown
         detail = re.sub(r"^\d+:\d+ : ", "", str(error))
-        raise InvalidRequestError(f"failed to read the model configuration {where}: {_cut(detail)}") from None
+        text = f"failed to read the model configuration {where}"
+        raise ModelFileError(f"{text}: {_cut(detail)}", text) from None
     return config
 
 

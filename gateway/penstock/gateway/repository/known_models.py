@@ -61,6 +61,11 @@ class KnownModels:
         entry = self.entries.get(name)
         return entry.reason if entry is not None and entry.reason else str(error)
 
+    def public_reason(self, name: str) -> str | None:
+        """For callers who may not administer; None: they may be told what all are."""
+        entry = self.entries.get(name)
+        return entry.public_reason if entry is not None else None
+
     def ensembles_of(self, name: str) -> list[str]:
         """Those that serve and have the model as a step."""
         return [each for each, serving in sorted(self.serving.items()) if name in composing(serving)]

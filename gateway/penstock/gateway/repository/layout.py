@@ -18,6 +18,15 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
+class ModelFileError(InvalidRequestError):
+    """A file of a model cannot be taken. `public` is the message for callers who may not administer: without contents
+    of files and without paths of this machine."""
+
+    def __init__(self, message: str, public: str) -> None:
+        super().__init__(message)
+        self.public = public
+
+
 def check_model_name(name: str) -> str:
     """The name itself, when it can be a folder of the repository: letters, digits, `.`, `_` and `-`, at most 255.
 

@@ -21,7 +21,7 @@ from penstock.engines.errors import InvalidRequestError, PenstockError, Unsuppor
 from penstock.engines.host.failure_text import as_load_error, one_line, reason
 from penstock.gateway.errors import wire_shape
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
-from penstock.gateway.repository.layout import available_versions
+from penstock.gateway.repository.layout import ModelFileError, available_versions
 from penstock.gateway.repository.load_slots import LoadSlots
 from penstock.gateway.repository.models import UNLOADED, Deployment, close_folder, stop_models
 from penstock.gateway.repository.planning import Loader, Loaders, ModelPlan, plan_model, version_config
@@ -42,11 +42,15 @@ _Loaded = tuple[InferModel, float]
 class LoadError(Exception):
     """A model could not be loaded: what its caller is told, the reason, and that of each version if it came so far."""
 
-    def __init__(self, error: PenstockError, reason: str, versions: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, error: PenstockError, reason: str, versions: Mapping[int, str] | None = None, public: str | None = None
+    ) -> None:
+        """`public`: the reason for callers who may not administer, where it is another."""
         super().__init__(reason)
         self.error = error
         self.reason = reason
         self.versions = versions or {}
+        self.public = public
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +104,7 @@ class ModelLoading:
         except LoadError:
             raise
         except Exception as error:
-            found = _refusal(error)
-            raise LoadError(poll_error(name, found), found.message) from error
+            raise poll_failure(name, error) from error
         finally:
             if folder is not None:
                 await close_folder(folder)
@@ -198,6 +201,13 @@ class ModelLoading:
 def poll_error(name: str, error: PenstockError) -> PenstockError:
     """What the caller of a load is told when it is not known yet what there is to load: Triton's words, and why."""
     return from_code(error.code, f"failed to load '{name}', failed to poll from model repository: {error.message}")
+
+
+def poll_failure(name: str, error: Exception) -> LoadError:
+    """Of a model whose files or configuration cannot be taken."""
+    found = _refusal(error)
+    public = one_line(error.public) if isinstance(error, ModelFileError) else None
+    return LoadError(poll_error(name, found), found.message, public=public)
 
 
 def load_failures(reasons: Mapping[str, str]) -> str:

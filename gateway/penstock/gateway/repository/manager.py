@@ -21,6 +21,7 @@ from penstock.engines.errors import (
     InvalidRequestError,
     NotReadyError,
     PenstockError,
+    from_code,
 )
 from penstock.gateway.front.changes import Changes
 from penstock.gateway.front.loading_board import LoadingBoard
@@ -32,7 +33,7 @@ from penstock.gateway.repository.ensemble_loader import EnsembleLoader
 from penstock.gateway.repository.host import MetricFactory, RepositoryHost
 from penstock.gateway.repository.known_models import KnownModels
 from penstock.gateway.repository.layout import check_model_name
-from penstock.gateway.repository.loading import LoadError, ModelLoading, load_failures, poll_error
+from penstock.gateway.repository.loading import LoadError, ModelLoading, load_failures, poll_error, poll_failure
 from penstock.gateway.repository.models import UNLOADED, Deployment, ModelEntry, VersionStatus
 from penstock.gateway.repository.on_demand_loads import OnDemandLoads
 from penstock.gateway.repository.operations import STOPPING, Operations
@@ -224,8 +225,14 @@ class ModelRepository:
         return name in self._dependencies.needed_by_loads() or (entry is not None and entry.lock.locked())
 
     async def load_stored(self, name: str) -> None:
-        """Returns when the model serves. Raises PenstockError."""
-        await self._operations.asked(name, self._load_stored(name))
+        """Returns when the model serves. Raises PenstockError, with a message for every caller."""
+        try:
+            await self._operations.asked(name, self._load_stored(name))
+        except PenstockError as error:
+            public = self._known.public_reason(name)
+            if public is None:
+                raise
+            raise from_code(error.code, public) from error
 
     def retire(self, name: str, reason: str) -> Awaitable[None]:
         """From the call on nobody finds the model, nor the ensembles that it is part of; to be awaited until what was
@@ -277,10 +284,13 @@ class ModelRepository:
             try:
                 fingerprint = await asyncio.to_thread(repository.fingerprint, name)
             except PenstockError as error:
-                raise poll_error(name, error) from error
+                entry.tried = None
+                raise _failed(entry, poll_failure(name, error)) from error
             if config is not None:
                 await self._replace(entry, partial(repository.fetch, name), config, None)
-            elif not (entry.unchanged(fingerprint) or (only_changed and entry.tried == fingerprint)):
+            elif entry.unchanged(fingerprint):
+                entry.confirmed()
+            elif not only_changed or entry.tried != fingerprint:
                 await self._replace(entry, partial(repository.fetch, name), None, fingerprint)
 
     async def _load_files(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
@@ -295,8 +305,7 @@ class ModelRepository:
             deployment = await self._loading.load(entry.name, fetch, config, entry.loading)
         except LoadError as failure:
             entry.tried = fingerprint
-            entry.failed(failure.reason, failure.versions)
-            raise failure.error from failure
+            raise _failed(entry, failure) from failure
         finally:
             self._dependencies.end(entry.name)
         old = entry.loaded
@@ -371,7 +380,7 @@ class ModelRepository:
         for name in sorted(models):
             if name not in self._known.serving:
                 known = self._known.entries[name].reason if name in self._known.entries else ""
-                reason = results.get(name) or known or "it is not loaded"
+                reason = self._known.public_reason(name) or results.get(name) or known or "it is not loaded"
                 raise InvalidRequestError(
                     f"ensemble '{ensemble}' depends on '{name}' which has no loaded version. Model '{name}' loading"
                     f" failed with error: {reason}"
@@ -438,6 +447,12 @@ class ModelRepository:
         return sorted(self._catalogue.names)
 
 
+def _failed(entry: ModelEntry, failure: LoadError) -> PenstockError:
+    """Notes why; returns what the caller is told."""
+    entry.failed(failure.reason, failure.versions, failure.public)
+    return failure.error
+
+
 async def _all_done(tasks: Collection[asyncio.Task[None]]) -> None:
     if tasks:
         await asyncio.wait(tasks)  # they go on if this is cancelled
@@ -446,4 +461,4 @@ async def _all_done(tasks: Collection[asyncio.Task[None]]) -> None:
 async def _stop(old: Deployment, retired: Sequence[VersionStatus], reason: str) -> None:
     await old.stop()
     for status in retired:
-        status.state, status.reason = "UNAVAILABLE", reason
+        status.become("UNAVAILABLE", reason)

@@ -66,6 +66,11 @@ async def close_folder(folder: LocalModel) -> None:
 class VersionStatus:
     state: ModelState
     reason: str = ""
+    public_reason: str | None = None
+    """For callers who may not administer, where it is another."""
+
+    def become(self, state: ModelState, reason: str = "", public_reason: str | None = None) -> None:
+        self.state, self.reason, self.public_reason = state, reason, public_reason
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +82,8 @@ class ModelEntry:
     versions: dict[int, VersionStatus] = field(default_factory=dict)
     reason: str = ""
     """Why there was nothing to load: a wrong configuration, no version, two models of the name."""
+    public_reason: str | None = None
+    """For callers who may not administer, where it is another."""
     loaded: Deployment | None = None
     fingerprint: str | None = None
     """Of the files of what is loaded; None when they came with a load request, or the configuration did."""
@@ -89,7 +96,7 @@ class ModelEntry:
 
     def loading(self, versions: Iterable[int]) -> None:
         """What serves is READY all the while."""
-        self.reason = ""
+        self.reason, self.public_reason = "", None
         for version in versions:
             if not self._serves(version):
                 self.versions[version] = VersionStatus("LOADING")
@@ -97,7 +104,7 @@ class ModelEntry:
     def published(self, deployment: Deployment, fingerprint: str | None) -> list[VersionStatus]:
         """Makes `deployment` what is loaded. Returns the states of the versions that it does not have."""
         retired = self.withdrawn(deployment.models)
-        self.reason = ""
+        self.reason, self.public_reason = "", None
         self.loaded = deployment
         self.fingerprint = self.tried = fingerprint
         for version in deployment.models:
@@ -110,27 +117,34 @@ class ModelEntry:
         self.loaded = self.fingerprint = self.tried = None
         retired = [self.versions[version] for version in loaded if version not in set(kept)]
         for status in retired:
-            status.state, status.reason = "UNLOADING", ""
+            status.become("UNLOADING")
         return retired
 
-    def failed(self, reason: str, versions: Mapping[int, str]) -> None:
+    def failed(self, reason: str, versions: Mapping[int, str], public: str | None = None) -> None:
         """`versions`: a reason for each that was to be loaded; empty when it did not come so far. What serves stays
         READY, with the reason beside it."""
-        self.reason = reason
+        self.reason, self.public_reason = reason, public
         for version, text in versions.items():
             self.versions[version] = VersionStatus("READY" if self._serves(version) else "UNAVAILABLE", text)
         if not versions:
             for version, status in self.versions.items():
                 if self.loaded is None or self._serves(version):
-                    status.reason = reason
+                    status.become(status.state, reason, public)
+
+    def confirmed(self) -> None:
+        """What serves is what the repository holds: no reason beside it holds any more."""
+        self.reason, self.public_reason = "", None
+        for version, status in self.versions.items():
+            if self._serves(version):
+                status.become("READY")
 
     def index(self, progress: str = "") -> Iterator[IndexEntry]:
         """`progress`: how far what is loaded is."""
         for version, status in sorted(self.versions.items()):
             reason = status.reason or (progress if status.state == "LOADING" else "")
-            yield IndexEntry(self.name, str(version), status.state, reason)
+            yield IndexEntry(self.name, str(version), status.state, reason, status.public_reason)
         if not self.versions and self.reason:
-            yield IndexEntry(self.name, "", "UNAVAILABLE", self.reason)
+            yield IndexEntry(self.name, "", "UNAVAILABLE", self.reason, self.public_reason)
 
     def _serves(self, version: int) -> bool:
         return self.loaded is not None and version in self.loaded.models

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.engines.errors import ModelNotFoundError
 from penstock.gateway.repository.layout import check_model_name, is_model_name
+from penstock.gateway.repository.links import LinkRule
 from penstock.gateway.repository.storage_cloud import CloudStorage
 from penstock.gateway.repository.storage_local import LocalStorage
 from penstock.gateway.repository.storage_urls import CloudLocation, parse_url
@@ -33,15 +34,16 @@ class LocalModel:
 
 
 class Repository:
-    """One `--model-repository`: a path, `s3://`, `gs://` or `as://`.
+    """One `--model-repository`: a path, `s3://`, `gs://` or `as://`. `rule` is for the links of a path; copies from
+    object storage have none.
 
     Raises ConfigError for a url that cannot be, a folder that is not there, and a store whose client is not installed.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, rule: LinkRule = "trusted") -> None:
         location = parse_url(url, os.environ)
         self.url = location.url if isinstance(location, CloudLocation) else str(location)
-        self._storage = CloudStorage(location) if isinstance(location, CloudLocation) else LocalStorage(location)
+        self._storage = CloudStorage(location) if isinstance(location, CloudLocation) else LocalStorage(location, rule)
         self._skipped: set[str] = set()
 
     def model_names(self) -> list[str]:
@@ -59,16 +61,17 @@ class Repository:
         return names
 
     def fingerprint(self, name: str) -> str:
-        """Another text whenever a file of the model comes, goes or changes (by size, time, or the store's tag).
+        """Another text whenever a file of the model comes, goes or changes (by size, time, or the store's tag), or a
+        link that is refused.
 
-        Raises ModelNotFoundError, InvalidRequestError for a bad name or link, EngineError.
+        Raises ModelNotFoundError, InvalidRequestError for a bad name, EngineError.
         """
         return self._storage.fingerprint(self._checked(name))
 
     def fetch(self, name: str) -> LocalModel:
         """The model on a local disk: its own folder, or a private copy that `close` removes.
 
-        Raises ModelNotFoundError, InvalidRequestError for a bad name or link, EngineError.
+        Raises ModelNotFoundError, InvalidRequestError for a bad name, ModelFileError for a link, EngineError.
         """
         folder = self._storage.fetch(self._checked(name))
         if isinstance(self._storage, LocalStorage):
@@ -76,8 +79,8 @@ class Repository:
         return LocalModel(folder, lambda: shutil.rmtree(folder.parent, ignore_errors=True))
 
     def local_folder(self, name: str) -> Path | None:
-        """Of a model that need not be copied to be read; None for others. Links in it are not checked."""
-        return self._storage.root / name if isinstance(self._storage, LocalStorage) else None
+        """Of a model that need not be copied for its configuration to be read; None for others."""
+        return self._storage.readable_folder(name) if isinstance(self._storage, LocalStorage) else None
 
     def _checked(self, name: str) -> str:
         if not is_model_name(check_model_name(name)):

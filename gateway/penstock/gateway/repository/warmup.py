@@ -20,6 +20,7 @@ from tritonclient.grpc.model_config_pb2 import ModelWarmup
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest, WarmUpRequest
 from penstock.classic.model_config import ModelConfig, datatype_name
+from penstock.classic.model_files import stays_inside
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import NUMPY_TYPES, Array, Tensor, element_count, from_buffer
 from penstock.engines.errors import InvalidRequestError, PenstockError
@@ -160,9 +161,8 @@ def _random(datatype: str, shape: list[int]) -> Array:
 def _from_file(name: str, datatype: str, shape: list[int], filename: str, model_folder: Path) -> Tensor:
     """Raw values, little-endian and in C order, of which a file may have more than are needed; texts behind their
     lengths, as in a binary request."""
-    folder = (model_folder / FOLDER).resolve()
-    path = (folder / filename).resolve()
-    if not filename or not path.is_relative_to(folder) or not path.is_file():
+    path = model_folder / FOLDER / filename
+    if not stays_inside(filename) or not path.is_file():
         raise InvalidRequestError(f"input '{name}': there is no file '{filename}' in the model's {FOLDER} folder")
     if path.stat().st_size > MAX_BYTES:
         raise InvalidRequestError(f"input '{name}': the file '{filename}' has more than {MAX_BYTES} bytes")

@@ -7,12 +7,15 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from helpers_endpoint import answer, kserve
 from helpers_kserve import FakeModelStore, add_sub
 from penstock.engines.errors import EngineError, NotReadyError
+from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, RequestContext, Role
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve import repository_http
+from penstock.gateway.kserve.grpc.administration import Administration
 from penstock.gateway.kserve.store import IndexEntry
 
 
@@ -21,20 +24,20 @@ class Repository:
 
     def __init__(self) -> None:
         self.store = FakeModelStore(add_sub())
-        self._context = kserve(self.store, max_input_bytes=4096)
+        self.context = kserve(self.store, max_input_bytes=4096)
 
     async def index(self, body: Any = b"") -> tuple[int, Any]:
-        return await answer(partial(repository_http.repository_index, self._context), body)
+        return await answer(partial(repository_http.repository_index, self.context), body)
 
     async def load(self, body: Any = b"", name: str = "m") -> tuple[int, Any]:
         async def endpoint(exchange: Exchange) -> None:
-            await repository_http.load_model(self._context, exchange, name)
+            await repository_http.load_model(self.context, exchange, name)
 
         return await answer(endpoint, body)
 
     async def unload(self, body: Any = b"", name: str = "m") -> tuple[int, Any]:
         async def endpoint(exchange: Exchange) -> None:
-            await repository_http.unload_model(self._context, exchange, name)
+            await repository_http.unload_model(self.context, exchange, name)
 
         return await answer(endpoint, body)
 
@@ -60,6 +63,24 @@ async def test_the_index_shows_what_there_is_to_say(repository: Repository) -> N
     for body in (b"", b"{}", b"null", {"ready": False}):
         assert await repository.index(body) == (200, everything)
     assert await repository.index({"ready": True}) == (200, ready)
+
+
+@pytest.mark.parametrize(("roles", "reason"), [(ALL_ROLES, "all of it"), (USER_ROLES, "a part")])
+async def test_some_reasons_are_for_those_who_may_administer(
+    repository: Repository, roles: frozenset[Role], reason: str
+) -> None:
+    repository.store.entries = [IndexEntry("broken", "1", "UNAVAILABLE", "all of it", "a part")]
+    principal = Principal(roles=roles)
+
+    async def endpoint(exchange: Exchange) -> None:
+        exchange.context.principal = principal
+        await repository_http.repository_index(repository.context, exchange)
+
+    _, shown = await answer(endpoint)
+    assert shown[1] == {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": reason}
+    request, context = pb.RepositoryIndexRequest(), RequestContext(principal=principal)
+    over_grpc = await Administration(repository.context).index(request, context)
+    assert over_grpc.models[1].reason == reason
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", {"ready": 1}, {"ready": None}, {"foo": 1}, b"[" * 250_000])

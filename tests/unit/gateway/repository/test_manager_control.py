@@ -16,6 +16,7 @@ from penstock.engines.errors import (
     NotReadyError,
     UnsupportedError,
 )
+from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, Role
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings
 
@@ -160,6 +161,42 @@ async def test_without_exit_on_error_the_others_serve(
         repository, loader=loader, control_mode="none", exit_on_error=False, strict_readiness=False
     ) as manager:
         assert manager.ready
+
+
+async def test_contents_of_files_are_for_those_who_may_administer(
+    repository: FakeRepository, loader: FakeLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A configuration may be a link to any file that the server can read."""
+    repository.put("a", "a1")
+    repository.put("named", "n1", config='name: "sEcReT"')
+    repository.put("read", "r1", config="sEcReT: 1")
+    ensemble = """platform: "ensemble" input { name: "I" data_type: TYPE_FP32 dims: 1 }
+        output { name: "O" data_type: TYPE_FP32 dims: 1 } ensemble_scheduling { step { model_name: "read"
+        model_version: -1 input_map { key: "I" value: "I" } output_map { key: "O" value: "O" } } }"""
+    repository.put("whole", "w1")
+    (repository.folder / "whole" / "config.pbtxt").write_text(ensemble)
+
+    def reasons(manager: ModelRepository, roles: frozenset[Role]) -> dict[str, str]:
+        return {line.name: line.reason_for(Principal(roles=roles)) for line in manager.index(ready=False)}
+
+    async with serving(repository, loader=loader, control_mode="poll", exit_on_error=False) as manager:
+        told = reasons(manager, USER_ROLES)
+        assert told["named"] == "unexpected directory name 'named', directory name must equal model name"
+        assert told["read"] == "failed to read the model configuration read/config.pbtxt:2:1"
+        assert told["whole"].endswith(f"Model 'read' loading failed with error: {told['read']}")
+        full = reasons(manager, ALL_ROLES)
+        assert full["named"] == "unexpected directory name 'named' for model 'sEcReT'" + told["named"][33:]
+        assert full["read"] == f'{told["read"]}: Message type "inference.ModelConfig" has no field named "sEcReT".'
+        repository.put("a", "a2", config="sEcReT: 1")
+        await manager.poll()
+        assert states(manager)[0].startswith("a 1 READY failed to read the model configuration a/config.pbtxt:2:1: Me")
+        assert reasons(manager, USER_ROLES)["a"] == "failed to read the model configuration a/config.pbtxt:2:1"
+        repository.put("a", v3="fail: broken")
+        await manager.poll()
+        assert "sEcReT" not in str(
+            [line.reason_for(Principal(roles=USER_ROLES)) for line in manager.index(ready=False)]
+        )
+        assert 'no field named "sEcReT"' in caplog.text
 
 
 async def test_unknown_names_to_load_at_the_start(repository: FakeRepository, loader: FakeLoader) -> None:

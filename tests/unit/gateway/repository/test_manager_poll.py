@@ -94,6 +94,41 @@ async def test_a_repository_that_cannot_be_read_changes_nothing(repository: Fake
         assert manager.ready
 
 
+async def test_a_model_that_cannot_be_looked_at_has_the_reason_in_the_index(
+    repository: FakeRepository, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.put("c", "fail: broken")
+    async with serving(repository, loader=loader, control_mode="poll", exit_on_error=False) as manager:
+        repository.put("b", "b1")
+
+        def unreadable(name: str) -> str:
+            raise EngineError(f"the folder of model '{name}' cannot be read: Permission denied")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(repository, "fingerprint", unreadable)
+            await manager.poll()
+            assert states(manager) == [
+                "a 1 READY the folder of model 'a' cannot be read: Permission denied",
+                "b UNAVAILABLE the folder of model 'b' cannot be read: Permission denied",
+                "c 1 UNAVAILABLE the folder of model 'c' cannot be read: Permission denied",
+            ]
+            assert await ask(manager, "a") == "a1"
+        await manager.poll()
+        assert states(manager) == ["a 1 READY", "b 1 READY", "c 1 UNAVAILABLE Invalid argument: broken"]
+        assert await ask(manager, "b") == "b1"
+
+
+async def test_what_is_as_it_was_has_no_reason_beside_it(repository: FakeRepository, loader: FakeLoader) -> None:
+    before = repository.stamps["a"]
+    async with serving(repository, loader=loader, control_mode="poll") as manager:
+        repository.put("a", "fail: broken")
+        await manager.poll()
+        assert states(manager) == ["a 1 READY Invalid argument: broken"]
+        repository.stamps["a"] = before
+        await manager.poll()
+        assert states(manager) == ["a 1 READY"]
+
+
 async def test_a_second_model_of_the_name_makes_it_unavailable(
     repository: FakeRepository, loader: FakeLoader, tmp_path: Path
 ) -> None:

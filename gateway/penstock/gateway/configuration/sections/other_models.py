@@ -43,6 +43,14 @@ class RepositoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[SomeFolder, ...],
         Meta(description="folder or s3://, gs://, as:// location of a model repository; may be repeated"),
     ] = ()
+    repository_links: Annotated[
+        Literal["trusted", "inside", "modelcar"],
+        Meta(
+            description="symbolic links in local repositories that are followed. trusted: to what only root and the "
+            "server's user can change; inside: only within the repository; modelcar: as trusted, and KServe's model "
+            "cars"
+        ),
+    ] = "trusted"
     model_control_mode: Annotated[
         Literal["none", "poll", "explicit"],
         Meta(description="none: load all models at start; poll: follow changes; explicit: load and unload by request"),

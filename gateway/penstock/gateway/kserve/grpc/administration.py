@@ -25,7 +25,8 @@ class Administration:
         answer = pb.RepositoryIndexResponse()
         for entry in self._models.index(ready=request.ready):
             if context.principal.may_use(entry.name):
-                answer.models.add(name=entry.name, version=entry.version, state=entry.state or "", reason=entry.reason)
+                reason = entry.reason_for(context.principal)
+                answer.models.add(name=entry.name, version=entry.version, state=entry.state or "", reason=reason)
         return answer
 
     async def load(self, request: Message, context: RequestContext) -> Message:

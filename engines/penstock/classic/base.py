@@ -118,6 +118,27 @@ class InferModel(Protocol):
         ...
 
 
+class SaysReady(ABC):
+    """An InferModel whose own code may say that it is not ready. That is only for those who ask: as in Triton, requests
+    are served whatever it says."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def says_ready(self) -> bool: ...
+
+
+def says_ready(model: InferModel) -> bool:
+    """The model's own word, where it has one."""
+    return not isinstance(model, SaysReady) or model.says_ready
+
+
+def reports_ready(model: InferModel) -> bool:
+    """The answer to the question whether the model is ready."""
+    return model.ready and says_ready(model)
+
+
 class InferCall(Protocol):
     """A request in a batch, as a backend sees it. Safe to use from any thread."""
 
@@ -208,6 +229,11 @@ class AsyncInstance(ABC):
 
     @abstractmethod
     async def unload(self) -> None: ...
+
+    @property
+    def says_ready(self) -> bool:
+        """What the model's own code answers when someone asks whether it is ready. It is only passed on."""
+        return True
 
     @property
     def pid(self) -> int | None:

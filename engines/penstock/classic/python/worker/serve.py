@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from types import FrameType
 from typing import Any
@@ -23,6 +24,10 @@ from .loader import load, place
 from .model_config import ModelConfig
 
 _PR_SET_PDEATHSIG = 1
+_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""Handlers of a Python process."""
+_forking = threading.local()
+"""`mask`: the signals that the thread blocks, but for a fork."""
 
 
 def main(arguments: list[str]) -> None:
@@ -56,17 +61,26 @@ def main(arguments: list[str]) -> None:
 def _leave_signals_to_the_server() -> None:
     """A signal that ends the server may reach all its processes at once, as systemd's does. The server drains then, and
     tells this one when to end. Handlers, because a program that the model starts would inherit SIG_IGN."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _USUAL:
         signal.signal(number, _ignored)
         signal.siginterrupt(number, False)
-    os.register_at_fork(after_in_child=_restore_signals)
+    os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_restore_signals)
+
+
+def _block_signals() -> None:
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _USUAL)
+
+
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
 def _restore_signals() -> None:
-    """In a process that the model has forked, which the model may end by a signal, as multiprocessing does."""
-    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+    """In a process that the model has forked, which the model may end by a signal at once, as multiprocessing does."""
+    for number, usual in _USUAL.items():
         if signal.getsignal(number) is _ignored:
             signal.signal(number, usual)
+    _unblock_signals()
 
 
 def _ignored(number: int, frame: FrameType | None) -> None:

@@ -112,9 +112,7 @@ def test_imports_are_not_the_hook_s_time(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(ValueError, match=r"the model's imports did not end within 0\.05 s"):
             auto_complete._converse(ours, {}, 1000)
         theirs.sendall(frame(["hello", [], []]) + frame(["imported", [], []]))
-        with pytest.raises(
-            ValueError, match=r"auto_complete_config gave no answer within 0\.2 s; --backend-config=python,"
-        ):
+        with pytest.raises(ValueError, match=r"auto_complete_config gave no answer within 0\.2 s; --backend-config="):
             auto_complete._converse(ours, {}, 0.2)
 
 

@@ -123,5 +123,6 @@ def test_a_script_that_does_not_end_is_ended(folder: Path, tmp_path: Path) -> No
     code = ADD_SUB + "    auto_complete_config = None\n"
     with pytest.raises(ValueError, match="did not start within 1 s; --backend-config=python,stub-timeout-seconds"):
         backend.auto_complete(parsed(config(folder)), write_model(tmp_path, code))
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+    if (tmp_path / "pid").exists():  # it had begun
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), 0)

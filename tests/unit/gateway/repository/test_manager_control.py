@@ -184,6 +184,18 @@ async def test_readiness_follows_the_models(repository: FakeRepository, loader: 
     assert not manager.ready
 
 
+async def test_a_model_that_says_that_it_is_not_ready_is_still_served(
+    repository: FakeRepository, loader: FakeLoader
+) -> None:
+    repository.put("a", "a1")
+    async with serving(repository, loader=loader, control_mode="none") as manager:
+        loader.models[0].says_ready = False
+        assert not manager.ready
+        assert not manager.host.model_ready("a")
+        assert manager.host.model("a") is loader.models[0]
+        assert states(manager, ready=True) == ["a 1 READY"]
+
+
 async def test_a_failed_first_load_on_request_is_the_callers_business(
     repository: FakeRepository, loader: FakeLoader
 ) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -277,6 +279,10 @@ class BackendModel(ABC):
 
     def unload(self) -> None:
         """Called once, after all instances have been unloaded."""
+
+
+abandoned: ContextVar[Future[None]] = ContextVar("abandoned")
+"""In the thread of `auto_complete`: done as soon as nobody waits for it any more. Unset: that is not known."""
 
 
 class Backend(ABC):

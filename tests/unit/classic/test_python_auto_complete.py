@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import threading
 import time
 import venv
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers_classic import until
 from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, loaded, outputs, parsed, request, write_model
+from penstock.classic.base import abandoned
 from penstock.classic.model_config import config_dict
 from penstock.classic.python import auto_complete
 from penstock.classic.python.backend import PythonBackend
@@ -114,6 +118,17 @@ def test_imports_are_not_the_hook_s_time(monkeypatch: pytest.MonkeyPatch) -> Non
         theirs.sendall(frame(["hello", [], []]) + frame(["imported", [], []]))
         with pytest.raises(ValueError, match=r"auto_complete_config gave no answer within 0\.2 s; --backend-config="):
             auto_complete._converse(ours, {}, 0.2)
+
+
+async def test_it_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    begun, gone = tmp_path / "begun", Future[None]()
+    abandoned.set(gone)
+    code = f"open({str(begun)!r}, 'w')\nimport time\ntime.sleep(1000)\n" + COMPLETE
+    completing = asyncio.create_task(asyncio.to_thread(completed, tmp_path, code))
+    await until(begun.exists)
+    gone.set_result(None)
+    with pytest.raises(ValueError, match="ended early"):
+        await completing
 
 
 def test_complete_models_without_the_function_start_no_process(tmp_path: Path) -> None:

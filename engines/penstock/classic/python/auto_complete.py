@@ -12,6 +12,7 @@ import tempfile
 import time
 from typing import IO, Any
 
+from penstock.classic.base import abandoned
 from penstock.classic.python.output import lines_of
 from penstock.classic.python.process import Launch, prepared
 from penstock.classic.python.worker.wire import FRAME, decode, frame
@@ -40,6 +41,8 @@ def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any]
                 env=variables,
                 start_new_session=True,
             )
+        if (gone := abandoned.get(None)) is not None:
+            gone.add_done_callback(lambda _: process.kill())
         try:
             kind, fields = _converse(ours, options, limit)
         except (EOFError, ConnectionError):

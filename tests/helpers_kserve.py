@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import text_format
 
+from penstock.classic.base import SaysReady
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig, datatype_name
 from penstock.classic.signature import ModelSignature
@@ -62,8 +63,10 @@ class FakeStream:
         self.closed.set()
 
 
-class FakeModel:
+class FakeModel(SaysReady):
     """A model whose answers `compute` makes; it keeps the requests. `gate`, when set, holds every answer back."""
+
+    says_ready = True
 
     def __init__(self, config: str, compute: Compute, version: int = 1, folder: Path | None = None) -> None:
         self.config: ModelConfig = text_format.Parse(config, ModelConfig())

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.classic.base import InferModel, ModelContext
+from penstock.classic.base import InferModel, ModelContext, SaysReady
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
@@ -21,7 +21,7 @@ from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import LocalModel
 
 
-class FakeModel:
+class FakeModel(SaysReady):
     """Answers with its `tag`: the file that it was loaded from. `hold` keeps requests running until it is set."""
 
     def __init__(self, name: str, version: int, tag: str, config: ModelConfig | None = None) -> None:
@@ -41,6 +41,7 @@ class FakeModel:
         self._idle.set()
 
     takes_infer = True
+    says_ready = True
 
     @property
     def signature(self) -> ModelSignature:

@@ -324,7 +324,8 @@ def failing(code: str) -> Case:
 
 
 CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED")
-WAYS = ("plain", "raise", "unknown output", "wrong type", "wrong shape", "no outputs")
+RAISED = ("raise SystemExit", "raise KeyboardInterrupt", "raise CancelledError")
+WAYS = ("plain", "raise", "unknown output", "wrong type", "wrong shape", "no outputs", "stub", *RAISED)
 
 ERRORS = [
     *(failing(code) for code in (*CODES, *WAYS)),

@@ -325,8 +325,8 @@ ANSWERS = (
         "its text, and at load its line in the model's file; the traceback is in the log",
         "callers need not know the server's files",
         (
-            worded("http: model's error: raise"),
-            detailed("grpc: infer, model's error: raise"),
+            worded("http: model's error: raise*"),
+            detailed("grpc: infer, model's error: raise*"),
             at(
                 "repository: index",
                 **{

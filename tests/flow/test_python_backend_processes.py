@@ -32,6 +32,7 @@ from helpers_python_backend import (
     parsed,
     request,
 )
+from penstock.classic.base import reports_ready
 from penstock.classic.python import instance as instance_module
 from penstock.classic.python.link import Link
 from penstock.classic.python.options import PythonOptions
@@ -47,12 +48,12 @@ output [ {{ name: "Y" data_type: TYPE_STRING dims: [ 1 ] }} ]
 {CPU}
 """
 DEADLY = """
-import os, signal, sys, time
+import os, signal, time
 class TritonPythonModel:
     def execute(self, requests):
         for r in requests:
             match r.inputs()[0].as_numpy()[0]:
-                case b"exit": sys.exit(3)
+                case b"exit": os._exit(3)
                 case b"kill": os.kill(os.getpid(), signal.SIGKILL)
                 case b"segv": os.kill(os.getpid(), signal.SIGSEGV)
                 case b"wait": time.sleep(1000)
@@ -325,18 +326,18 @@ class TritonPythonModel:
         if os.path.exists({str(hangs)!r}):
             os.unlink({str(hangs)!r})
             time.sleep(1000)
-        return os.path.exists({str(flag)!r})
+        return os.path.exists({str(flag)!r}) or "not ready"
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([b"y"], np.object_))])]
 """
     async with loaded(tmp_path, code, CONFIG) as model:
-        assert model.ready
+        assert reports_ready(model)
         flag.unlink()
-        await until(lambda: not model.ready)
-        call = asyncio.create_task(model.infer(request(X=word(""))))
+        await until(lambda: not reports_ready(model))
+        assert outputs(await asyncio.wait_for(model.infer(request(X=word(""))), 20))["Y"].tolist() == [b"y"]
+        assert model.ready, "only those are told who ask"
         flag.touch()
-        assert outputs(await asyncio.wait_for(call, 20))["Y"].tolist() == [b"y"]
-        assert model.ready
+        await until(lambda: reports_ready(model))
         hangs.touch()
         await until(lambda: not hangs.exists())
         [instance] = instances(model)

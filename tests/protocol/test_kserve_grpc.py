@@ -124,6 +124,9 @@ async def test_model_ready() -> None:
         assert await client.is_model_ready("add_sub", "1")
         assert not await client.is_model_ready("nope")
         assert not await client.is_model_ready("add_sub", "9")
+        model.says_ready = False
+        assert not await client.is_model_ready("add_sub")
+        model.says_ready = True
         model.ready = False
         assert not await client.is_model_ready("add_sub")
         request = pb.ModelReadyRequest(name="add_sub", version="x")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -118,6 +120,27 @@ class InferModel(Protocol):
         ...
 
 
+class SaysReady(ABC):
+    """An InferModel whose own code may say that it is not ready. That is only for those who ask: as in Triton, requests
+    are served whatever it says."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def says_ready(self) -> bool: ...
+
+
+def says_ready(model: InferModel) -> bool:
+    """The model's own word, where it has one."""
+    return not isinstance(model, SaysReady) or model.says_ready
+
+
+def reports_ready(model: InferModel) -> bool:
+    """The answer to the question whether the model is ready."""
+    return model.ready and says_ready(model)
+
+
 class InferCall(Protocol):
     """A request in a batch, as a backend sees it. Safe to use from any thread."""
 
@@ -210,6 +233,11 @@ class AsyncInstance(ABC):
     async def unload(self) -> None: ...
 
     @property
+    def says_ready(self) -> bool:
+        """What the model's own code answers when someone asks whether it is ready. It is only passed on."""
+        return True
+
+    @property
     def pid(self) -> int | None:
         """Of a process that leads a session of its own; None where there is none."""
         return None
@@ -251,6 +279,10 @@ class BackendModel(ABC):
 
     def unload(self) -> None:
         """Called once, after all instances have been unloaded."""
+
+
+abandoned: ContextVar[Future[None]] = ContextVar("abandoned")
+"""In the thread of `auto_complete`: done as soon as nobody waits for it any more. Unset: that is not known."""
 
 
 class Backend(ABC):

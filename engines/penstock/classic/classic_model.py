@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic_ns
 
 from penstock.classic.accounting import count_batch, count_response
-from penstock.classic.base import BackendModel, ModelContext, ResponseStream
+from penstock.classic.base import BackendModel, ModelContext, ResponseStream, SaysReady
 from penstock.classic.batch import ExecBatch
 from penstock.classic.batcher import DynamicBatcher
 from penstock.classic.call import Call, UnaryCall
@@ -48,7 +48,7 @@ _STUCK = (
 )
 
 
-class ClassicModel:
+class ClassicModel(SaysReady):
     """Implements InferModel: validates, queues, batches, executes on the instances, answers. Lives on the event loop.
 
     What becomes of an admitted request is in the statistics exactly once, as a success or as a failure.
@@ -113,6 +113,10 @@ class ClassicModel:
     @property
     def ready(self) -> bool:
         return self._refusal is None and any(instance.ready for instance in self._instances)
+
+    @property
+    def says_ready(self) -> bool:
+        return all(instance.says_ready for instance in self._instances)
 
     @property
     def takes_infer(self) -> bool:

@@ -48,6 +48,11 @@ class Instance(ABC):
         return True
 
     @property
+    def says_ready(self) -> bool:
+        """The model's own word, which changes nothing for its requests."""
+        return True
+
+    @property
     def pid(self) -> int | None:
         """Of its process; None where it has none of its own."""
         return None
@@ -148,6 +153,10 @@ class TaskInstance(Instance):
     @property
     def ready(self) -> bool:
         return self.lost is None and self._backend.ready
+
+    @property
+    def says_ready(self) -> bool:
+        return self._backend.says_ready
 
     @property
     def pid(self) -> int | None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import socket
+import threading
 import time
 import venv
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers_classic import until
 from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, loaded, outputs, parsed, request, write_model
+from penstock.classic.base import abandoned
 from penstock.classic.model_config import config_dict
+from penstock.classic.python import auto_complete
 from penstock.classic.python.backend import PythonBackend
 from penstock.classic.python.worker.model_config import ModelConfig
+from penstock.classic.python.worker.wire import frame
 from penstock.engines.errors import EngineError
 
 COMPLETE = """
@@ -101,9 +109,38 @@ def test_what_cannot_be_completed(tmp_path: Path, code: str, text: str) -> None:
 def test_a_model_that_thinks_too_long(tmp_path: Path) -> None:
     code = "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(c):\n        while True: pass\n"
     begun = time.monotonic()
-    with pytest.raises(ValueError, match="auto_complete_config gave no answer within 1 s"):
+    with pytest.raises(ValueError, match="within 1 s; --backend-config=python,stub-timeout-seconds"):
         completed(tmp_path, code, options={"stub-timeout-seconds": "1"})
     assert time.monotonic() - begun < 60
+
+
+def test_imports_are_not_the_hook_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(frame(["hello", [], []]))
+        rest = frame(["imported", [], []]) + frame(["completed", [], [], {"name": "m"}])
+        late = threading.Timer(0.5, theirs.sendall, (rest,))
+        late.start()
+        assert auto_complete._converse(ours, {}, 0.2) == ("completed", [{"name": "m"}])
+        late.join()
+        monkeypatch.setattr(auto_complete, "_IMPORT_SECONDS", 0.05)
+        theirs.sendall(frame(["hello", [], []]))
+        with pytest.raises(ValueError, match=r"the model's imports did not end within 0\.05 s"):
+            auto_complete._converse(ours, {}, 1000)
+        theirs.sendall(frame(["hello", [], []]) + frame(["imported", [], []]))
+        with pytest.raises(ValueError, match=r"auto_complete_config gave no answer within 0\.2 s; --backend-config="):
+            auto_complete._converse(ours, {}, 0.2)
+
+
+async def test_it_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    begun, gone = tmp_path / "begun", Future[None]()
+    abandoned.set(gone)
+    code = f"open({str(begun)!r}, 'w')\nimport time\ntime.sleep(1000)\n" + COMPLETE
+    completing = asyncio.create_task(asyncio.to_thread(completed, tmp_path, code))
+    await until(begun.exists)
+    gone.set_result(None)
+    with pytest.raises(ValueError, match="ended early"):
+        await completing
 
 
 def test_complete_models_without_the_function_start_no_process(tmp_path: Path) -> None:

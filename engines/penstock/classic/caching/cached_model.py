@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from time import monotonic_ns
 
-from penstock.classic.base import InferModel, ResponseStream
+from penstock.classic.base import InferModel, ResponseStream, SaysReady, says_ready
 from penstock.classic.caching.cache import CachedResponse, ResponseCache, tensor_bytes
 from penstock.classic.caching.keys import response_key
 from penstock.classic.messages import InferRequest, InferResponse
@@ -21,7 +21,7 @@ _LARGE = 1 << 20
 """Bytes of tensors from which hashing or copying them is left to a thread."""
 
 
-class CachedModel:
+class CachedModel(SaysReady):
     """Implements InferModel in front of another one that is not decoupled: a request whose inputs the cache knows is
     answered at once, without a queue. `identity` is part of the key of each response (`keys.py`)."""
 
@@ -54,6 +54,10 @@ class CachedModel:
     @property
     def ready(self) -> bool:
         return self._model.ready
+
+    @property
+    def says_ready(self) -> bool:
+        return says_ready(self._model)
 
     @property
     def takes_infer(self) -> bool:

@@ -12,11 +12,16 @@ import tempfile
 import time
 from typing import IO, Any
 
+from penstock.classic.base import abandoned
 from penstock.classic.python.output import lines_of
 from penstock.classic.python.process import Launch, prepared
 from penstock.classic.python.worker.wire import FRAME, decode, frame
 from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.failure_text import one_line
+
+_IMPORT_SECONDS = 600.0
+"""For the model's imports, which Triton does not limit at all; they are long where a file system is cold."""
+_MORE_TIME = "--backend-config=python,stub-timeout-seconds=<seconds> gives it more time"
 
 
 def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any] | None:
@@ -36,12 +41,12 @@ def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any]
                 env=variables,
                 start_new_session=True,
             )
+        if (gone := abandoned.get(None)) is not None:
+            gone.add_done_callback(lambda _: process.kill())
         try:
-            kind, fields = _converse(ours, options, time.monotonic() + limit)
-        except TimeoutError:
-            raise ValueError(f"auto_complete_config gave no answer within {limit:g} s") from None
-        except (EOFError, OSError):
-            raise ValueError("the process for auto_complete_config ended early") from None
+            kind, fields = _converse(ours, options, limit)
+        except (EOFError, ConnectionError):
+            raise ValueError(f"the process for auto_complete_config ended early{launch.environment.hint}") from None
         finally:
             ours.close()
             files.close()
@@ -57,13 +62,25 @@ def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any]
     raise ValueError(one_line(text))
 
 
-def _converse(sock: socket.socket, options: dict[str, Any], deadline: float) -> tuple[str, list[Any]]:
-    _receive(sock, deadline)  # hello
+def _converse(sock: socket.socket, options: dict[str, Any], limit: float) -> tuple[str, list[Any]]:
+    _receive(sock, limit, f"the process for auto_complete_config did not start within {limit:g} s; {_MORE_TIME}")
     sock.sendall(frame(["auto_complete", [], [], options]))
-    return _receive(sock, deadline)
+    kind, fields = _receive(sock, _IMPORT_SECONDS, f"the model's imports did not end within {_IMPORT_SECONDS:g} s")
+    if kind != "imported":
+        return kind, fields
+    return _receive(sock, limit, f"auto_complete_config gave no answer within {limit:g} s; {_MORE_TIME}")
 
 
-def _receive(sock: socket.socket, deadline: float) -> tuple[str, list[Any]]:
+def _receive(sock: socket.socket, limit: float, complaint: str) -> tuple[str, list[Any]]:
+    """The next message. Raises ValueError, with the complaint, after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    try:
+        return _message(sock, deadline)
+    except TimeoutError:
+        raise ValueError(complaint) from None
+
+
+def _message(sock: socket.socket, deadline: float) -> tuple[str, list[Any]]:
     head, tail = FRAME.unpack(_exactly(sock, FRAME.size, deadline))
     kind, _, _, *fields = decode(_exactly(sock, head + tail, deadline)[:head])
     return kind, fields

@@ -30,6 +30,8 @@ class PythonInstance(AsyncInstance):
         self._session: Session | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._healthy = True
+        self._answered = asyncio.Event()
+        """The model has said for the first time whether it is ready, or has let the time for that pass."""
         self._lost: PenstockError | None = None
         self._changed = asyncio.Event()
         self._crashes: deque[float] = deque()
@@ -41,11 +43,24 @@ class PythonInstance(AsyncInstance):
 
     @property
     def ready(self) -> bool:
-        return self._session is not None and self._healthy
+        return self._session is not None
+
+    @property
+    def says_ready(self) -> bool:
+        return self._healthy
 
     async def start(self) -> None:
         self._session = await Session.open(self._program)
         self._supervision = asyncio.create_task(self._supervise(self._session))
+        if self._session.has_is_ready:
+            try:
+                async with asyncio.timeout(_PROBE_LIMIT):
+                    await self._answered.wait()
+            except TimeoutError:
+                self._set_healthy(False)
+            except BaseException:
+                await self.unload()
+                raise
 
     async def execute(self, batch: Batch) -> None:
         session = self._session
@@ -109,10 +124,10 @@ class PythonInstance(AsyncInstance):
             await asyncio.sleep(_PROBE_INTERVAL)
 
     def _set_healthy(self, healthy: bool) -> None:
+        self._answered.set()
         if healthy != self._healthy:
             self._healthy = healthy
             logger.warning("%s says that it is %sready", self._program.name, "" if healthy else "not ")
-            self._changed.set()
 
     async def _revived(self) -> Session | None:
         """A new session, or None when the instance stays down."""

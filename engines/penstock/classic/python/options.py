@@ -21,8 +21,8 @@ class PythonOptions:
     shm_region_prefix_name: str = "penstock"
     """Shown as the memory's name in /proc/<pid>/maps."""
     stub_timeout_seconds: float = 30.0
-    """For a process to start, before the model's own `initialize`; for `auto_complete_config`; and for an orderly
-    end."""
+    """For a process to start, before the model is imported; for `auto_complete_config`, without the imports; and for an
+    orderly end."""
     backend_directory: Path | None = None
     """Where python-based backends are found, as `<name>/model.py`."""
     crash_folder: Path | None = None

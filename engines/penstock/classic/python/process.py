@@ -45,7 +45,7 @@ def prepared(
     try:
         passed = [theirs.fileno(), files.down, files.up, box.descriptor]
         sizes = (launch.options.shm_default_byte_size, launch.options.shm_growth_byte_size)
-        command = [str(launch.environment.python), str(_WORKER), *map(str, (*passed, os.getpid(), *sizes))]
+        command = launch.environment.command(str(_WORKER), *map(str, (*passed, os.getpid(), *sizes)))
         yield command, launch.environment.variables(), ours, files, passed
     except BaseException:
         ours.close()

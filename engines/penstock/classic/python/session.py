@@ -107,7 +107,8 @@ class Session:
                 await self._heard("hello")
         except TimeoutError:
             raise EngineError(
-                f"Stub process '{self._name}' did not start within {options.stub_timeout_seconds:g} s"
+                f"Stub process '{self._name}' did not start within {options.stub_timeout_seconds:g} s; "
+                "--backend-config=python,stub-timeout-seconds=<seconds> gives it more time"
             ) from None
         self._link.send("init", [self._program.init])
         [self.has_is_ready] = await self._heard("ready")
@@ -124,7 +125,8 @@ class Session:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.process.wait(), _LAST_WORDS)
             how = signal_name(self.process.status) or f"status {self.process.status}"
-            raise EngineError(f"Stub process '{self._name}' ended while it loaded the model ({how})")
+            hint = self._program.launch.environment.hint if wanted == "hello" else ""
+            raise EngineError(f"Stub process '{self._name}' ended while it loaded the model ({how}){hint}")
         kind, fields = news.result()
         if kind == "failed":
             text, trace = fields

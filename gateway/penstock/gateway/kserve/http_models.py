@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.classic.base import InferModel
+from penstock.classic.base import InferModel, reports_ready
 from penstock.classic.model_config import config_json
 from penstock.engines.errors import PenstockError
 from penstock.gateway.http.exchange import Exchange
@@ -34,7 +34,7 @@ async def server(context: KServe, exchange: Exchange) -> None:
 async def model_ready(context: KServe, exchange: Exchange, name: str, version: str) -> None:
     """Not ready is 400, for models that do not exist too. One that the next request would load is ready."""
     try:
-        good = context.models.model(name, version).ready
+        good = reports_ready(context.models.model(name, version))
     except PenstockError:
         good = would_load(context, name)
     if good:

@@ -152,8 +152,8 @@ class Published(Struct, array_like=True, tag=33):
     """All that fronts answer by, but for descriptions of models."""
 
     generation: int
-    models: list[tuple[int, bool]]
-    """Keys of the loaded models, and whether each is ready."""
+    models: list[tuple[int, bool, bool]]
+    """Keys of the loaded models, whether each is ready, and whether it says so itself."""
     regions: list[RegionFields]
     tracing: SharedTracing | None
     """`SharedTracing`."""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.classic.base import InferModel
+from penstock.classic.base import InferModel, says_ready
 from penstock.classic.caching.cached_model import uncached
 from penstock.classic.classic_model import ClassicModel
 from penstock.classic.ensemble.model import EnsembleModel
@@ -74,7 +74,7 @@ class Publication:
         """What fronts that know all before have to be told now; empty when nothing has changed."""
         described = self._look_at_models()
         sources, last = self._sources, self._published
-        models = [(entry.described.key, entry.model.ready) for entry in self._entries.values()]
+        models = [(e.described.key, e.model.ready, says_ready(e.model)) for e in self._entries.values()]
         published = Published(last.generation, models, _regions(sources.regions), sources.tracing.shared())
         if published == last:
             return []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.classic.base import InferModel
+from penstock.classic.base import InferModel, SaysReady
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
@@ -31,9 +31,10 @@ class Description:
     sources: dict[str, tuple[str, int, str]]
     """Of an ensemble's outputs: model, version and output that they come from."""
     ready: bool = False
+    says_ready: bool = True
 
 
-class RemoteModel:
+class RemoteModel(SaysReady):
     """Implements InferModel. The host validates, queues, batches and executes; one of these costs next to nothing, so
     that a request can have its own, which says afterwards which version has answered."""
 
@@ -62,6 +63,10 @@ class RemoteModel:
     @property
     def ready(self) -> bool:
         return self._found.ready and not self._calls.closed
+
+    @property
+    def says_ready(self) -> bool:
+        return self._found.says_ready
 
     @property
     def takes_infer(self) -> bool:

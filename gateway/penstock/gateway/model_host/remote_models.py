@@ -36,9 +36,9 @@ class RemoteModels:
         """Everything changes in one turn of the loop. Raises KeyError for a model that was not described."""
         kept: dict[int, Description] = {}
         by_version: dict[tuple[str, str], Description] = {}
-        for key, ready in message.models:
+        for key, ready, says_ready in message.models:
             found = kept[key] = self._described[key]
-            found.ready = ready
+            found.ready, found.says_ready = ready, says_ready
             by_version[found.name, str(found.version)] = found
             newest = by_version.get((found.name, ""))
             if newest is None or newest.version < found.version:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from penstock.classic.base import InferModel, Metric
+from penstock.classic.base import InferModel, Metric, reports_ready
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import NotReadyError, PenstockError
 from penstock.gateway.kserve.store import ModelStore
@@ -48,7 +48,7 @@ class RepositoryHost:
 
     def model_ready(self, name: str, version: int = -1) -> bool:
         try:
-            return self._public.model(name, "" if version == -1 else str(version)).ready
+            return reports_ready(self._public.model(name, "" if version == -1 else str(version)))
         except PenstockError:
             return False
 

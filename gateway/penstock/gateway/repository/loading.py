@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.classic.base import Host, InferModel, ModelContext
+from penstock.classic.base import Host, InferModel, ModelContext, abandoned
 from penstock.classic.caching.cache import ResponseCache
 from penstock.classic.caching.cached_model import CachedModel
 from penstock.classic.caching.ensemble_identity import EnsembleIdentity
@@ -157,7 +158,7 @@ class ModelLoading:
                     logger.warning("model '%s' version %d is tried again after: %s", name, version, reason(error))
 
     async def _attempt(self, name: str, plan: _Plan, version: int) -> InferModel:
-        config = await asyncio.to_thread(version_config, self._settings, plan.model, version, plan.loader)
+        config = await self._completed(plan, version)
         context = ModelContext(
             name=name,
             version=version,
@@ -176,6 +177,15 @@ class ModelLoading:
         if self._observe is not None:
             self._observe(model)
         return served
+
+    async def _completed(self, plan: _Plan, version: int) -> ModelConfig:
+        gone: Future[None] = Future()
+        abandoned.set(gone)
+        try:
+            return await asyncio.to_thread(version_config, self._settings, plan.model, version, plan.loader)
+        except asyncio.CancelledError:
+            gone.set_result(None)
+            raise
 
     async def _cached(self, model: InferModel, context: ModelContext) -> InferModel:
         if self._cache is None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from penstock.classic.base import InferModel
+from penstock.classic.base import InferModel, reports_ready
 from penstock.gateway.kserve.store import IndexEntry, ModelState
 from penstock.gateway.repository.storage import LocalModel
 
@@ -37,6 +37,10 @@ class Deployment:
     @property
     def ready(self) -> bool:
         return all(model.ready for model in self.models.values())
+
+    @property
+    def reports_ready(self) -> bool:
+        return all(map(reports_ready, self.models.values()))
 
     async def stop(self) -> None:
         """Lets what was accepted end, unloads and gives the files up. Cancelling it ends what still runs."""

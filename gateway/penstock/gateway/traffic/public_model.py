@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.classic.base import InferModel, ResponseStream
+from penstock.classic.base import InferModel, ResponseStream, SaysReady, reports_ready
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
@@ -13,7 +13,7 @@ from penstock.gateway.kserve.store import ServedByOthers
 from penstock.gateway.traffic.target_model import TargetModel
 
 
-class PublicModel(ServedByOthers):
+class PublicModel(ServedByOthers, SaysReady):
     """Looks like the first of its targets that is there."""
 
     def __init__(self, targets: list[TargetModel]) -> None:
@@ -44,6 +44,10 @@ class PublicModel(ServedByOthers):
     @property
     def ready(self) -> bool:
         return True
+
+    @property
+    def says_ready(self) -> bool:
+        return any(map(reports_ready, self.others()))
 
     @property
     def takes_infer(self) -> bool:

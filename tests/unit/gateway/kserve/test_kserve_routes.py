@@ -54,6 +54,13 @@ async def test_health_is_a_status_with_an_empty_body(front: KServeFront) -> None
         assert (answer.status, answer.bodies, answer.headers["content-type"]) == (200, [b""], "text/plain")
 
 
+async def test_what_a_model_says_of_itself_is_told_those_who_ask(front: KServeFront) -> None:
+    front.store.model("add_sub").says_ready = False
+    answer = await front("GET", "/v2/models/add_sub/ready")
+    assert (answer.status, error_of(answer)) == (400, "Model version not ready")
+    assert (await front("GET", "/v2/models/add_sub")).status == 200
+
+
 async def test_not_ready_is_400(front: KServeFront) -> None:
     front.store.model("add_sub").ready = False
     front.store.ready = False

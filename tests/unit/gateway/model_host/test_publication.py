@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_kserve import FakeModelStore, add_sub, identity
+from penstock.classic.base import reports_ready
 from penstock.engines import errors as tree
 from penstock.engines.errors import PenstockError
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
@@ -44,7 +45,7 @@ async def test_fronts_are_told_of_changes_and_of_nothing_else() -> None:
     model.ready = False
     [message] = published.look()
     assert isinstance(message, Published)
-    assert message.models == [(1, False)]
+    assert message.models == [(1, False, True)]
     assert published.generation == 2
 
 
@@ -57,7 +58,21 @@ async def test_a_model_that_is_loaded_again_is_another_one() -> None:
     assert isinstance(described, Described)
     assert described.key == 2
     assert isinstance(message, Published)
-    assert message.models == [(2, True)]
+    assert message.models == [(2, True, True)]
+
+
+async def test_fronts_know_what_a_model_says_of_itself_and_send_it_requests() -> None:
+    model = add_sub()
+    published, front = publication(FakeModelStore(model)), RemoteModels(RemoteCalls())
+    model.says_ready = False
+    told(front, published.look())
+    found = front.find("add_sub", "1")
+    assert found is not None
+    assert front.has("add_sub", "1")
+    assert not reports_ready(found)
+    model.says_ready = True
+    told(front, published.look())
+    assert reports_ready(found)
 
 
 versions = st.dictionaries(st.sampled_from("abc"), st.sets(st.integers(1, 4), min_size=1), max_size=3)

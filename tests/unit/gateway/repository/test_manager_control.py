@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from helpers_repository import FakeLoader, FakeModel, FakeRepository, ask, loaders_of, serving, states, until
+from penstock.classic.base import abandoned
+from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import (
     AlreadyExistsError,
     EngineError,
@@ -221,6 +224,18 @@ async def test_readiness_follows_the_models(repository: FakeRepository, loader: 
     assert not manager.ready
 
 
+async def test_a_model_that_says_that_it_is_not_ready_is_still_served(
+    repository: FakeRepository, loader: FakeLoader
+) -> None:
+    repository.put("a", "a1")
+    async with serving(repository, loader=loader, control_mode="none") as manager:
+        loader.models[0].says_ready = False
+        assert not manager.ready
+        assert not manager.host.model_ready("a")
+        assert manager.host.model("a") is loader.models[0]
+        assert states(manager, ready=True) == ["a 1 READY"]
+
+
 async def test_a_failed_first_load_on_request_is_the_callers_business(
     repository: FakeRepository, loader: FakeLoader
 ) -> None:
@@ -377,6 +392,26 @@ async def test_stopping_ends_what_is_being_loaded(repository: FakeRepository, lo
     assert repository.open_copies == 0
     with pytest.raises(NotReadyError):
         await manager.load("a")
+
+
+async def test_stopping_ends_what_completes_a_configuration(
+    repository: FakeRepository, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread would keep the server."""
+    completing: list[Future[None]] = []
+
+    def complete(config: ModelConfig, version_folder: Path) -> None:
+        completing.append(abandoned.get())
+        completing[0].result(timeout=60)
+
+    monkeypatch.setattr(loader, "auto_complete", complete)
+    repository.put("a", "a1")
+    async with serving(repository, loader=loader, control_mode="none", start=False) as manager:
+        starting = asyncio.create_task(manager.start())
+        await until(lambda: bool(completing))
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+    assert completing[0].done()
 
 
 async def test_load_requests_that_the_end_of_the_server_meets(repository: FakeRepository, loader: FakeLoader) -> None:

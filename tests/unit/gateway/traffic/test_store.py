@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from helpers_kserve import FakeModel, FakeModelStore, add_sub, identity, repeat, responses
+from penstock.classic.base import reports_ready
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import (
@@ -96,6 +97,16 @@ async def test_a_name_of_its_own_looks_like_its_first_target() -> None:
     [line] = [entry for entry in setup.store.index(ready=True) if entry.name == "public"]
     assert (line.state, line.reason) == ("READY", "served by a 0.75, b 0.25")
     assert [each["name"] for each in statistics(setup.store, ANYONE, "public")["model_stats"]] == ["a", "b"]
+
+
+async def test_a_name_is_ready_while_one_of_its_targets_says_so() -> None:
+    setup = Setup(floats("a"), floats("b"))
+    setup.put(A, B)
+    setup.own.model("a").says_ready = False
+    assert reports_ready(setup.store.model("public"))
+    setup.own.model("b").says_ready = False
+    assert not reports_ready(setup.store.model("public"))
+    assert await setup.ask(request()) in "ab"
 
 
 async def test_shares_and_what_is_told_of_a_request() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import sys
 import traceback
 
 
@@ -71,4 +73,13 @@ def public_text(error: BaseException) -> str:
         lines = lines.removeprefix(f"{module}.")
     if isinstance(error, SyntaxError):  # its usual form shows the file and the line
         lines = f"{type(error).__name__}: {error.msg}"
-    return lines
+    return clean(lines)
+
+
+def report(error: BaseException, headline: str = "") -> None:
+    """Into the log: the traceback. A model may have closed or replaced stderr, and what it put there may raise."""
+    with contextlib.suppress(Exception):
+        if headline:
+            print(headline, file=sys.stderr)
+        traceback.print_exception(error)
+        sys.stderr.flush()

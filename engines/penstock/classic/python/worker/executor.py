@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import threading
-import traceback
 from collections.abc import Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -14,17 +11,20 @@ from typing import Any
 from . import host
 from .cancellation import Cancellation
 from .connection import Connection, Message
-from .errors import ErrorCode, MisusedError, TritonError, TritonModelException, public_text
+from .errors import ErrorCode, MisusedError, TritonError, TritonModelException, public_text, report
 from .request import DecoupledRequest, ReceivedRequest
 from .response import InferenceResponse, error_fields
 from .sender import COMPLETE_FINAL, ResponseSender
 from .wire import Packer
 
 Answers = list[tuple[ReceivedRequest, InferenceResponse]]
+Outcome = tuple[Any, BaseException | None]
+"""What a coroutine returned, or what it raised."""
 
 
 class Executor:
-    """The outlet of its requests' responses, too."""
+    """The outlet of its requests' responses, too. Whatever a model raises, sys.exit() included, fails what it was
+    raised for, and the process lives on: as in Triton, only the server ends it."""
 
     def __init__(self, connection: Connection, model: Any, options: Mapping[str, Any]) -> None:
         """`options` are those of the `init` message."""
@@ -38,6 +38,7 @@ class Executor:
         self._request = DecoupledRequest if self.decoupled else ReceivedRequest
         self._cancellation = Cancellation(connection)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
 
     def run(self, message: Message) -> None:
         """One batch: `[batch, requests]`. Everything of it that is not answered later is answered by one message."""
@@ -61,9 +62,9 @@ class Executor:
             kept = len(packer.blocks)
             try:
                 fields = response.pack(packer, request.requested)
-            except Exception as error:
+            except BaseException as error:
                 self._connection.take_back(packer, kept)
-                traceback.print_exc()
+                report(error)
                 fields = error_fields(TritonError(public_text(error)))
             found.append([request.call, *fields])
         answers.clear()
@@ -78,18 +79,16 @@ class Executor:
                 if self.decoupled:
                     self._in_background(future, requests)
                     return
-                returned = future.result()
+                returned = _result(future)
             answers += self._checked(requests, returned)
-        except Exception as error:
+        except BaseException as error:
             self._failed(requests, error, answers)
 
-    def _failed(self, requests: list[ReceivedRequest], error: Exception, answers: Answers) -> None:
+    def _failed(self, requests: list[ReceivedRequest], error: BaseException, answers: Answers) -> None:
         """The requests of the batch that nobody has begun to answer get another try, one by one."""
-        print(f"execute failed for {len(requests)} request(s) of {self._name}:", file=sys.stderr)
-        traceback.print_exception(error)
-        sys.stderr.flush()
+        report(error, f"execute failed for {len(requests)} request(s) of {self._name}:")
         text = f"Failed to process the request(s) for model '{self._name}', message: {public_text(error)}"
-        error.__traceback__ = None  # its frames hold the requests and their senders
+        error.with_traceback(None)  # its frames hold the requests and their senders
         failure = InferenceResponse(error=TritonError(text))
         again = []
         for request in requests:
@@ -149,26 +148,30 @@ class Executor:
         except TritonModelException as error:
             raise MisusedError(str(error)) from error
 
-    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Outcome]:
         """Coroutines run on one event loop that is never stopped, as a model's background tasks expect."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(self._loop,), name="penstock-asyncio", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            threading.Thread(target=self._run, args=(self._loop,), name="penstock-asyncio", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop)
 
-    def _in_background(self, future: Future[Any], requests: list[ReceivedRequest]) -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A task that the model has made hands its sys.exit() to the loop, and a coroutine may stop the loop."""
+        while not self._stopping:
+            try:
+                loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                report(error)
+
+    def _in_background(self, future: Future[Outcome], requests: list[ReceivedRequest]) -> None:
         kept = list(requests)
 
-        def ended(done: Future[Any]) -> None:
-            error = done.exception()
+        def ended(done: Future[Outcome]) -> None:
             answers: Answers = []
-            if isinstance(error, Exception):
+            try:
+                self._checked(kept, _result(done))
+            except BaseException as error:
                 self._failed(kept, error, answers)
-            elif error is None:
-                try:
-                    self._checked(kept, done.result())
-                except MisusedError as wrong:
-                    self._failed(kept, wrong, answers)
             kept.clear()
             if answers:
                 self._connection.send_packed("done", lambda packer: [0, self._packed(packer, answers)])
@@ -196,7 +199,8 @@ class Executor:
         return self._cancellation.cancelled(call)
 
     def stop(self) -> None:
-        """After the last batch."""
+        """After the last batch. Raises whatever the model's `finalize` raises."""
+        self._stopping = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
         if hasattr(self._model, "finalize"):
@@ -204,9 +208,16 @@ class Executor:
         host.current.clear()
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> Outcome:
+    """Raises nothing: a task would end the loop with a SystemExit, and take a CancelledError for its own end."""
     try:
-        loop.run_forever()
-    except BaseException:  # sys.exit() in a coroutine ends the process, as it does in a plain execute
-        traceback.print_exc()
-        os._exit(1)
+        return await coroutine, None
+    except BaseException as error:
+        return None, error
+
+
+def _result(future: Future[Outcome]) -> Any:
+    returned, error = future.result()
+    if error is not None:
+        raise error
+    return returned

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import traceback
 from typing import Any
 
 from .connection import Connection, Message
+from .errors import MisusedError, report
 
 
 class Health:
@@ -27,7 +27,9 @@ class Health:
             found = self._model.is_ready()
             if asyncio.iscoroutine(found):
                 found = asyncio.run(found)
-        except Exception:
-            traceback.print_exc()
+            if not isinstance(found, bool):
+                raise MisusedError(f"is_ready() must return a bool, not {type(found).__name__}")
+        except BaseException as error:  # a model that calls sys.exit() has answered, too
+            report(error)
             found = False
-        self._connection.send("is_ready", bool(found))
+        self._connection.send("is_ready", found)

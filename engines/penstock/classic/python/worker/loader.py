@@ -1,4 +1,5 @@
-"""Imports a model's file as Triton does: as `<version>.<file>`, with its folders at the end of the path."""
+"""Imports a model's file as Triton does: as `<version>.<file>`, with the working directory at the front of the path and
+the file's folders at its end."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ import importlib
 import os
 import sys
 import traceback
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from . import control
@@ -17,17 +21,38 @@ def load(program: str, version_folder: str) -> Any:
     control.model_dir[:] = [version_folder]
     path = Path(program)
     folder = Path(version_folder)
+    sys.path.insert(0, "")
     if path.parent == folder:
         sys.path += [str(folder), str(folder.parent)]
+        _install_package(folder)
         module = importlib.import_module(f"{folder.name}.{path.stem}")
     else:
         # the program of a python-based backend, which is the same for all its models
         sys.path.append(str(path.parent))
-        module = importlib.import_module(path.stem)
+        module = _executed(spec_from_file_location(path.stem, path))
     try:
         return module.TritonPythonModel
     except AttributeError:
         raise TypeError(f"{path.name} has no class TritonPythonModel") from None
+
+
+def _install_package(folder: Path) -> None:
+    """Makes the version known as a package, so that a folder `1` in the working directory is not taken for it."""
+    init = folder / "__init__.py"
+    if init.is_file():
+        _executed(spec_from_file_location(folder.name, init))
+    else:
+        spec = ModuleSpec(folder.name, None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+        sys.modules[folder.name] = module_from_spec(spec)
+
+
+def _executed(spec: ModuleSpec | None) -> ModuleType:
+    if spec is None or spec.loader is None:
+        raise ImportError("the model's file is no Python file")
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def place(error: BaseException) -> str:

@@ -8,27 +8,37 @@ import gc
 import os
 import signal
 import socket
+import sys
+import threading
 import traceback
+from types import FrameType
 from typing import Any
 
 from . import host
 from .arena import ReceiveArena, SendArena
 from .connection import Connection, Message
-from .errors import MisusedError, clean, public_text
+from .errors import MisusedError, clean, public_text, report
 from .executor import Executor
 from .health import Health
 from .loader import load, place
 from .model_config import ModelConfig
 
 _PR_SET_PDEATHSIG = 1
+_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""Handlers of a Python process."""
+_forking = threading.local()
+"""`mask`: the signals that the thread blocks, but for a fork."""
 
 
 def main(arguments: list[str]) -> None:
     """Arguments: the descriptors of the socket, of the arena to read, of the arena to write and of the file for stacks;
     the server's pid; the arena's first size and its growth in bytes."""
     sock, inbox, outbox, stacks, parent, initial, growth = map(int, arguments)
-    os.set_inheritable(stacks, False)
+    sys.argv[:] = [""]  # as in Triton: models parse it
+    for descriptor in (sock, inbox, outbox, stacks):
+        os.set_inheritable(descriptor, False)
     faulthandler.enable(stacks)
+    _leave_signals_to_the_server()
     _die_with(parent)
     connection = Connection(
         socket.socket(fileno=sock), ReceiveArena(inbox), SendArena(outbox, initial=initial, growth=growth)
@@ -41,11 +51,40 @@ def main(arguments: list[str]) -> None:
             return
         executor = _load(connection, first)
     except BaseException as error:  # sys.exit() in a model's file, too
-        connection.send("failed", public_text(error) + place(error), clean(traceback.format_exc()))
+        connection.send("failed", public_text(error) + clean(place(error)), clean(traceback.format_exc()))
         return
     gc.collect()
     gc.freeze()  # what the imports have left behind is not looked through again while requests wait
     _serve(connection, executor)
+
+
+def _leave_signals_to_the_server() -> None:
+    """A signal that ends the server may reach all its processes at once, as systemd's does. The server drains then, and
+    tells this one when to end. Handlers, because a program that the model starts would inherit SIG_IGN."""
+    for number in _USUAL:
+        signal.signal(number, _ignored)
+        signal.siginterrupt(number, False)
+    os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_restore_signals)
+
+
+def _block_signals() -> None:
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _USUAL)
+
+
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _restore_signals() -> None:
+    """In a process that the model has forked, which the model may end by a signal at once, as multiprocessing does."""
+    for number, usual in _USUAL.items():
+        if signal.getsignal(number) is _ignored:
+            signal.signal(number, usual)
+    _unblock_signals()
+
+
+def _ignored(number: int, frame: FrameType | None) -> None:
+    """Only the server ends this process."""
 
 
 def _die_with(parent: int) -> None:
@@ -72,6 +111,7 @@ def _load(connection: Connection, message: Message) -> Executor:
 def _auto_complete(connection: Connection, message: Message) -> None:
     options: dict[str, Any] = message.fields[0]
     found = load(options["program"], options["version_folder"])
+    connection.send("imported")
     config = ModelConfig(options["config"])
     if not hasattr(found, "auto_complete_config"):
         connection.send("completed", None)
@@ -93,5 +133,5 @@ def _serve(connection: Connection, executor: Executor) -> None:
         del message
     try:
         executor.stop()
-    except Exception:
-        traceback.print_exc()
+    except BaseException as error:
+        report(error)

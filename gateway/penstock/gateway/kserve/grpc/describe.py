@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tritonclient.grpc import service_pb2 as pb
 
-from penstock.classic.base import InferModel
+from penstock.classic.base import InferModel, reports_ready
 from penstock.engines.errors import ModelNotFoundError, NotReadyError
 from penstock.gateway.front.context import RequestContext, Role
 from penstock.gateway.kserve.context import KServe
@@ -32,7 +32,7 @@ class Describe:
     async def model_ready(self, request: Message, context: RequestContext) -> Message:
         """False for models that are not there. Raises InvalidRequestError for a version that is no number."""
         try:
-            return pb.ModelReadyResponse(ready=self._models.model(request.name, request.version).ready)
+            return pb.ModelReadyResponse(ready=reports_ready(self._models.model(request.name, request.version)))
         except (ModelNotFoundError, NotReadyError):
             return pb.ModelReadyResponse(ready=would_load(self._kserve, request.name))
 

@@ -1,3 +1,6 @@
+import asyncio
+import sys
+
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -12,6 +15,14 @@ class TritonPythonModel:
         code = value.reshape(-1)[0].decode()
         if code == "raise":
             raise ValueError("raised by the model")
+        if code == "raise SystemExit":
+            sys.exit("the model leaves")
+        if code == "raise KeyboardInterrupt":
+            raise KeyboardInterrupt("by the model")
+        if code == "raise CancelledError":
+            raise asyncio.CancelledError("by the model")
+        if code == "stub":
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", self.stub(value.shape))])
         if code == "plain":
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("no code given"))
         if code == "wrong type":
@@ -26,3 +37,7 @@ class TritonPythonModel:
             error = pb_utils.TritonError(f"failed with {code}", getattr(pb_utils.TritonError, code))
             return pb_utils.InferenceResponse(error=error)
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value)])
+
+    def stub(self, shape):
+        """What the process shows the model."""
+        return np.full(shape, repr((sys.argv, sys.path[0])), np.object_)

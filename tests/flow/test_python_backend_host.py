@@ -270,7 +270,7 @@ return counter.value(), gauge.value(), [
     refused(counter.increment, -1), refused(counter.set, 1), refused(gauge.observe, 1), refused(times.value),
     refused(times.increment, 1), refused(histogram.Metric, labels={}), refused(family.Metric, buckets=[1]),
     refused(family.Metric, labels=3),
-    refused(pb_utils.MetricFamily("c", "d", pb_utils.MetricFamily.GAUGE).Metric),
+    refused(pb_utils.MetricFamily, "c", "d", pb_utils.MetricFamily.GAUGE),
     refused(family.Metric, labels={"a": [1]}),
 ]
 """
@@ -281,4 +281,4 @@ return counter.value(), gauge.value(), [
     assert all(refusals)
     assert refusals[0].startswith("Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be")
     assert refusals[5] == "Failed to create metric. Missing required buckets."
-    assert refusals[8] == "the metric 'c' is a COUNTER"
+    assert refusals[8] == "Error when creating MetricFamily: the metric 'c' is a COUNTER"

@@ -81,7 +81,7 @@ def test_the_same_name_and_labels_are_the_same_metric() -> None:
         ("COUNTER", "x", {"not a word": "1"}, ()),
         ("COUNTER", "x", {"gpu": 0}, ()),
         ("COUNTER", 7, {}, ()),
-        ("HISTOGRAM", "x", {}, ()),
+        ("COUNTER", "x", {}, (1,)),
         ("HISTOGRAM", "x", {}, (2, 1)),
         ("GAUGE", "x", {}, (1,)),
     ],

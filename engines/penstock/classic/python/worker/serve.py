@@ -13,8 +13,9 @@ from typing import Any
 
 from . import host
 from .arena import ReceiveArena, SendArena
+from .arguments import clean
 from .connection import Connection, Message
-from .errors import MisusedError, clean, public_text
+from .errors import MisusedError, public_text
 from .executor import Executor
 from .health import Health
 from .loader import load, place

@@ -319,3 +319,19 @@ return counter.value(), gauge.value(), [
     assert refusals[0].startswith("Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be")
     assert refusals[5] == "Failed to create metric. Missing required buckets."
     assert refusals[8] == "Error when creating MetricFamily: the metric 'c' is a COUNTER"
+
+
+async def test_a_process_that_the_model_has_forked_leaves_its_connection_alone(tmp_path: Path) -> None:
+    body = """
+import multiprocessing
+global child
+def child(x):
+    pb_utils.Logger.log_info("from a child")
+    try: return y(ask([x]).exec())
+    except pb_utils.TritonModelException as error: return str(error)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    found = pool.map(child, [1, 2, 3])
+return set(found), y(ask([4]).exec())
+"""
+    refused = "The server cannot be asked here: only the model's own process is connected to it."
+    assert await said(tmp_path, body.replace("def child", "global child\ndef child")) == ({refused}, [[8]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -36,6 +37,7 @@ class Host:
         self._replies: dict[int, Future[Any]] = {}
         self._streams: dict[int, Callable[[Received], None]] = {}
         connection.handlers.update(reply=self._reply, event=self._event)
+        os.register_at_fork(after_in_child=current.clear)
 
     def ask(self, verb: str, pack: Pack) -> Future[Any]:
         """The future has the reply's message. Its exception is a TritonModelException."""
@@ -198,7 +200,7 @@ current: list[Host] = []
 
 def connected() -> Host:
     if not current:
-        raise TritonModelException("The server cannot be asked here: the model is not connected to it.")
+        raise TritonModelException("The server cannot be asked here: only the model's own process is connected to it.")
     return current[0]
 
 

@@ -386,6 +386,22 @@ async def test_a_decoupled_step_that_ends_after_its_last_response_has_left_ends_
             assert (first.final, end.final, end.outputs) == (False, True, None)
 
 
+async def test_every_request_through_two_decoupled_steps_ends_once() -> None:
+    """With responses or without, and with steps that run at the same time: `streamed` looks at the flags."""
+    sums = (add_up, config_of("both", SUM))
+    async with shelf_with(count=COUNT_UP, one=add(1), ten=add(10), both=sums) as shelf:
+        chain = (x_to_y("count", "X", "t"), x_to_y("one", "t", "u"), x_to_y("count", "u", "v"))
+        fork = (x_to_y("one", "v", "a"), x_to_y("ten", "v", "b"), step("both", {"A": "a", "B": "b"}, {"Y": "Y"}))
+        for width in (1, 3):
+            model = ensemble_of(shelf, *chain, *fork, f"max_inflight_requests: {width}")
+            found = await asyncio.gather(*(streamed(model, value) for value in range(5)))
+            for value, values in enumerate(found):
+                expected = [11 + 2 * inner for outer in range(1, value + 1) for inner in range(outer)]
+                assert [each for each in values if each is not None] == expected
+        await until(lambda: model.statistics.success.count == 5)
+        assert model.statistics.fail.count == 0
+
+
 async def test_the_last_response_with_the_final_flag_is_the_last_one_of_the_ensemble() -> None:
     def flagged(batch: Batch) -> None:
         for number in range(3):

@@ -334,4 +334,4 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
 return set(found), y(ask([4]).exec())
 """
     refused = "The server cannot be asked here: only the model's own process is connected to it."
-    assert await said(tmp_path, body.replace("def child", "global child\ndef child")) == ({refused}, [[8]])
+    assert await said(tmp_path, body) == ({refused}, [[8]])

@@ -89,11 +89,14 @@ class FakeHost:
     async def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         self.unloads.append((name, unload_dependents))
 
+    def metric_family(self, kind: str, name: str, description: str) -> None:
+        if self.kinds.setdefault(name, kind) != kind:
+            raise ValueError(f"the metric '{name}' is a {self.kinds[name]}")
+
     def metric(
         self, kind: str, name: str, description: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
     ) -> FakeMetric:
-        if self.kinds.setdefault(name, kind) != kind:
-            raise ValueError(f"the metric '{name}' is a {self.kinds[name]}")
+        self.metric_family(kind, name, description)
         return self.metrics.setdefault((name, tuple(sorted(labels.items()))), FakeMetric())
 
 

@@ -124,7 +124,7 @@ def families(peer: Peer) -> Any:
 def custom(peer: Peer) -> Any:
     """The metrics that a model has made."""
     text = client(peer).get(peer.metrics).text
-    return sorted(line.removesuffix(".0") for line in text.splitlines() if "differential_" in line)
+    return sorted(line for line in text.splitlines() if "differential_" in line)
 
 
 def stats_shape(peer: Peer) -> Any:

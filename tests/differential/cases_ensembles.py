@@ -26,8 +26,10 @@ def number(name: str, value: int) -> tuple[str, str, list[int], bytes]:
     return name, "INT32", [1], struct.pack("<i", value)
 
 
-def streamed(what: str, *inputs: tuple[str, str, list[int], bytes], **fields: Any) -> Case:
-    request = infer_request("ensemble_stream", *inputs, id="9", **fields)
+def streamed(
+    what: str, *inputs: tuple[str, str, list[int], bytes], name: str = "ensemble_stream", **fields: Any
+) -> Case:
+    request = infer_request(name, *inputs, id="9", **fields)
     return Case(f"ensemble: stream, {what}", lambda peer: stream(peer, [request]))
 
 
@@ -90,8 +92,8 @@ def refused(what: str, **changes: Any) -> Case:
     return Case(f"ensemble: load, {what}", lambda peer: loaded(peer, **changes))
 
 
-# Of several outputs Triton gives the sequence several times in one answer. When it marks the last response of a stream
-# depends on which of its threads is first: streams with responses are not compared here.
+# Of several outputs Triton gives the sequence several times in one answer. Whether the last response of a stream is
+# marked as such depends on what is first, its step or the end of the decoupled one: here one is clearly the slower.
 CASES = [
     *(get(f"/v2/models/{name}") for name in ("ensemble", "ensemble_stream")),
     *(get(f"/v2/models/{name}/config", exact=False) for name in ("ensemble", "ensemble_stream")),
@@ -116,6 +118,18 @@ CASES = [
     streamed("no response", number("N", 0)),
     streamed("no response, empty final", number("N", 0), parameters=EMPTY_FINAL),
     streamed("an error first", number("N", 2), number("FAIL_AT", 0)),
+    *(
+        streamed(f"{what}{how}", *inputs, name=name, parameters=parameters)
+        for name, what, inputs in (
+            ("ensemble_late", "the last response", (number("N", 3),)),
+            ("ensemble_late", "one response", (number("N", 1),)),
+            ("ensemble_late", "a later error", (number("N", 3), number("FAIL_AT", 2))),
+            ("ensemble_direct", "the end of the step", (number("N", 3),)),
+            ("ensemble_direct", "nothing but the end", (number("N", 0),)),
+            ("ensemble_direct", "an error behind two", (number("N", 3), number("FAIL_AT", 2))),
+        )
+        for how, parameters in (("", {}), (", empty final", EMPTY_FINAL))
+    ),
     bls("ensemble"),
     Case("counts: an ensemble", counted("ensemble", fine)),
     Case("metrics: summaries of an ensemble", summaries("ensemble", fine)),

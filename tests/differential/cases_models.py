@@ -29,9 +29,19 @@ CALLS = (
     "told",
     "sequence",
     "cached",
+    "bytes_names",
 )
-DECOUPLED = ("decoupled", "decoupled_none", "decoupled_failing", "decoupled_unary", "decoupled_ensemble", "ready")
-UTILITIES = ("arguments", "config", "helpers", "tensors", "metrics")
+ITERATORS = ("again", "resumed", "next", "plain_again", "unknown_again", "awaited", "given_up")
+DECOUPLED = (
+    "decoupled",
+    "decoupled_none",
+    "decoupled_failing",
+    "decoupled_unary",
+    "decoupled_ensemble",
+    "ready",
+    *ITERATORS,
+)
+UTILITIES = ("arguments", "config", "helpers", "tensors", "metrics", "refusals")
 
 
 def post(peer: Peer, path: str, body: Any = None) -> dict[str, Any]:

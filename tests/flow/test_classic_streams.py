@@ -26,7 +26,7 @@ from penstock.classic.base import Batch, InferCall
 from penstock.classic.messages import InferResponse
 from penstock.classic.statistics import MAX_RESPONSE_STATISTICS
 from penstock.classic.tensors import Tensor
-from penstock.engines.errors import DeadlineExceededError, EngineError, NotReadyError, OverloadedError
+from penstock.engines.errors import CancelledError, DeadlineExceededError, EngineError, NotReadyError, OverloadedError
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 STRINGS = """
@@ -144,6 +144,30 @@ async def test_a_stream_that_is_closed_cancels_its_request() -> None:
         assert [response async for response in stream] == []
         await until(gone.is_set)
         check_books(model, 1)
+        assert model.statistics.failures == {"CANCELED": 1}
+
+
+async def test_a_model_that_is_asked_to_stop_sends_what_it_likes_until_its_end() -> None:
+    def stubborn(batch: Batch) -> None:
+        call = batch.calls[0]
+        call.send(InferResponse([tensor(1)], final=False))
+        while not call.cancelled:
+            time.sleep(0.001)
+        call.send(InferResponse([tensor(2)], final=False))
+        call.send(InferResponse(None))
+
+    async with served(model_config(ECHO, DECOUPLED), stubborn) as model:
+        stream, waiting = model.stream(echo_request(0)), model.stream(echo_request(1))
+        await anext(stream)
+        assert isinstance(waiting, streams.Stream)
+        assert waiting.cancel()
+        [refused] = [response async for response in waiting]
+        assert isinstance(refused.error, CancelledError)
+        assert isinstance(stream, streams.Stream)
+        assert stream.cancel()
+        assert stream.cancel()
+        assert [response.outputs is not None async for response in stream] == [True, False]
+        check_books(model, 2)
         assert model.statistics.failures == {"CANCELED": 1}
 
 

@@ -36,9 +36,11 @@ async def asked(model: EnsembleModel, value: int, **more: Any) -> dict[str, Any]
 
 
 async def streamed(model: EnsembleModel, value: int) -> list[Any]:
-    """The values of the responses; errors as they are, an end without outputs as None."""
+    """The values of the responses; errors as they are, an end without outputs as None. The last one is the end."""
     with closing(model.stream(request(X=[[value]]))) as stream:
-        return [_shown(response) async for response in stream]
+        found = [response async for response in stream]
+    assert [response.final for response in found] == [*(False for _ in found[1:]), True]
+    return [_shown(response) for response in found]
 
 
 def _shown(response: InferResponse) -> Any:
@@ -296,14 +298,34 @@ async def test_batches_that_a_model_cannot_take_and_versions_that_are_not_there(
             ensemble_of(shelf, x_to_y("n", "X", "Y"))
 
 
-COUNT_UP = (count_up, config_of("count", X_TO_Y, DECOUPLED))
+COUNT = config_of("count", X_TO_Y, DECOUPLED)
+COUNT_UP = (count_up, COUNT)
+
+
+class Counting:
+    """A decoupled step, and steps that wait for its end."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def count(self, batch: Batch) -> None:
+        count_up(batch)
+        self.ended.set()
+
+    def later(self, number: int) -> Execute:
+        def execute(batch: Batch) -> None:
+            self.ended.wait(30)
+            add(number)(batch)
+
+        return execute
 
 
 async def test_each_response_of_a_decoupled_step_goes_through_the_later_ones() -> None:
-    async with shelf_with(count=COUNT_UP, ten=add(10)) as shelf:
-        model = ensemble_of(shelf, x_to_y("ten", "X", "t"), x_to_y("count", "t", "u"), x_to_y("ten", "u", "Y"))
+    counting = Counting()
+    async with shelf_with(count=(counting.count, COUNT), ten=add(10), later=counting.later(10)) as shelf:
+        model = ensemble_of(shelf, x_to_y("ten", "X", "t"), x_to_y("count", "t", "u"), x_to_y("later", "u", "Y"))
         assert model.config.model_transaction_policy.decoupled
-        assert await streamed(model, -6) == [10, 11, 12, 13, None]
+        assert await streamed(model, -6) == [10, 11, 12, 13]
         assert await streamed(model, -10) == [None]
         assert model.statistics.success.count == 2
         assert not model.takes_infer
@@ -313,7 +335,7 @@ async def test_each_response_of_a_decoupled_step_goes_through_the_later_ones() -
 
 async def test_responses_keep_the_order_of_the_step_that_they_come_from() -> None:
     """Also when the later steps end in another one; and no more of them are on their way than the limit says."""
-    open_gate, most = threading.Event(), [0]
+    open_gate, most, counting = threading.Event(), [0], Counting()
 
     def first_last(batch: Batch) -> None:
         value = int(batch.gather()["X"][0, 0])
@@ -323,12 +345,74 @@ async def test_responses_keep_the_order_of_the_step_that_they_come_from() -> Non
         add(0)(batch)
 
     slow = config_of("slow", X_TO_Y, "instance_group { count: 4 kind: KIND_CPU }")
-    async with shelf_with(count=COUNT_UP, slow=(first_last, slow)) as shelf:
+    async with shelf_with(count=(counting.count, COUNT), slow=(first_last, slow)) as shelf:
         steps = (x_to_y("count", "X", "t"), x_to_y("slow", "t", "Y"), "max_inflight_requests: 3")
         reading = asyncio.create_task(streamed(ensemble_of(shelf, *steps), 40))
-        await until(lambda: most[0] == 2)
+        await until(lambda: most[0] == 2 and counting.ended.is_set())
         open_gate.set()
-        assert await reading == [*range(40), None]
+        assert await reading == [*range(40)]
+
+
+@pytest.mark.parametrize("width", [1, 2, 64])
+async def test_the_last_response_is_the_end_where_the_decoupled_step_has_ended_by_then(width: int) -> None:
+    """As in Triton: clients that do not ask for an empty last response wait for this one."""
+    counting = Counting()
+    more = f"max_inflight_requests: {width}"
+    async with shelf_with(count=(counting.count, COUNT), later=counting.later(0), one=add(1)) as shelf:
+        chain = (x_to_y("count", "X", "t"), x_to_y("later", "t", "Y"))
+        assert await streamed(ensemble_of(shelf, *chain, more), 3) == [0, 1, 2]
+        assert await streamed(ensemble_of(shelf, *chain, more), 0) == [None]
+        ensemble_of(shelf, *chain, more, name="inner")
+        outer = ensemble_of(shelf, x_to_y("inner", "X", "t"), x_to_y("one", "t", "Y"))
+        assert await streamed(outer, 3) == [1, 2, 3]
+
+
+async def test_a_decoupled_step_that_ends_after_its_last_response_has_left_ends_the_stream_with_an_empty_one() -> None:
+    read = threading.Event()
+
+    def hold_back(batch: Batch) -> None:
+        [call] = batch.calls
+        call.send(InferResponse([Tensor("Y", "INT32", np.int32([[5]]))], final=False))
+        read.wait(30)
+        call.send(InferResponse(None))
+
+    async with shelf_with(hold=(hold_back, COUNT.replace('"count"', '"hold"')), one=add(1)) as shelf:
+        for steps in ([x_to_y("hold", "X", "Y")], [x_to_y("hold", "X", "t"), x_to_y("one", "t", "Y")]):
+            read.clear()
+            stream = ensemble_of(shelf, *steps).stream(request(X=[[1]]))
+            first = await anext(aiter(stream))
+            read.set()
+            [end] = [response async for response in stream]
+            assert (first.final, end.final, end.outputs) == (False, True, None)
+
+
+async def test_every_request_through_two_decoupled_steps_ends_once() -> None:
+    """With responses or without, and with steps that run at the same time: `streamed` looks at the flags."""
+    sums = (add_up, config_of("both", SUM))
+    async with shelf_with(count=COUNT_UP, one=add(1), ten=add(10), both=sums) as shelf:
+        chain = (x_to_y("count", "X", "t"), x_to_y("one", "t", "u"), x_to_y("count", "u", "v"))
+        fork = (x_to_y("one", "v", "a"), x_to_y("ten", "v", "b"), step("both", {"A": "a", "B": "b"}, {"Y": "Y"}))
+        for width in (1, 3):
+            model = ensemble_of(shelf, *chain, *fork, f"max_inflight_requests: {width}")
+            found = await asyncio.gather(*(streamed(model, value) for value in range(5)))
+            for value, values in enumerate(found):
+                expected = [11 + 2 * inner for outer in range(1, value + 1) for inner in range(outer)]
+                assert [each for each in values if each is not None] == expected
+        await until(lambda: model.statistics.success.count == 5)
+        assert model.statistics.fail.count == 0
+
+
+async def test_the_last_response_with_the_final_flag_is_the_last_one_of_the_ensemble() -> None:
+    def flagged(batch: Batch) -> None:
+        for number in range(3):
+            batch.calls[0].send(InferResponse([Tensor("Y", "INT32", np.int32([[number]]))], final=number == 2))
+
+    async with shelf_with(flagged=(flagged, COUNT.replace('"count"', '"flagged"')), one=add(1)) as shelf:
+        assert await streamed(ensemble_of(shelf, x_to_y("flagged", "X", "Y")), 0) == [0, 1, 2]
+        chain = (x_to_y("flagged", "X", "t"), x_to_y("one", "t", "Y"))
+        assert await streamed(ensemble_of(shelf, *chain), 0) == [1, 2, 3]
+        twice = (x_to_y("flagged", "X", "t"), x_to_y("flagged", "t", "Y"))
+        assert await streamed(ensemble_of(shelf, *twice), 0) == [*range(3)] * 3
 
 
 async def test_decoupled_steps_behind_each_other() -> None:

@@ -168,7 +168,7 @@ except pb_utils.TritonModelException as error: print("refused:", error)
     for text in (
         "Unable to send response. Unsupported flag provided.",
         "Inference Response object must be provided when the response flags is set to zero.",
-        "response is str, not InferenceResponse",
+        "response must be InferenceResponse, not str",
         "Unable to send response. Response sender has been closed.",
     ):
         assert f"refused: {text}" in caplog.text

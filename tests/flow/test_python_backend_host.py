@@ -29,12 +29,17 @@ output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }}, {{ name: "ABOUT" dat
 {CPU}
 """
 REPEAT = """
+import time
 class TritonPythonModel:
     def execute(self, requests):
         for r in requests:
             s = r.get_response_sender()
-            for i in range(int(r.inputs()[0].as_numpy()[0])):
-                if s.is_cancelled(): break
+            count = int(r.inputs()[0].as_numpy()[0])
+            if count < 0:  # it goes on when it has been asked to stop
+                s.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([-1], np.float32))]))
+                while not s.is_cancelled(): time.sleep(0.001)
+            for i in range(abs(count)):
+                if count > 0 and s.is_cancelled(): break
                 s.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([i], np.float32))]))
             s.send(flags=1)
 """
@@ -148,24 +153,56 @@ async def test_a_decoupled_model(tmp_path: Path) -> None:
     assert await said(tmp_path, body) == [[[0]], [[1]], [[2]], []]
 
 
-async def test_a_decoupled_model_awaited(tmp_path: Path) -> None:
-    body = "return [y(one) for one in await ask([2], name='repeat').async_exec(decoupled=True)]"
-    assert await said(tmp_path, body, prefix="async ") == [[[0]], [[1]], []]
-
-
 async def test_a_long_stream_waits_for_its_reader(tmp_path: Path) -> None:
     body = "return sum(len(one.output_tensors()) for one in ask([500], name='repeat').exec(decoupled=True))"
     assert await said(tmp_path, body) == 500
 
 
-async def test_a_stream_is_cancelled(tmp_path: Path) -> None:
+async def test_a_stream_is_read_again_and_cancelling_it_only_asks(tmp_path: Path) -> None:
+    """As in Triton: what the other model still sends comes. One that has not begun with the request has nothing to
+    send, and an error comes for it."""
     body = """
-responses = ask([1e6], name="repeat").exec(decoupled=True)
-next(responses)
+responses = ask([-3], name=b"repeat", outputs=[b"Y"]).exec(decoupled=True)
+first = next(responses)
+waiting = ask([1], name="repeat").exec(decoupled=True)
+waiting.cancel()
+refused = [one.error().code() == pb_utils.TritonError.CANCELLED for one in waiting]
 responses.cancel()
-return [one.error().code() == pb_utils.TritonError.CANCELLED for one in responses if one.has_error()]
+return y(first), [y(one) for one in responses], [y(one) for one in responses], refused
 """
-    assert await said(tmp_path, body.replace("1e6", "2000")) in ([True], [])
+    rest = [[[0]], [[1]], [[2]], []]
+    assert await said(tmp_path, body) == ([[-1]], rest, [[[-1]], *rest], [True])
+
+
+async def test_a_decoupled_model_is_awaited_until_its_first_response(tmp_path: Path) -> None:
+    """The loop goes on meanwhile; a task that gives up ends the request."""
+    gate = tmp_path / "gate"
+    body = f"""
+import pathlib, time
+async def one(x):
+    return [y(each) for each in await ask([x], name="repeat").async_exec(decoupled=True)]
+async def left():
+    try: await asyncio.wait_for(ask([-1], name="repeat").async_exec(decoupled=True), 0)
+    except (TimeoutError, asyncio.TimeoutError): return "left"
+waiting = asyncio.ensure_future(ask([7], name="held").async_exec(decoupled=True))
+others = await asyncio.gather(one(1), left(), one(0))
+was_done = waiting.done()
+pathlib.Path({str(gate)!r}).touch()
+return others, was_done, [y(each) for each in await waiting]
+"""
+    held = f"""
+import pathlib, time
+class TritonPythonModel:
+    def execute(self, requests):
+        for r in requests:
+            while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.001)
+            tensor = pb_utils.Tensor("Y", r.inputs()[0].as_numpy())
+            r.get_response_sender().send(pb_utils.InferenceResponse([tensor]), flags=1)
+"""
+    host = FakeHost()
+    async with loaded(tmp_path, held, REPEAT_CONFIG, name="held", host=host):
+        found = await said(tmp_path, body, prefix="async ", host=host)
+    assert found == ([[[[0]], []], "left", [[]]], False, [[[7]]])
 
 
 async def test_a_stream_that_is_let_go_is_cancelled(tmp_path: Path) -> None:
@@ -270,7 +307,7 @@ return counter.value(), gauge.value(), [
     refused(counter.increment, -1), refused(counter.set, 1), refused(gauge.observe, 1), refused(times.value),
     refused(times.increment, 1), refused(histogram.Metric, labels={}), refused(family.Metric, buckets=[1]),
     refused(family.Metric, labels=3),
-    refused(pb_utils.MetricFamily("c", "d", pb_utils.MetricFamily.GAUGE).Metric),
+    refused(pb_utils.MetricFamily, "c", "d", pb_utils.MetricFamily.GAUGE),
     refused(family.Metric, labels={"a": [1]}),
 ]
 """
@@ -281,4 +318,20 @@ return counter.value(), gauge.value(), [
     assert all(refusals)
     assert refusals[0].startswith("Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be")
     assert refusals[5] == "Failed to create metric. Missing required buckets."
-    assert refusals[8] == "the metric 'c' is a COUNTER"
+    assert refusals[8] == "Error when creating MetricFamily: the metric 'c' is a COUNTER"
+
+
+async def test_a_process_that_the_model_has_forked_leaves_its_connection_alone(tmp_path: Path) -> None:
+    body = """
+import multiprocessing
+global child
+def child(x):
+    pb_utils.Logger.log_info("from a child")
+    try: return y(ask([x]).exec())
+    except pb_utils.TritonModelException as error: return str(error)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    found = pool.map(child, [1, 2, 3])
+return set(found), y(ask([4]).exec())
+"""
+    refused = "The server cannot be asked here: only the model's own process is connected to it."
+    assert await said(tmp_path, body) == ({refused}, [[8]])

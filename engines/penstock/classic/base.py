@@ -51,6 +51,14 @@ class AdmittedLater(ABC):
         """Returns when there is a response, which is left for the reader. Raises PenstockError: the refusal."""
 
 
+class CancellableStream(ABC):
+    """A ResponseStream whose model can be asked to stop. What it still sends comes, up to its own end."""
+
+    @abstractmethod
+    def cancel(self) -> bool:
+        """False: it cannot be asked, only closed. Idempotent."""
+
+
 class PushedStream(ABC):
     """A ResponseStream that can also call its reader: that saves the resumption of a task for each response."""
 
@@ -337,6 +345,11 @@ class Host(Protocol):
         ...
 
     async def unload_model(self, name: str, *, unload_dependents: bool = False) -> None: ...
+
+    def metric_family(self, kind: str, name: str, description: str) -> None:
+        """The name is of this kind from now on, and shown with this description unless it has one. Raises ValueError
+        when it is in use for another kind."""
+        ...
 
     def metric(
         self, kind: str, name: str, description: str, labels: Mapping[str, str], buckets: Sequence[float] = ()

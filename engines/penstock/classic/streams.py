@@ -6,7 +6,7 @@ from asyncio import AbstractEventLoop, Future
 from collections import deque
 from collections.abc import Callable
 
-from penstock.classic.base import PushedStream
+from penstock.classic.base import CancellableStream, PushedStream
 from penstock.classic.call import Call
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.engines.errors import OverloadedError
@@ -17,7 +17,7 @@ MAX_UNREAD_BYTES = 256 * 2**20
 and the stream ends with an OverloadedError instead of what was not read."""
 
 
-class Stream(PushedStream):
+class Stream(PushedStream, CancellableStream):
     """The `ResponseStream` of a call: one reader, one final response."""
 
     pushes = True
@@ -77,6 +77,16 @@ class Stream(PushedStream):
         response = self._unread.popleft()
         self._unread_bytes -= _byte_size(response)
         return response
+
+    def cancel(self) -> bool:
+        """A call that waits in the queue ends at once, with an error."""
+        call = self._call
+        if call is not None and not self._ended:
+            if call.batch is None:
+                self._cancel(call)
+            else:
+                call.cancelled = True
+        return True
 
     def close(self) -> None:
         self._unread.clear()

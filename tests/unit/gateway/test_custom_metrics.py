@@ -70,6 +70,31 @@ def test_the_same_name_and_labels_are_the_same_metric() -> None:
     assert metrics.metric("COUNTER", "c", "C.", {"a": "2", "b": "2"}) is not first
 
 
+def test_a_family_is_known_before_its_first_metric_and_shown_with_it() -> None:
+    """As in Triton: its kind and its first description hold."""
+    metrics = CustomMetrics()
+    metrics.family("COUNTER", "c", "First.")
+    metrics.family("COUNTER", "c", "Second.")
+    with pytest.raises(ValueError, match="the metric 'c' is a COUNTER"):
+        metrics.family("GAUGE", "c", "First.")
+    with pytest.raises(ValueError, match="cannot be the name"):
+        metrics.family("GAUGE", "nv_inference_count", "")
+    assert render(metrics.families()) == b""
+    metrics.metric("COUNTER", "c", "Third.", {"z": "1", "a": "2"}).increment(2.0)
+    assert render(metrics.families()).decode().splitlines() == [
+        "# HELP c First.",
+        "# TYPE c counter",
+        'c{a="2",z="1"} 2',
+    ]
+
+
+def test_a_histogram_without_buckets_has_one_of_all_values() -> None:
+    metrics = CustomMetrics()
+    for value in (0.5, 3):
+        metrics.metric("HISTOGRAM", "h", "", {}, []).observe(value)
+    assert parsed(render(metrics.families())) == {"h_bucket[('le', '+Inf')]": 2, "h_count[]": 2, "h_sum[]": 3.5}
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "labels", "buckets"),
     [
@@ -81,7 +106,7 @@ def test_the_same_name_and_labels_are_the_same_metric() -> None:
         ("COUNTER", "x", {"not a word": "1"}, ()),
         ("COUNTER", "x", {"gpu": 0}, ()),
         ("COUNTER", 7, {}, ()),
-        ("HISTOGRAM", "x", {}, ()),
+        ("COUNTER", "x", {}, (1,)),
         ("HISTOGRAM", "x", {}, (2, 1)),
         ("GAUGE", "x", {}, (1,)),
     ],
@@ -129,3 +154,8 @@ def test_their_number_is_bounded() -> None:
         with pytest.raises(ValueError, match=str(MAX_METRICS)):
             metrics.metric("COUNTER", name, "", {})
     assert [family.name for family in metrics.families()] == ["c"]
+    for number in range(1, MAX_METRICS):
+        metrics.family("GAUGE", f"g{number}", "")
+    with pytest.raises(ValueError, match=str(MAX_METRICS)):
+        metrics.family("GAUGE", "one_more", "")
+    metrics.family("GAUGE", "g1", "")

@@ -13,7 +13,7 @@ from penstock.classic.ensemble.books import Entry
 from penstock.classic.ensemble.in_flight import InFlight
 from penstock.classic.ensemble.plan import make_plan
 from penstock.classic.ensemble.request import EnsembleRequest, Values
-from penstock.classic.ensemble.running import run_stages, run_steps
+from penstock.classic.ensemble.running import IsLast, run_stages, run_steps
 from penstock.classic.ensemble.stream import EnsembleStream, Give
 from penstock.classic.ensemble.wiring import wire
 from penstock.classic.messages import InferRequest, InferResponse
@@ -117,9 +117,10 @@ class EnsembleModel:
         async def produce(give: Give) -> None:
             open_end = True
 
-            async def emit(values: Values, last: bool) -> None:
+            async def emit(values: Values, is_last: IsLast) -> None:
                 nonlocal open_end
                 entry.responded()
+                last = is_last()
                 if last:
                     open_end = False
                     entry.succeeded()  # before the caller hears of it

@@ -9,8 +9,10 @@ from penstock.classic.ensemble.plan import Flow, Selection, Step
 from penstock.classic.ensemble.request import EnsembleRequest, Value, Values
 from penstock.classic.ensemble.wiring import Stage
 
-Emit = Callable[[Values, bool], Awaitable[None]]
-"""Takes the results of the last stage, and whether they are the last ones."""
+IsLast = Callable[[], bool]
+"""Whether no other results will follow, as far as is known now: a step may end long after its last response."""
+Emit = Callable[[Values, IsLast], Awaitable[None]]
+"""Takes the results of the last stage."""
 
 
 async def run_steps(selection: Selection, inputs: Values, infer: Callable[[Step, Values], Awaitable[Values]]) -> Values:
@@ -46,7 +48,7 @@ async def run_stages(request: EnsembleRequest, stages: Sequence[Stage], inputs: 
 
     Raises what a step raises first; the steps that still run are cancelled and have ended then.
     """
-    await _Stages(request, stages, width).run(0, inputs, True, emit)
+    await _Stages(request, stages, width).run(0, inputs, lambda: True, emit)
 
 
 class _Stages:
@@ -55,44 +57,48 @@ class _Stages:
         self._stages = stages
         self._width = width
 
-    async def run(self, number: int, inputs: Values, last: bool, emit: Emit) -> None:
-        """`last`: no other response comes after what this stage is run for."""
+    async def run(self, number: int, inputs: Values, is_last: IsLast, emit: Emit) -> None:
+        """`is_last`: of what this stage is run for."""
         stage = self._stages[number]
         values = await run_steps(stage.selection, inputs, self._request.infer) if stage.selection.steps else inputs
         if stage.stream is None:
-            await emit(values, last)
+            await emit(values, is_last)
         elif self._stages[number + 1] is self._stages[-1] and not self._stages[-1].selection.steps:
-            await self._request.stream(stage.stream, values, lambda outputs, final: emit(outputs, last and final))
+            await self._request.stream(
+                stage.stream, values, lambda outputs, final: emit(outputs, lambda: final and is_last())
+            )
         else:
-            await self._fan_out(number, stage.stream, values, last, emit)
+            await self._fan_out(number, stage.stream, values, is_last, emit)
 
-    async def _fan_out(self, number: int, step: Step, values: Values, last: bool, emit: Emit) -> None:
-        """Each response goes through the next stage in a task of its own, and emits when those before it have ended."""
+    async def _fan_out(self, number: int, step: Step, values: Values, is_last: IsLast, emit: Emit) -> None:
+        """Each response goes through the next stage in a task of its own, and emits when those before it have ended. As
+        in Triton, the last one is known as such if the step has ended when it emits."""
         slots = asyncio.Semaphore(self._width)
-        before: asyncio.Event | None = None
+        newest: asyncio.Event | None = None
+        over = False
 
-        async def one(outputs: Values, final: bool, before: asyncio.Event | None, ended: asyncio.Event) -> None:
-            async def in_turn(results: Values, is_last: bool) -> None:
+        async def one(outputs: Values, before: asyncio.Event | None, ended: asyncio.Event) -> None:
+            async def in_turn(results: Values, is_last: IsLast) -> None:
                 if before is not None:
                     await before.wait()
                 await emit(results, is_last)
 
-            await self.run(number + 1, outputs, last and final, in_turn)
+            await self.run(number + 1, outputs, lambda: over and newest is ended and is_last(), in_turn)
             if before is not None:
                 await before.wait()
             ended.set()
             slots.release()
 
         async def take(outputs: Values, final: bool) -> None:
-            nonlocal before
+            nonlocal newest, over
             await slots.acquire()
-            ended = asyncio.Event()
-            group.create_task(one(outputs, final, before, ended))
-            before = ended
+            before, newest, over = newest, asyncio.Event(), final
+            group.create_task(one(outputs, before, newest))
 
         try:
             async with asyncio.TaskGroup() as group:
                 await self._request.stream(step, values, take)
+                over = True
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
 

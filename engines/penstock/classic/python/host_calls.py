@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterab
 from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any, TypeVar
 
-from penstock.classic.base import Host, InferCall, InferModel, Metric
+from penstock.classic.base import CancellableStream, Host, InferCall, InferModel, Metric, ResponseStream
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.python.cancellations import Cancellations
 from penstock.classic.python.codes import to_error, to_fields
@@ -60,6 +60,7 @@ class HostCalls:
         self._execution = execution
         self._followers = Followers()
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._streams: dict[int, ResponseStream] = {}
         self._windows: dict[int, asyncio.Semaphore] = {}
         self._metrics: list[Metric] = []
         self._numbers: dict[Metric, int] = {}
@@ -72,6 +73,7 @@ class HostCalls:
         }
         self._quick: dict[str, Callable[..., Any]] = {
             "model_ready": self._model_ready,
+            "metric_family": host.metric_family,
             "metric": self._metric,
             "metric_value": self._metric_value,
             "watch": cancellations.ask,
@@ -120,9 +122,16 @@ class HostCalls:
                 for _ in range(arguments[1]):
                     window.release()
         elif verb == "cancel":
-            task = self._tasks.get(arguments[0])
-            if task is not None:  # it must have begun, or nothing would tell the model of its end
-                asyncio.get_running_loop().call_soon(task.cancel)
+            self._cancel(arguments[0])
+        elif verb == "ask_to_stop":
+            stream = self._streams.get(arguments[0])
+            if not isinstance(stream, CancellableStream) or not stream.cancel():
+                self._cancel(arguments[0])
+
+    def _cancel(self, number: int) -> None:
+        task = self._tasks.get(number)
+        if task is not None:  # it must have begun, or nothing would tell the model of its end
+            asyncio.get_running_loop().call_soon(task.cancel)
 
     def close(self) -> None:
         self._followers.close()
@@ -237,6 +246,7 @@ class HostCalls:
             name, version, request = self._request(arguments, tail)
             async with self._model(name, version, request) as model:
                 with self._traced(arguments[0], model, request), closing(model.stream(request)) as responses:
+                    self._streams[number] = responses
                     async for response in responses:
                         await window.acquire()
                         final = response.final
@@ -250,6 +260,7 @@ class HostCalls:
             if not final:
                 self._event(number, InferResponse(None), True)
         finally:
+            self._streams.pop(number, None)
             del self._windows[number]
 
     def _event(self, number: int, response: InferResponse, final: bool) -> None:

@@ -119,7 +119,7 @@ def build_repository(
         settings,
         loader,
         repositories,
-        metric=metrics.metric,
+        metrics=metrics,
         board=board,
         cache=cache,
         observe=observe,

@@ -57,14 +57,19 @@ class CustomMetric:
     def samples(self, family: Family) -> None:
         """Adds its samples to its family."""
         if self.kind != "HISTOGRAM":
-            family.add(self.labels, self._value)
+            family.add(self.labels, _shown(self._value))
             return
         count = 0
         for bound, inside in zip((*self.buckets, math.inf), self._counts, strict=True):
             count += inside
             family.add({**self.labels, "le": "+Inf" if bound == math.inf else f"{bound:g}"}, count, "_bucket")
         family.add(self.labels, count, "_count")
-        family.add(self.labels, self._value, "_sum")
+        family.add(self.labels, _shown(self._value), "_sum")
+
+
+def _shown(value: float) -> float:
+    """As Triton writes it: 2 and not 2.0."""
+    return int(value) if float(value).is_integer() and abs(value) < 1 << 53 else value
 
 
 @dataclass(slots=True)
@@ -81,27 +86,35 @@ class CustomMetrics:
         self._families: dict[str, _CustomFamily] = {}
         self._count = 0
 
+    def family(self, kind: str, name: str, description: str) -> None:
+        """See `Host.metric_family`."""
+        self._families[name] = self._family(kind, name, description)
+
     def metric(
         self, kind: str, name: str, description: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
     ) -> CustomMetric:
-        # a number in one of them would fail each page of metrics
-        if not all(isinstance(text, str) for text in (name, description, *labels.values())):
-            raise ValueError("a metric's name, its description and the values of its labels must be text")
+        if not all(isinstance(value, str) for value in labels.values()):
+            raise ValueError("the values of a metric's labels must be text")
         family = self._family(kind, name, description)
         key = tuple(sorted(labels.items()))
         found = family.metrics.get(key)
         if found is None:
             found = family.metrics[key] = self._new(family.kind, labels, tuple(float(bound) for bound in buckets))
-            self._families[name] = family  # only now: families without metrics would not be bounded
+            self._families[name] = family
         return found
 
     def _family(self, kind: str, name: str, description: str) -> _CustomFamily:
+        # a number in one of them would fail each page of metrics
+        if not isinstance(name, str) or not isinstance(description, str):
+            raise ValueError("a metric's name and its description must be text")
         family = self._families.get(name)
         if family is None:
             if kind not in get_args(MetricKind):
                 raise ValueError(f"there is no metric kind {kind!r}")
             if not _NAME.fullmatch(name) or name.startswith(_OURS):
                 raise ValueError(f"{name!r} cannot be the name of a model's metric")
+            if len(self._families) >= MAX_METRICS:
+                raise ValueError(f"models may report at most {MAX_METRICS} metrics")
             family = _CustomFamily(kind, description)  # type: ignore[arg-type]
         if family.kind != kind:
             raise ValueError(f"the metric {name!r} is a {family.kind}")
@@ -110,15 +123,18 @@ class CustomMetrics:
     def _new(self, kind: MetricKind, labels: Mapping[str, str], buckets: tuple[float, ...]) -> CustomMetric:
         if any(not _LABEL.fullmatch(label) for label in labels):
             raise ValueError("the name of a label must be a word")
-        if list(buckets) != sorted(set(buckets)) or (kind == "HISTOGRAM") != bool(buckets):
+        if list(buckets) != sorted(set(buckets)) or (buckets and kind != "HISTOGRAM"):
             raise ValueError("a HISTOGRAM, and nothing else, has ascending buckets")
         if self._count >= MAX_METRICS:
             raise ValueError(f"models may report at most {MAX_METRICS} metrics")
         self._count += 1
-        return CustomMetric(kind, dict(labels), buckets)
+        return CustomMetric(kind, dict(sorted(labels.items())), buckets)
 
     def families(self) -> Iterator[Family]:
+        """Those with metrics, as Triton shows them."""
         for name, custom in self._families.items():
+            if not custom.metrics:
+                continue
             family = Family(name, custom.kind.lower(), custom.text)  # type: ignore[arg-type]
             for metric in custom.metrics.values():
                 metric.samples(family)

@@ -12,10 +12,12 @@ from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.on_demand.on_demand import OnDemand
 
 
-class MetricFactory(Protocol):
-    """`Host.metric`: whatever keeps the server's metrics."""
+class ModelMetrics(Protocol):
+    """`Host.metric_family` and `Host.metric`: whatever keeps the server's metrics."""
 
-    def __call__(
+    def family(self, kind: str, name: str, description: str) -> None: ...
+
+    def metric(
         self, kind: str, name: str, description: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
     ) -> Metric: ...
 
@@ -27,12 +29,12 @@ def _nothing() -> None:
 class RepositoryHost:
     """The Host of models that live in a ModelStore."""
 
-    def __init__(self, store: ModelStore, metric: MetricFactory | None, on_demand: OnDemand | None = None) -> None:
+    def __init__(self, store: ModelStore, metrics: ModelMetrics | None, on_demand: OnDemand | None = None) -> None:
         self._store = store
         self._public = store
         self.is_public: Callable[[str], bool] = lambda name: False
         """Whether a name has traffic rules."""
-        self._metric = metric
+        self._metrics = metrics
         self._on_demand = on_demand
 
     def route(self, public: ModelStore, is_public: Callable[[str], bool]) -> None:
@@ -63,9 +65,16 @@ class RepositoryHost:
     async def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         await self._store.unload(name, unload_dependents=unload_dependents)
 
+    def metric_family(self, kind: str, name: str, description: str) -> None:
+        self._kept_metrics.family(kind, name, description)
+
     def metric(
         self, kind: str, name: str, description: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
     ) -> Metric:
-        if self._metric is None:
+        return self._kept_metrics.metric(kind, name, description, labels, buckets)
+
+    @property
+    def _kept_metrics(self) -> ModelMetrics:
+        if self._metrics is None:
             raise ValueError("this server keeps no metrics of models")
-        return self._metric(kind, name, description, labels, buckets)
+        return self._metrics

@@ -30,7 +30,7 @@ from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.repository.catalogue import DUPLICATE, Catalogue, DuplicateModelError
 from penstock.gateway.repository.dependencies import Dependencies, composing, wire_again
 from penstock.gateway.repository.ensemble_loader import EnsembleLoader
-from penstock.gateway.repository.host import MetricFactory, RepositoryHost
+from penstock.gateway.repository.host import ModelMetrics, RepositoryHost
 from penstock.gateway.repository.known_models import KnownModels
 from penstock.gateway.repository.layout import check_model_name
 from penstock.gateway.repository.loading import LoadError, ModelLoading, load_failures, poll_error, poll_failure
@@ -52,7 +52,7 @@ EXPLICIT_ONLY = "explicit model load / unload is not allowed if polling is enabl
 class ModelRepository:
     """The ModelStore of a server; `host` is what its models may ask. Lives on the event loop.
 
-    `loaders` gives the loader for a backend's name and raises ValueError for unknown ones; `metric` keeps the metrics
+    `loaders` gives the loader for a backend's name and raises ValueError for unknown ones; `metrics` keeps those
     that models report; `cache` keeps responses of models that ask for it, and is closed at the end; `observe` is called
     with each model version before it serves. `on_demand` is there where requests load models; `language_backends` are
     the names of the backends whose models it takes for language models.
@@ -64,7 +64,7 @@ class ModelRepository:
         loaders: Loaders,
         repositories: Sequence[Repository],
         *,
-        metric: MetricFactory | None = None,
+        metrics: ModelMetrics | None = None,
         board: LoadingBoard | None = None,
         cache: ResponseCache | None = None,
         observe: Callable[[InferModel], None] | None = None,
@@ -77,7 +77,7 @@ class ModelRepository:
         self._on_demand = on_demand
         self._cache = cache
         self._observe = observe
-        self.host = RepositoryHost(self, metric, on_demand)
+        self.host = RepositoryHost(self, metrics, on_demand)
         self._catalogue = Catalogue(repositories)
         ensembles = EnsembleLoader(self, self._load_composing)
         self._loading = ModelLoading(settings, loaders, self.host, ensembles, cache, observe)

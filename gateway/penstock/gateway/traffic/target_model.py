@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from penstock.classic.base import InferModel, ResponseStream
+from penstock.classic.base import CancellableStream, InferModel, ResponseStream
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
@@ -165,7 +165,7 @@ def _tell(shadow: Shadow[_Answer] | None, response: InferResponse | None) -> Non
         shadow.answered(None if response is None or response.error is not None else response.outputs)
 
 
-class _CountedStream:
+class _CountedStream(CancellableStream):
     """The responses of a target; the request ends with them, once."""
 
     def __init__(self, responses: ResponseStream, call: RoutedCall, shadow: Shadow[_Answer] | None) -> None:
@@ -190,6 +190,9 @@ class _CountedStream:
     def ready(self) -> InferResponse | None:
         response = self._responses.ready()
         return None if response is None else self._counted(response)
+
+    def cancel(self) -> bool:
+        return isinstance(self._responses, CancellableStream) and self._responses.cancel()
 
     def close(self) -> None:
         self._responses.close()

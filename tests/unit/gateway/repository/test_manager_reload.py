@@ -11,6 +11,7 @@ import pytest
 
 from helpers_repository import CONFIG, FILES, FakeLoader, FakeRepository, ask, serving, states, until
 from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFoundError
+from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.repository.manager import ModelRepository
 
 
@@ -267,15 +268,12 @@ async def test_the_host_of_the_models(repository: FakeRepository, loader: FakeLo
 
 
 def test_metrics_of_models_go_where_they_are_told(repository: FakeRepository, loader: FakeLoader) -> None:
-    asked: list[object] = []
-
-    def metric(*arguments: object) -> object:
-        asked.append(arguments)
-        return "the metric"
-
+    metrics = CustomMetrics()
     manager = ModelRepository.__new__(ModelRepository)
     from penstock.gateway.repository.host import RepositoryHost
 
-    host = RepositoryHost(manager, metric)  # type: ignore[arg-type]
-    assert host.metric("GAUGE", "n", "d", {"a": "b"}) == "the metric"
-    assert asked == [("GAUGE", "n", "d", {"a": "b"}, ())]
+    host = RepositoryHost(manager, metrics)
+    host.metric_family("GAUGE", "n", "d")
+    found = host.metric("GAUGE", "n", "e", {"a": "b"})
+    assert found is metrics.metric("GAUGE", "n", "", {"a": "b"})
+    assert [family.text for family in metrics.families()] == ["d"]

@@ -238,6 +238,7 @@ async def test_streams_are_counted_when_they_end_and_when_they_are_left() -> Non
         return setup.store.model("public", "", given).stream(given)
 
     assert len(await responses(stream())) == 3
+    assert not stream().cancel()  # this model cannot be asked to stop
     left = stream()
     await left.__anext__()
     assert left.ready() is not None

@@ -41,6 +41,14 @@ class Connection:
         self._work: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.handlers: dict[str, Callable[[Message], None]] = {}
         """Messages that are dealt with where they are read; all others are work for the main thread."""
+        self._forked = False
+        os.register_at_fork(after_in_child=self._leave)
+
+    def _leave(self) -> None:
+        """This process is one that the model has forked. The socket is its parent's: frames of two processes would mix,
+        and the replies go to the parent."""
+        self._forked = True
+        self._lock = threading.RLock()  # another thread of the parent may have held it
 
     def send(self, kind: str, *fields: Any) -> None:
         with self._lock:
@@ -65,6 +73,8 @@ class Connection:
         del packer.blocks[kept:]
 
     def _write(self, data: bytes) -> None:
+        if self._forked:
+            return
         try:
             self._socket.sendall(data)
         except OSError:

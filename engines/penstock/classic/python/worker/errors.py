@@ -7,6 +7,8 @@ import enum
 import sys
 import traceback
 
+from .arguments import of_type, text
+
 
 class ErrorCode(enum.IntEnum):
     """TRITONSERVER_Error_Code."""
@@ -21,11 +23,6 @@ class ErrorCode(enum.IntEnum):
     CANCELLED = 7
 
 
-def clean(text: object) -> str:
-    """As a message can carry it: without lone surrogates, which file names and the like may have."""
-    return str(text).encode("utf-8", "replace").decode()
-
-
 class TritonError:
     """What went wrong with one response."""
 
@@ -38,9 +35,9 @@ class TritonError:
     ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
     CANCELLED = ErrorCode.CANCELLED
 
-    def __init__(self, message: str, code: int = ErrorCode.INTERNAL) -> None:
-        self._message = clean(message)
-        self._code = ErrorCode(code)
+    def __init__(self, message: str | bytes, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        self._message = text(message, "message")
+        self._code = of_type(code, ErrorCode, "code")
 
     def message(self) -> str:
         return self._message

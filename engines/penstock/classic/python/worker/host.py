@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .connection import Connection, Message, Pack
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
 
 _ACKNOWLEDGED = 16
 """Responses of another model's stream that are consumed before the server is told."""
+KEPT_RESPONSES, KEPT_BYTES = 16_384, 32 * 1024 * 1024
+"""Of a stream, for those who iterate over it again: what is kept of a longer one would fill the memory."""
 
-Responses = queue.SimpleQueue[tuple[InferenceResponse, bool]]
-"""Of another model's stream; the flag says that one is the last."""
+Received = tuple[InferenceResponse, bool]
+"""A response of another model's stream, and whether it is the last one."""
 
 
 class Host:
@@ -31,8 +35,9 @@ class Host:
         self._connection = connection
         self._numbers = itertools.count(1)
         self._replies: dict[int, Future[Any]] = {}
-        self._streams: dict[int, Responses] = {}
+        self._streams: dict[int, Callable[[Received], None]] = {}
         connection.handlers.update(reply=self._reply, event=self._event)
+        os.register_at_fork(after_in_child=current.clear)
 
     def ask(self, verb: str, pack: Pack) -> Future[Any]:
         """The future has the reply's message. Its exception is a TritonModelException."""
@@ -69,9 +74,9 @@ class Host:
         number, fields, final = message.fields
         # made in any case: its memory is given back when nothing refers to it, also when nobody reads it
         response = self.response(fields, message)
-        waiting = self._streams.get(number)
-        if waiting is not None:
-            waiting.put((response, final))
+        receive = self._streams.get(number)
+        if receive is not None:
+            receive((response, final))
 
     def infer(self, request: InferenceRequest) -> tuple[int, Future[Message]]:
         """Its number, by which it can be cancelled, and its reply."""
@@ -85,10 +90,11 @@ class Host:
         """No one waits for this request to another model any more."""
         self.tell("cancel", number)
 
-    def stream(self, request: InferenceRequest) -> ResponseIterator:
+    def stream(self, request: InferenceRequest, arrived: Future[None] | None = None) -> ResponseIterator:
+        """`arrived` is done when the first response is there."""
         number = next(self._numbers)
-        responses: Responses = queue.SimpleQueue()
-        self._streams[number] = responses
+        responses: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self._streams[number] = responses.put if arrived is None else partial(_first_of, responses, arrived)
         self._connection.read_in_thread()
         try:
             self._connection.send_packed(
@@ -109,40 +115,80 @@ class Host:
         return InferenceResponse.unpack(fields, message.tail, self._connection.inbox)
 
 
-class ResponseIterator:
-    """The responses of a decoupled model; the last one may be empty."""
+def _first_of(responses: queue.SimpleQueue[Received], arrived: Future[None], received: Received) -> None:
+    responses.put(received)
+    if not arrived.done() and arrived.set_running_or_notify_cancel():
+        arrived.set_result(None)
 
-    def __init__(self, host: Host, number: int, responses: Responses) -> None:
+
+class ResponseIterator:
+    """The responses of a decoupled model; the last one may be empty. As in Triton, whoever iterates again after the end
+    gets the same ones, and before it those that are left."""
+
+    def __init__(self, host: Host, number: int, responses: queue.SimpleQueue[Received]) -> None:
         self._host = host
         self._number = number
         self._responses = responses
         self._received = 0
         self._done = False
+        self._kept: list[InferenceResponse] | None = []
+        """None: they were too many."""
+        self._kept_bytes = 0
+        self._position = 0
+        """Among the kept ones, after the end."""
 
     def __iter__(self) -> Iterator[InferenceResponse]:
+        """Raises TritonModelException when the stream has ended, and was too long to be kept."""
+        if self._done and self._kept is None:
+            raise TritonModelException(
+                f"The responses can be iterated once: they were more than {KEPT_RESPONSES}, or larger than "
+                f"{KEPT_BYTES >> 20} MiB together."
+            )
+        if self._done and self._position >= len(self._kept or ()):
+            self._position = 0
         return self
 
     def __next__(self) -> InferenceResponse:
         if self._done:
-            raise StopIteration
+            return self._again()
         response, final = self._responses.get()
         self._received += 1
+        self._keep(response)
         if final:
             self._done = True
+            self._position = self._received
             self._host.forget(self._number)
         elif self._received % _ACKNOWLEDGED == 0:
             self._host.tell("consumed", self._number, _ACKNOWLEDGED)
         return response
 
+    def _keep(self, response: InferenceResponse) -> None:
+        if self._kept is not None:
+            self._kept.append(response)
+            self._kept_bytes += response.byte_size
+            if len(self._kept) > KEPT_RESPONSES or self._kept_bytes > KEPT_BYTES:
+                self._kept = None
+
+    def _again(self) -> InferenceResponse:
+        if self._kept is None or self._position >= len(self._kept):
+            raise StopIteration
+        self._position += 1
+        return self._kept[self._position - 1]
+
     def cancel(self) -> None:
-        """Tells the other model that nobody wants the rest."""
+        """Asks the other model to stop. What it still sends comes."""
         if not self._done:
+            self._host.tell("ask_to_stop", self._number)
+
+    def let_go(self) -> None:
+        """Ends the request, if it has not ended: nobody wants the rest."""
+        if not self._done:
+            self._done = True
+            self._host.forget(self._number)
             self._host.cancel(self._number)
 
     def __del__(self) -> None:
-        if not self._done:
-            self._host.forget(self._number)
-            self._host.cancel(self._number)
+        self.let_go()
 
 
 executing: ContextVar[tuple[int, ...]] = ContextVar("executing", default=())
@@ -154,7 +200,7 @@ current: list[Host] = []
 
 def connected() -> Host:
     if not current:
-        raise TritonModelException("The server cannot be asked here: the model is not connected to it.")
+        raise TritonModelException("The server cannot be asked here: only the model's own process is connected to it.")
     return current[0]
 
 
@@ -174,9 +220,18 @@ def infer_async(request: InferenceRequest, decoupled: bool) -> Any:
     loop = asyncio.get_running_loop()
     if not decoupled:
         return loop.create_task(_response(host, *host.infer(request)))
-    found = loop.create_future()
-    found.set_result(host.stream(request))
-    return found
+    arrived: Future[None] = Future()
+    return loop.create_task(_begun(host.stream(request, arrived), arrived))
+
+
+async def _begun(responses: ResponseIterator, arrived: Future[None]) -> ResponseIterator:
+    """As in Triton, there is an iterator when there is a response."""
+    try:
+        await asyncio.wrap_future(arrived)
+    except asyncio.CancelledError:
+        responses.let_go()
+        raise
+    return responses
 
 
 async def _response(host: Host, number: int, sent: Future[Message]) -> InferenceResponse:

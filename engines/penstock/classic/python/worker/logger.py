@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from . import host
-from .errors import clean
+from .arguments import of_type, text
 
 
 class LogLevel(enum.IntEnum):
@@ -23,26 +23,26 @@ class Logger:
     VERBOSE = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str, level: int = LogLevel.INFO) -> None:
-        """Raises ValueError for a level that there is not."""
-        text, level = clean(message), LogLevel(level)
+    def log(message: str | bytes, level: LogLevel = LogLevel.INFO) -> None:
+        """Raises TypeError for a message that is no text, and for a level that is no LogLevel."""
+        line, number = text(message, "message"), int(of_type(level, LogLevel, "level"))
         if host.current:
-            host.current[0].tell("log", int(level), text)
+            host.current[0].tell("log", number, line)
         else:
-            print(text, flush=True)
+            print(line, flush=True)
 
     @staticmethod
-    def log_info(message: str) -> None:
+    def log_info(message: str | bytes) -> None:
         Logger.log(message, LogLevel.INFO)
 
     @staticmethod
-    def log_warn(message: str) -> None:
+    def log_warn(message: str | bytes) -> None:
         Logger.log(message, LogLevel.WARNING)
 
     @staticmethod
-    def log_error(message: str) -> None:
+    def log_error(message: str | bytes) -> None:
         Logger.log(message, LogLevel.ERROR)
 
     @staticmethod
-    def log_verbose(message: str) -> None:
+    def log_verbose(message: str | bytes) -> None:
         Logger.log(message, LogLevel.VERBOSE)

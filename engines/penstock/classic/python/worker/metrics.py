@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from . import host
+from .arguments import of_type, text
 from .errors import TritonModelException
 
 
@@ -23,8 +25,7 @@ class Metric:
         self, kind: MetricKind, name: str, description: str, labels: Mapping[str, str], buckets: Sequence[float]
     ) -> None:
         self._kind = kind
-        fields = [kind.name, name, description, dict(labels), list(buckets)]
-        self._number: int = host.connected().ask("metric", lambda _: fields).result().fields[0]
+        self._number: int = _created("Metric", "metric", kind.name, name, description, labels, buckets)
 
     def increment(self, value: float) -> None:
         if self._kind is MetricKind.HISTOGRAM:
@@ -62,24 +63,44 @@ class Metric:
         host.connected().tell("metric", self._number, verb, number)
 
 
+def _created(what: str, verb: str, *fields: Any) -> Any:
+    """What the server says of it. Raises TritonModelException: the refusal."""
+    try:
+        return host.connected().ask(verb, lambda _: list(fields)).result().fields[0]
+    except TritonModelException as error:
+        raise TritonModelException(f"Error when creating {what}: {error}") from None
+
+
 class MetricFamily:
     COUNTER = MetricKind.COUNTER
     GAUGE = MetricKind.GAUGE
     HISTOGRAM = MetricKind.HISTOGRAM
 
-    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
-        self._name = name
-        self._description = description
-        self._kind = MetricKind(kind)
+    def __init__(self, name: str | bytes, description: str | bytes, kind: MetricKind) -> None:
+        """Raises TritonModelException when the name is in use for another kind of metric. As in Triton, of several
+        descriptions of a name the first holds."""
+        self._name = text(name, "name")
+        self._description = text(description, "description")
+        self._kind = of_type(kind, MetricKind, "kind")
+        if host.current:  # else the server learns of it with its first metric
+            _created("MetricFamily", "metric_family", self._kind.name, self._name, self._description)
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:
-        """Raises TritonModelException when the name is in use for another kind of metric."""
+        """Raises TritonModelException for what the server refuses."""
         if labels is not None and not isinstance(labels, Mapping):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
-        if buckets is not None and not isinstance(buckets, list | tuple):
+        if any(not isinstance(part, str) for label in (labels or {}).items() for part in label):
+            raise TritonModelException("Failed to create metric. Names and values of labels must be text.")
+        if buckets is not None and not isinstance(buckets, list):
             raise TritonModelException("Failed to create metric. Buckets must be a list.")
-        if self._kind is not MetricKind.HISTOGRAM and buckets:
+        if self._kind is not MetricKind.HISTOGRAM and buckets is not None:
             raise TritonModelException("Failed to create metric. Unexpected buckets found.")
         if self._kind is MetricKind.HISTOGRAM and buckets is None:
             raise TritonModelException("Failed to create metric. Missing required buckets.")
-        return Metric(self._kind, self._name, self._description, labels or {}, buckets or ())
+        return Metric(self._kind, self._name, self._description, dict(labels or {}), _bounds(buckets or ()))
+
+
+def _bounds(buckets: Sequence[float]) -> list[float]:
+    if any(isinstance(bound, str | bytes) or not math.isfinite(bound) for bound in buckets):
+        raise TritonModelException("Failed to create metric. Buckets must be finite numbers.")
+    return [float(bound) for bound in buckets]

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from . import host
 from .arena import ReceiveArena
-from .errors import TritonModelException, clean
+from .arguments import flag, integer, items, of_type, text
+from .errors import TritonModelException
 from .response import checked_parameters
 from .sender import Outlet, ResponseSender
 from .tensor import ReceivedTensor, Tensor
 
-MEMORY_GPU, MEMORY_CPU = 0, 1
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
+
+
+class MemoryType(enum.IntEnum):
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
 
 
 class PreferredMemory:
     """Where a model would like another model's outputs. They are always in the memory of the CPU here."""
 
-    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
-        if preferred_memory_type not in (MEMORY_GPU, MEMORY_CPU):
-            raise TritonModelException(f"there is no memory type {preferred_memory_type}")
-        self.preferred_memory_type = preferred_memory_type
-        self.preferred_device_id = preferred_device_id
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        self.preferred_memory_type = of_type(preferred_memory_type, MemoryType, "preferred_memory_type")
+        self.preferred_device_id = integer(preferred_device_id, "preferred_device_id", 64, signed=True)
 
 
 class InferenceTrace:
@@ -40,37 +44,41 @@ class InferenceTrace:
         return json.dumps({"traceparent": self._traceparent}) if self._traceparent else None
 
 
+_REQUIRED: Any = None
+"""Arguments behind those that may be left out. None is none of their values."""
+_ANYWHERE = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+_NO_TRACE = InferenceTrace()
+
+
 class InferenceRequest:
     """A request to another model (business logic scripting)."""
 
     def __init__(
         self,
-        request_id: str = "",
+        request_id: str | bytes = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        inputs: Sequence[Tensor] = _REQUIRED,
+        requested_output_names: Sequence[str | bytes] = _REQUIRED,
+        model_name: str | bytes = _REQUIRED,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
-        preferred_memory: PreferredMemory | None = None,
-        trace: InferenceTrace | None = None,
+        preferred_memory: PreferredMemory = _ANYWHERE,
+        trace: InferenceTrace = _NO_TRACE,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(correlation_id, int | str):
-            raise TritonModelException("Correlation ID must be integer or string")
-        for tensor in inputs:
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"inputs holds {type(tensor).__name__}, not Tensor")
-        self._request_id = clean(request_id)
-        self._correlation_id = clean(correlation_id) if isinstance(correlation_id, str) else correlation_id
-        self._inputs = list(inputs)
-        self._requested = list(dict.fromkeys(map(clean, requested_output_names)))
-        self._model_name = clean(model_name)
-        self._model_version = int(model_version)
-        self._flags = int(flags)
-        self._timeout = int(timeout)
-        self._trace = trace or InferenceTrace()
+        """Raises TypeError and, where Triton does, TritonModelException."""
+        self._request_id = text(request_id, "request_id")
+        self._model_name = text(model_name, "model_name")
+        about = f"for request with id '{self._request_id}' and model name '{self._model_name}' should not be empty."
+        self._inputs = _checked_inputs(inputs, about)
+        self._requested = _checked_names(requested_output_names, about)
+        self._correlation_id = _checked_correlation_id(correlation_id)
+        self._model_version = integer(model_version, "model_version", 64, signed=True)
+        self._flags = integer(flags, "flags", 32)
+        self._timeout = integer(timeout, "timeout", 64)
+        of_type(preferred_memory, PreferredMemory, "preferred_memory")
+        self._trace = of_type(trace, InferenceTrace, "trace")
         self._parameters = checked_parameters(parameters)
 
     def inputs(self) -> list[Tensor]:
@@ -86,7 +94,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = flags
+        self._flags = integer(flags, "flags", 32)
 
     def timeout(self) -> int:
         """Microseconds; 0: none."""
@@ -104,11 +112,11 @@ class InferenceRequest:
 
     def exec(self, decoupled: bool = False) -> Any:
         """Waits for the InferenceResponse; with `decoupled`, gives an iterator of them."""
-        return host.infer(self, decoupled)
+        return host.infer(self, flag(decoupled, "decoupled"))
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """The same as an awaitable."""
-        return host.infer_async(self, decoupled)
+        """The same as an awaitable; of a decoupled model, it is done with the first response."""
+        return host.infer_async(self, flag(decoupled, "decoupled"))
 
     def fields(self) -> list[Any]:
         """What a message says of it, beside its tensors."""
@@ -133,6 +141,34 @@ class InferenceRequest:
 
     def set_release_flags(self, flags: int) -> None:
         raise TritonModelException("A request to another model has no release flags.")
+
+
+def _checked_inputs(inputs: Sequence[Tensor], about: str) -> list[Tensor]:
+    tensors = list(items(inputs, "inputs"))
+    for tensor in tensors:
+        if tensor is None:
+            raise TritonModelException(f"Input tensor {about}")
+        of_type(tensor, Tensor, "an input")
+    return tensors
+
+
+def _checked_names(names: Sequence[str | bytes], about: str) -> list[str]:
+    found = [text(name, "the name of an output") for name in items(names, "requested_output_names")]
+    if "" in found:
+        raise TritonModelException(f"Requested output name {about}")
+    return list(dict.fromkeys(found))
+
+
+def _checked_correlation_id(found: int | str) -> int | str:
+    if isinstance(found, str):
+        return text(found, "correlation_id")
+    if found is None:
+        raise TypeError("correlation_id must be an integer or text, not NoneType")
+    if not isinstance(found, int):
+        raise TritonModelException("Correlation ID must be integer or string")
+    if not 0 <= found < 1 << 64:
+        raise TritonModelException(f"Correlation ID {found} is no number of 64 bits without a sign")
+    return int(found)
 
 
 class ReceivedRequest(InferenceRequest):
@@ -193,7 +229,7 @@ class ReceivedRequest(InferenceRequest):
 
     def set_release_flags(self, flags: int) -> None:
         """Raises TritonModelException when the request cannot be rescheduled, or not any more."""
-        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
+        if integer(flags, "flags", 32) not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(f"Unsupported release flags {flags}.")
         if flags == RELEASE_RESCHEDULE and not self._outlet.iterative:
             raise TritonModelException(

@@ -8,13 +8,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .arena import ReceiveArena
-from .errors import TritonError, TritonModelException, clean
+from .arguments import clean, items, of_type
+from .errors import ErrorCode, TritonError, TritonModelException
 from .tensor import ReceivedTensor, Tensor
 from .wire import Packer
 
 
 def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """Triton's rule: names are text, values are booleans, integers or text."""
+    if parameters is not None and not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
     found: dict[str, Any] = {}
     for name, value in (parameters or {}).items():
         if not isinstance(name, str):
@@ -40,14 +43,17 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        for tensor in output_tensors:
+        tensors = items(output_tensors, "output_tensors")
+        for tensor in tensors:
             if not isinstance(tensor, Tensor):
-                raise TypeError(f"output_tensors holds {type(tensor).__name__}, not Tensor")
-        if error is not None and not isinstance(error, TritonError):
-            raise TypeError(f"error is {type(error).__name__}, not TritonError")
-        self._outputs = list(output_tensors)
+                if tensor is None:
+                    raise TritonModelException("Output tensor for inference response should not be empty.")
+                of_type(tensor, Tensor, "an output tensor")
+        if error is not None:
+            of_type(error, TritonError, "error")
+        self._outputs = list(tensors)
         self._error = error
-        self._parameters = checked_parameters(parameters) if parameters else {}
+        self._parameters = checked_parameters(parameters) if parameters is not None else {}
 
     def output_tensors(self) -> list[Tensor]:
         return self._outputs
@@ -62,6 +68,11 @@ class InferenceResponse:
         """As a JSON object."""
         return json.dumps(self._parameters)
 
+    @property
+    def byte_size(self) -> int:
+        """Of the tensors of a response that another model has sent, as they travelled."""
+        return sum(tensor.byte_size for tensor in self._outputs if isinstance(tensor, ReceivedTensor))
+
     def pack(self, packer: Packer, requested: Collection[str] | None) -> list[Any]:
         """For a message, with the requested outputs only. Where the model gave none of them, with what it gave: the
         server knows whether that is a mistake."""
@@ -74,7 +85,7 @@ class InferenceResponse:
     @staticmethod
     def unpack(fields: list[Any], tail: memoryview, arena: ReceiveArena) -> InferenceResponse:
         outputs, parameters, error = fields
-        found = InferenceResponse(error=None if error is None else TritonError(error[1], error[0]))
+        found = InferenceResponse(error=None if error is None else TritonError(error[1], ErrorCode(error[0])))
         found._outputs = [ReceivedTensor(place, tail, arena) for place in outputs or ()]
         found._parameters = parameters or {}
         return found

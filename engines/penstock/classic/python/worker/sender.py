@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
+from .arguments import integer, of_type
 from .errors import TritonModelException
 from .response import InferenceResponse
 
@@ -43,14 +44,14 @@ class ResponseSender:
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Raises TritonModelException, with Triton's texts, for what this request cannot be sent any more."""
-        if flags not in (0, COMPLETE_FINAL):
+        if response is not None:
+            of_type(response, InferenceResponse, "response")
+        if integer(flags, "flags", 32) not in (0, COMPLETE_FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
         if flags == 0 and response is None:
             raise TritonModelException(
                 "Inference Response object must be provided when the response flags is set to zero."
             )
-        if response is not None and not isinstance(response, InferenceResponse):
-            raise TypeError(f"response is {type(response).__name__}, not InferenceResponse")
         self.advance(response, flags)
         if self._outlet.decoupled:
             self._outlet.respond(self._call, response, flags == COMPLETE_FINAL, self._requested)

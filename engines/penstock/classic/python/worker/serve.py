@@ -16,8 +16,9 @@ from typing import Any
 
 from . import host
 from .arena import ReceiveArena, SendArena
+from .arguments import clean
 from .connection import Connection, Message
-from .errors import MisusedError, clean, public_text, report
+from .errors import MisusedError, public_text, report
 from .executor import Executor
 from .health import Health
 from .loader import load, place

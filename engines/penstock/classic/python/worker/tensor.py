@@ -8,6 +8,7 @@ import numpy as np
 
 from . import dlpack
 from .arena import Loan, ReceiveArena
+from .arguments import text
 from .datatypes import datatype_of
 from .errors import TritonModelException
 from .wire import NUMPY, Array, Packer, decode_strings
@@ -18,16 +19,16 @@ class Tensor:
 
     __slots__ = ("_array", "_datatype", "_name")
 
-    def __init__(self, name: str, numpy_array: Array) -> None:
-        if not name:
-            raise TritonModelException("Tensor name cannot be an empty string.")
+    def __init__(self, name: str | bytes, numpy_array: Array) -> None:
+        found = text(name, "a tensor's name")
         if not isinstance(numpy_array, np.ndarray):
-            raise TypeError(f"Tensor '{name}' needs a numpy array, not {type(numpy_array).__name__}")
+            raise TypeError(f"Tensor '{found}' needs a numpy array, not {type(numpy_array).__name__}")
+        if not found:
+            raise TritonModelException("Tensor name cannot be an empty string.")
         datatype = datatype_of(numpy_array.dtype)
-        name.encode()  # what cannot be sent is refused here, and not when the whole batch is
         if not numpy_array.flags.c_contiguous:
             numpy_array = np.ascontiguousarray(numpy_array)
-        self._name = name
+        self._name = found
         self._datatype = datatype
         self._array: Array | None = numpy_array
 
@@ -62,7 +63,7 @@ class Tensor:
         return self.__dlpack__()
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> Tensor:
+    def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
         """From a DLPack capsule or an object with `__dlpack__`. What lies on a GPU is copied to the CPU."""
         datatype, array = dlpack.read(tensor)
         found = Tensor(name, array)
@@ -109,6 +110,10 @@ class ReceivedTensor(Tensor):
         self._arena = arena
         # the block is given back when neither this tensor nor an array over it is left
         self._loan: Loan | None = arena.loan(place[5], place[3]) if len(place) == 6 else None
+
+    @property
+    def byte_size(self) -> int:
+        return int(self._place[4])
 
     def shape(self) -> list[int]:
         return list(self._place[2])

@@ -18,7 +18,7 @@ from .host import ResponseIterator
 from .logger import Logger
 from .metrics import MetricFamily
 from .model_config import ModelConfig
-from .request import InferenceRequest, InferenceTrace, PreferredMemory
+from .request import InferenceRequest, InferenceTrace, MemoryType, PreferredMemory
 from .response import InferenceResponse
 from .sender import ResponseSender as InferenceResponseSender
 from .tensor import Tensor
@@ -28,8 +28,8 @@ TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
-TRITONSERVER_MEMORY_GPU = 0
-TRITONSERVER_MEMORY_CPU = 1
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

@@ -7,7 +7,7 @@ import enum
 import sys
 import traceback
 
-from .arguments import of_type, text
+from .arguments import clean, of_type, text
 
 
 class ErrorCode(enum.IntEnum):

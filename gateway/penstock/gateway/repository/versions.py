@@ -36,13 +36,13 @@ def select_versions(policy: ModelVersionPolicy, available: Sequence[int], name: 
             chosen = found
     if not chosen:
         raise InvalidRequestError(
-            f"at least one version must be available under the version policy of model '{name}'; {_there_is(found, name)}"
+            f"at least one version must be available under the version policy of model '{name}'; its folder has"
+            f" {_there_is(found, name)}"
         )
     return chosen
 
 
 def _there_is(versions: Sequence[int], name: str) -> str:
     if not versions:
-        return f"its folder has none: model files lie in a folder whose name is the version's number, such as {name}/1"
-    shown = ", ".join(map(str, versions[:_SHOWN])) + (", ..." if len(versions) > _SHOWN else "")
-    return f"its folder has {shown}"
+        return f"none: model files lie in a folder whose name is the version's number, such as {name}/1"
+    return ", ".join([*map(str, versions[:_SHOWN]), *(["..."] if len(versions) > _SHOWN else [])])

@@ -111,8 +111,7 @@ async def test_unknown_models_and_versions(repository: FakeRepository, loader: F
         for version in ("x", "-1", "0", "1.0", " 1", "٣", "9" * 5000):
             with pytest.raises(InvalidRequestError, match="version should be an integral value > 0"):
                 manager.model("a", version)
-        unknown = "^failed to load 'zzz', failed to poll from model repository: no repository has a model of this name$"
-        with pytest.raises(ModelNotFoundError, match=unknown):
+        with pytest.raises(ModelNotFoundError, match=r"^failed to load 'zzz', failed to poll from model repository$"):
             await manager.load("zzz")
         await manager.unload("zzz")
         assert states(manager) == ["a 1 READY"], "asking for unknown models leaves nothing behind"
@@ -123,7 +122,7 @@ async def test_load_model_with_a_path(repository: FakeRepository, loader: FakeLo
     """Report server#4697: `--load-model=/models/a`."""
     repository.put("a", "a1")
     async with serving(repository, loader=loader, load_models=(path,), start=False) as manager:
-        with pytest.raises(EngineError, match=f"{path}: .*; a model is loaded by its name, not by a path: 'a'"):
+        with pytest.raises(EngineError, match=f"{path}: .*: a model is loaded by its name, not by a path: 'a'"):
             await manager.start()
 
 

@@ -1,5 +1,5 @@
-"""ModelStreamInfer: many requests on one RPC. Responses of decoupled models are sent as they come, those of others in the
-order of their requests, as in Triton."""
+"""ModelStreamInfer: many requests on one RPC. Responses of decoupled models are sent as they come, those of others in
+the order of their requests, as in Triton."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class ResponseOrder:
             self._advance()
 
     def crowd(self, crowded: bool) -> None:
-        """While the stream takes no more requests, none of a sequence is waited for: it may be one that is not taken that
-        gives it its slot."""
+        """While the stream takes no more requests, none of a sequence is waited for: one that has not been taken may
+        be what gives it its slot."""
         self._crowded = crowded
         self._advance()
 

@@ -144,7 +144,7 @@ with ThreadPoolExecutor(4) as pool:
 
 
 async def test_while_the_model_is_loaded_and_from_a_thread_without_requests(tmp_path: Path) -> None:
-    """Report server#5815: a thread that begins in `initialize` fetches data itself, and has another model look at them."""
+    """Report server#5815: a thread that begins in `initialize` has another model look at what it fetches."""
     code = f"""{HELPERS}
 import queue, threading
 class TritonPythonModel:

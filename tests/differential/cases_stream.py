@@ -36,6 +36,10 @@ CASES = [
     one("an error of the model", infer_request("errors", ("CODE", "BYTES", [1, 1], text("NOT_FOUND")), id="2")),
     one("unknown model", infer_request("nowhere", *PAIR, id="3")),
     one("reserved parameter", infer_request("add_sub", *PAIR, id="3", parameters={"triton_x": parameter(1)})),
+    one(
+        "answers in the order of the requests",
+        *(infer_request(model, *PAIR, id=f"{n}") for n, model in enumerate(("add_sub", "nowhere", "add_sub"))),
+    ),
     one("missing input", infer_request("add_sub", PAIR[0], id="3")),
     one("wrong version", infer_request("add_sub", *PAIR, id="3", model_version="x")),
     one("wrong datatype", infer_request("add_sub", PAIR[0], ("INPUT1", "INT32", [4], FOUR), id="3")),

@@ -433,12 +433,17 @@ class TritonPythonModel:
     assert caught.value.code == name
 
 
-async def test_what_a_model_prints_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_model_prints_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Report server#4481: in the locale of a container a Chinese word is an exception of the model."""
+    monkeypatch.setenv("LC_ALL", "C")
     caplog.set_level(logging.DEBUG)
     extra = """
     def initialize(self, args):
         import sys
         print("to stdout")
+        print("\\u4e2d\\u6587")
         print("to stderr\\x1b[2J", file=sys.stderr)
         pb_utils.Logger.log_info("info")
         pb_utils.Logger.log_warn("warn")
@@ -451,6 +456,7 @@ async def test_what_a_model_prints_is_logged(tmp_path: Path, caplog: pytest.LogC
     found = {(record.levelname, record.message) for record in caplog.records if record.name == "penstock.models.m_0_0"}
     assert found >= {
         ("INFO", "to stdout"),
+        ("INFO", "中文"),
         ("INFO", "to stderr�[2J"),
         ("INFO", "info"),
         ("WARNING", "warn"),

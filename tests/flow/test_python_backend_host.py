@@ -148,6 +148,27 @@ with ThreadPoolExecutor(4) as pool:
     assert await said(tmp_path, body) == [2 * index for index in range(20)]
 
 
+async def test_while_the_model_is_loaded_and_from_a_thread_without_requests(tmp_path: Path) -> None:
+    """Report server#5815: a thread that begins in `initialize` has another model look at what it fetches."""
+    code = f"""{HELPERS}
+import queue, threading
+class TritonPythonModel:
+    def initialize(self, args):
+        self.first, self.found = y(ask([1]).exec()), queue.Queue()
+        threading.Thread(target=lambda: self.found.put(y(ask([2]).exec())), daemon=True).start()
+
+    def execute(self, requests):
+        said = repr((self.first, self.found.get(timeout=30)))
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SAID", np.array([said], np.object_))])]
+"""
+    host = FakeHost()
+    async with (
+        loaded(tmp_path, INNER, INNER_CONFIG, name="inner", host=host),
+        loaded(tmp_path, code, OUTER_CONFIG, name="outer", host=host) as outer,
+    ):
+        assert outputs(await outer.infer(request(X=np.ones(1, np.float32))))["SAID"][0] == b"([[2.0]], [[4.0]])"
+
+
 async def test_a_decoupled_model(tmp_path: Path) -> None:
     body = "return [y(one) for one in ask([3], name='repeat').exec(decoupled=True)]"
     assert await said(tmp_path, body) == [[[0]], [[1]], [[2]], []]

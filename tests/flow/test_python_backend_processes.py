@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -40,6 +41,7 @@ from penstock.classic.python.session import Program, Session
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
 from penstock.engines.host.crash_folder import crashes
+from penstock.gateway.front.journal import current_request, name_request
 
 CONFIG = f"""
 max_batch_size: 0
@@ -87,6 +89,29 @@ async def test_a_dying_process_fails_its_requests_and_comes_back(tmp_path: Path,
         response = await model.infer(request(X=word("")))  # waits for the new process
         assert int(outputs(response)["Y"][0]) == instance.pid != first
         assert model.ready
+
+
+async def test_what_a_model_logs_is_not_of_the_request_that_has_loaded_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Report server#5279: whose line is it?"""
+    caplog.set_level(logging.INFO)
+    current_request.set("load")
+    extra = """
+    def initialize(self, args):
+        print("printed")
+        pb_utils.Logger.log_info("logged")
+    """
+    with caplog.filtering(name_request):
+        async with loaded(tmp_path, DEADLY + extra, CONFIG) as model:
+            with pytest.raises(EngineDeadError):
+                await model.infer(request(X=word("kill")))
+            await model.infer(request(X=word("")))  # waits for the new process
+        logging.getLogger("penstock").info("of the request")
+    lines = {record.message: record.request for record in caplog.records if record.name.startswith("penstock")}  # type: ignore[attr-defined]
+    assert lines.pop("of the request") == " (request load)"
+    assert {"printed", "logged", "m_0_0 has been restarted"} <= lines.keys()
+    assert set(lines.values()) == {""}
 
 
 async def test_a_dying_process_leaves_evidence(tmp_path: Path) -> None:

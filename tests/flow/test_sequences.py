@@ -232,6 +232,33 @@ async def test_requests_that_cannot_be_rescheduled(tmp_path: Path, config: str, 
         assert model.ready
 
 
+async def test_each_state_comes_back_as_its_own_input(tmp_path: Path) -> None:
+    """Report server#8586: Triton pairs the names in the order of the alphabet, which is another for these outputs."""
+    code = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            [r] = requests
+            state = {t.name(): t.as_numpy() for t in r.inputs()}
+            return [pb_utils.InferenceResponse([
+                pb_utils.Tensor("Y", state["cache"].sum(keepdims=True).reshape(1, 1).astype(np.int32)),
+                pb_utils.Tensor("cache_next", state["cache"] + np.float16(1)),
+                pb_utils.Tensor("cache_len_next", state["cache_len"] + 10),
+            ])]
+    """
+    states = "".join(
+        f"""state {{ input_name: "{name}" output_name: "{name}_next" data_type: TYPE_{kind} dims: [ {size} ]
+          initial_state {{ name: "zeros" data_type: TYPE_{kind} dims: [ {size} ] zero_data: true }} }} """
+        for name, kind, size in (("cache", "FP16", 3), ("cache_len", "INT64", 1))
+    )
+    async with loaded(tmp_path, code, ITERATIVE.replace("iterative_sequence: true", states)) as model:
+        found = []
+        for place in range(3):
+            asked = n(1)
+            asked.correlation_id, asked.sequence_start = 7, place == 0
+            found.append(int(outputs(await model.infer(asked))["Y"][0, 0]))
+    assert found == [0, 3, 6]
+
+
 async def test_a_python_batch_of_sequences_is_not_tried_again(tmp_path: Path) -> None:
     code = """
     class TritonPythonModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -170,6 +171,63 @@ async def test_later_requests_overtake_waiting_ones() -> None:
         assert short(await stream.read()) == (1, False)
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
+
+
+def gated(gates: dict[str, asyncio.Event], opens: dict[str, asyncio.Event] | None = None) -> FakeModel:
+    """The model `add_sub`: requests with these ids wait, those with others open."""
+    model = add_sub()
+
+    def play(request: InferRequest) -> Iterator[InferResponse | asyncio.Event]:
+        if opens and request.id in opens:
+            opens[request.id].set()
+        if request.id in gates:
+            yield gates[request.id]
+        yield InferResponse([Tensor("OUTPUT0", "FP32", floats(1))], final=True)
+
+    model.script = play
+    return model
+
+
+async def test_models_with_one_response_answer_in_the_order_of_their_requests() -> None:
+    """Report server#4918. As in Triton 2.51, errors among them; what a decoupled model sends waits for nobody."""
+    gates = {"0": asyncio.Event(), "1": asyncio.Event()}
+    async with serving(gated(gates), repeat()) as running:
+        stream = running.stub.ModelStreamInfer()
+        for request in (
+            add_sub_request("0"),
+            add_sub_request("1"),
+            add_sub_request("2"),
+            infer_request("nowhere", {}, "3"),
+            repeat_request(1, "4", **EMPTY_FINAL),
+            add_sub_request("5"),
+        ):
+            await stream.write(request)
+        assert [(await stream.read()).infer_response.id for _ in range(2)] == ["4", "4"]
+        gates["1"].set()
+        assert short(await ask_again(stream)) == (0, False)
+        gates["0"].set()
+        assert [(await stream.read()).infer_response.id for _ in range(5)] == ["0", "1", "2", "3", "5"]
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+
+
+async def ask_again(stream: Any) -> pb.ModelStreamInferResponse:
+    """What comes next after everything before has had time to answer."""
+    await stream.write(repeat_request(1))
+    return await stream.read()
+
+
+@pytest.mark.parametrize(("sequences", "order"), [(False, "012"), (True, "102")])
+async def test_a_full_stream_does_not_wait_for_requests_of_sequences(sequences: bool, order: str) -> None:
+    """The first may need what the third brings, which is not read before one of the others has been answered."""
+    gate = asyncio.Event()
+    model = gated({"0": gate}, {"2": gate} if sequences else {"1": gate})
+    async with serving(model, max_requests_per_stream=2) as running:
+        parameters = [{"sequence_id": number + 1, "sequence_start": True} if sequences else {} for number in range(3)]
+        requests = [add_sub_request(str(number), **parameters[number]) for number in range(3)]
+        answers = await read_all(running.stub.ModelStreamInfer(each(requests), timeout=SECONDS))
+        found = "".join(answer.infer_response.id for answer in answers)
+        assert found == order or (sequences and found == "120")
 
 
 async def test_no_more_requests_at_once_than_allowed() -> None:

@@ -196,8 +196,18 @@ def _check_dims(config: ModelConfig, found: DescribedTensor, dims: tuple[int, ..
     )
     raise ValueError(
         f"{about}the model expects {len(found.shape)} dimensions (shape {_text(found.shape)}) but the model"
-        f" configuration specifies {len(whole)} dimensions ({how})"
+        f" configuration specifies {len(whole)} dimensions ({how}){_difference(found.shape, whole, exact=exact)}"
     )
+
+
+def _difference(theirs: Sequence[int], ours: Sequence[int], *, exact: bool) -> str:
+    """Of shapes with as many dimensions; of others their number says it."""
+    if len(theirs) != len(ours):
+        return ""
+    places = [place for place, dim in enumerate(theirs) if dim != ours[place] and (exact or dim != -1)]
+    variable = any(theirs[place] == -1 for place in places)
+    rule = ": where the model's is -1 that of an output is -1, too" if variable else ""
+    return f"; they differ in dimension {', '.join(map(str, places))}{rule}"
 
 
 def _text(shape: Sequence[int]) -> str:

@@ -87,10 +87,16 @@ def test_an_archive_is_unpacked_and_removed(tmp_path: Path) -> None:
 
 
 def test_environments_that_are_none(tmp_path: Path) -> None:
+    """Report server#3222: a path of another machine, or of the container's outside."""
     (tmp_path / "file.tar").write_text("no archive")
     (tmp_path / "empty").mkdir()
     for path, text in (
-        ("/nowhere", "names no folder and no archive"),
+        ("/nowhere", "names no folder and no archive: '/nowhere'$"),
+        ("$$TRITON_MODEL_DIRECTORY/gone", r"no archive: '\$\$TRITON_MODEL_DIRECTORY/gone'$"),
+        (
+            "gone.tar.gz",
+            r"'gone.tar.gz', seen from .*; in the model's folder it is \$\$TRITON_MODEL_DIRECTORY/gone.tar",
+        ),
         (str(tmp_path / "file.tar"), "cannot be unpacked"),
         (str(tmp_path / "empty"), "has no bin/python"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.classic.python.worker.helpers import deserialize_bytes_tensor
 from penstock.classic.python.worker.wire import (
     FRAME,
     INLINE_LIMIT,
@@ -85,3 +87,11 @@ def test_text_and_objects_become_utf8() -> None:
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(), st.lists, max_leaves=20))
 def test_lists_there_and_back(message: Any) -> None:
     assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("data", [b"\1\0\0", b"\5\0\0\0abcd", b"\1\0\0\0a\2\0\0\0b", b"\1\0\0\0a\0"])
+def test_texts_that_are_cut_off_are_not_shorter_texts(data: bytes) -> None:
+    """Reports server#3801 and #4931, whose lengths came from elsewhere."""
+    with pytest.raises(struct.error):
+        deserialize_bytes_tensor(data)
+    assert deserialize_bytes_tensor(b"\1\0\0\0a\0\0\0\0").tolist() == [b"a", b""]

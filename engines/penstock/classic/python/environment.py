@@ -60,7 +60,7 @@ def find_environment(path: str, model_folder: Path) -> Environment:
     if place.is_dir():
         return Environment(_interpreter(place), place, activation=_activation(place))
     if not place.is_file():
-        raise ValueError("EXECUTION_ENV_PATH names no folder and no archive")
+        raise ValueError(f"EXECUTION_ENV_PATH names no folder and no archive: '{path}'{_relative_hint(path)}")
     unpacked = Path(tempfile.mkdtemp(prefix="penstock-env-"))
     try:
         with tarfile.open(place) as archive:
@@ -72,6 +72,12 @@ def find_environment(path: str, model_folder: Path) -> Environment:
     except BaseException:
         shutil.rmtree(unpacked, ignore_errors=True)
         raise
+
+
+def _relative_hint(path: str) -> str:
+    if os.path.isabs(path) or path.startswith(_MODEL_FOLDER):
+        return ""
+    return f", seen from the server's working directory; in the model's folder it is {_MODEL_FOLDER}/{path}"
 
 
 def _interpreter(folder: Path) -> Path:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
+from contextvars import Context
 from typing import Any, TypeVar
 
 from penstock.classic.base import CancellableStream, Host, InferCall, InferModel, Metric, ResponseStream
@@ -55,6 +56,8 @@ class HostCalls:
         self._host = host
         self._instance = instance
         self._log = logging.getLogger(f"penstock.models.{instance}")
+        self._nobody = Context()
+        """For log lines: messages are read in the context of the request that has loaded the model."""
         self._cancellations = cancellations
         self._calls = calls
         self._execution = execution
@@ -109,7 +112,7 @@ class HostCalls:
         """Something without a reply: `[verb, ...]`."""
         verb, *arguments = fields
         if verb == "log":
-            self._log.log(_LEVELS[arguments[0]], "%s", arguments[1])
+            self._nobody.run(self._log.log, _LEVELS[arguments[0]], "%s", arguments[1])
         elif verb == "metric":
             number, operation, value = arguments
             try:

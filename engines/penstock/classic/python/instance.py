@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from contextvars import Context
 
 from penstock.classic.base import AsyncInstance, Batch
 from penstock.classic.python.session import Program, Session
@@ -51,7 +52,8 @@ class PythonInstance(AsyncInstance):
 
     async def start(self) -> None:
         self._session = await Session.open(self._program)
-        self._supervision = asyncio.create_task(self._supervise(self._session))
+        # outlives the request that loads the model: its log lines are not that request's
+        self._supervision = asyncio.create_task(self._supervise(self._session), context=Context())
         if self._session.has_is_ready:
             try:
                 async with asyncio.timeout(_PROBE_LIMIT):

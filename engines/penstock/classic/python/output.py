@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextvars import Context
 
 _MAX_LINE = 8192
 """Characters; a longer line is cut into several."""
@@ -24,6 +25,8 @@ class OutputLog(asyncio.Protocol):
 
     def __init__(self, name: str, reader: int, writer: int) -> None:
         self._logger = logging.getLogger(name)
+        self._nobody = Context()
+        """For lines that belong to no request: the pipe is read in the context of the one that has loaded the model."""
         self._reader = reader
         self.writer = writer
         self._rest = b""
@@ -58,4 +61,4 @@ class OutputLog(asyncio.Protocol):
 
     def _log(self, line: bytes) -> None:
         for text in lines_of(line):
-            self._logger.info("%s", text)
+            self._nobody.run(self._logger.info, "%s", text)

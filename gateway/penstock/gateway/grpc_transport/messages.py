@@ -70,7 +70,9 @@ class MessageReader:
                 raise InvalidRequestError("The body of the call is not made of gRPC's messages.")
             size = int.from_bytes(head[start + 1 : start + PREFIX_BYTES])
             if size > self._most:
-                raise PayloadTooLargeError(f"Received message larger than max ({size} vs. {self._most})")
+                raise PayloadTooLargeError(
+                    f"Received message larger than max ({size} vs. {self._most}), which --http-max-input-size sets"
+                )
             self._needed = PREFIX_BYTES + size
         return self.whole
 

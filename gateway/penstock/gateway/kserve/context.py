@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from penstock.engines.errors import PayloadTooLargeError
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.kserve.store import ModelStore
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 MAX_INPUT_BYTES = 64 << 20
 """Triton's default of `--http-max-input-size`."""
+
+
+def input_too_large(error: PayloadTooLargeError) -> PayloadTooLargeError:
+    """With the flag that sets the limit: users of servers without one do not know it."""
+    return PayloadTooLargeError(f"{error.message} --http-max-input-size sets the limit.")
 
 
 async def nobody_else() -> None:

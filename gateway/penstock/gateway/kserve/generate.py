@@ -14,10 +14,10 @@ from collections.abc import Callable
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.signature import ModelSignature
-from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, PenstockError
 from penstock.gateway.front.work_pool import WorkPool
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.context import KServe, input_too_large
 from penstock.gateway.kserve.generate_frames import Renderer, error_frame
 from penstock.gateway.kserve.generate_tensors import read_generate
 from penstock.gateway.kserve.http_request import begin_trace, complete_request, found_model, model_before_body
@@ -43,7 +43,10 @@ async def generate(context: KServe, exchange: Exchange, name: str, version: str 
         with exchange.call() as call:
             received = time.monotonic_ns()
             model = await model_before_body(context, exchange, name, version)
-            body = await read_plain(exchange, context.max_input_bytes)
+            try:
+                body = await read_plain(exchange, context.max_input_bytes)
+            except PayloadTooLargeError as error:
+                raise input_too_large(error) from None
             call.watch()
             if model is None:
                 model = await found_model(context, exchange, name, version)

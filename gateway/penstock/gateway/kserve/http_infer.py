@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferResponse
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
 from penstock.gateway.http.compression import accepted_coding, compress, content_coding
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.classification import Labels
-from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.context import KServe, input_too_large
 from penstock.gateway.kserve.http_request import begin_trace, complete_request, found_model, model_before_body
 from penstock.gateway.kserve.infer_request import Inference, parse_infer
 from penstock.gateway.kserve.infer_response import encode_infer
@@ -47,10 +47,13 @@ class Infer:
                 _check_takes_infer(model)
             coding = content_coding(exchange.headers.get(b"content-encoding"))
             length = _header_length(exchange)
-            body = await exchange.read(context.max_input_bytes)
-            call.watch()
-            if coding:
-                body = await exchange.decompressed(coding, body, context.max_input_bytes)
+            try:
+                body = await exchange.read(context.max_input_bytes)
+                call.watch()
+                if coding:
+                    body = await exchange.decompressed(coding, body, context.max_input_bytes)
+            except PayloadTooLargeError as error:
+                raise input_too_large(error) from None
             if model is None:
                 model = await found_model(context, exchange, name, version)
                 _check_takes_infer(model)

@@ -23,6 +23,7 @@ LONG = 1 << 16
 _PIECE_BYTES = 1 << 18
 _BLANK = b"[], \t\r\n"
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NOT_STRINGS = "it has elements that are not strings"
 
 _Decode = Callable[[bytes], list[Any]]
 _floats: _Decode = msgspec.json.Decoder(list[float]).decode
@@ -142,7 +143,7 @@ def _converted(values: list[Any], dtype: np.dtype[Any]) -> Array:
 def _bytes(text: bytes, count: int, name: str) -> Array:
     elements = _STRING.subn(b"", text)[1] if b"\\" in text else text.count(b'"') // 2
     if elements != count:
-        raise _wrong_count(name)
+        raise _unfit(name, _NOT_STRINGS) if _has_others(text) else _wrong_count(name)
     values = _flat_strings(text, name) if text.find(b"[", 1) > 0 else _strings(text)
     if len(values) != count:
         raise _wrong_count(name)
@@ -155,8 +156,13 @@ def _flat_strings(text: bytes, name: str) -> list[str]:
     """The strings of an array in which there are other arrays, or strings with brackets."""
     values = list(_leaves(_anything(text)))
     if not all(isinstance(value, str) for value in values):
-        raise _unfit(name, "it has elements that are not strings")
+        raise _unfit(name, _NOT_STRINGS)
     return values
+
+
+def _has_others(text: bytes) -> bool:
+    """There is something beside strings and arrays: numbers, `true`, `null`, objects."""
+    return bool(_STRING.sub(b"", text).translate(None, b"[], \t\r\n"))
 
 
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:

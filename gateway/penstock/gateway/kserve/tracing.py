@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder().encode
 _MAX_ELEMENTS = 1 << 16
 """Of a traced tensor; the rest is left out of the trace."""
+_MAX_CHILDREN = 1024
+"""Of a request: traces that are kept until its own is written; later ones are written alone."""
 
 
 class RequestTrace:
     """The trace of one request (a `messages.Trace`). Written when it is finished; safe to mark from any thread."""
 
     __slots__ = (
+        "_above",
         "_children",
         "_events",
+        "_kept",
         "_numbers",
         "_sampler",
         "_source",
@@ -58,6 +62,10 @@ class RequestTrace:
         self._sampler: _Sampler | None = sampler
         self._events: list[dict[str, object]] = []
         self._children: list[RequestTrace] = []
+        self._above = False
+        """There is one that it is to be written with."""
+        self._kept = itertools.count()
+        """Counts the children of the whole request."""
 
     def mark(self, event: str, ns: int) -> None:
         """A timestamp, in nanoseconds of time.monotonic_ns()."""
@@ -69,8 +77,12 @@ class RequestTrace:
             self.mark(event, time.monotonic_ns())
 
     def child(self, model: str, version: int) -> RequestTrace:
-        """Written like the others, also after the server's settings have changed."""
+        """Written with this one, also after the server's settings have changed."""
         found = RequestTrace(self._source, self._numbers, model, version, self.request_id, self.id)
+        found._kept = self._kept
+        if self._sampler is not None and next(self._kept) < _MAX_CHILDREN:
+            found._above = True
+            self._children.append(found)
         found.mark_now("REQUEST_START")
         return found
 
@@ -82,6 +94,7 @@ class RequestTrace:
         for model, version, of_child in noted.children:
             child = RequestTrace(self._source, self._numbers, model, version, self.request_id, self.id)
             child.include(of_child)
+            child._sampler = None
             self._children.append(child)
 
     def inputs(self, request: InferRequest) -> None:
@@ -95,15 +108,19 @@ class RequestTrace:
         self._tensor_events("TENSOR_BACKEND_OUTPUT", tensors)
 
     def finish(self) -> None:
-        """Writes the trace. Idempotent."""
+        """Writes the trace with those that belong to it, or leaves that to the one that it belongs to. Idempotent."""
         sampler, self._sampler = self._sampler, None
-        if sampler is not None:
+        if sampler is not None and not self._above:
             sampler.add([each._written() for each in self._family()])
 
     def _family(self) -> Iterator[RequestTrace]:
+        """Those that have ended; the others are written when they do."""
         yield self
-        for child in self._children:
-            yield from child._family()
+        children, self._children = self._children, []
+        for child in children:
+            child._above = False
+            if child._sampler is None:
+                yield from child._family()
 
     def _written(self) -> list[bytes]:
         head: dict[str, object] = {"id": self.id, "model_name": self.model, "model_version": self.version}
@@ -292,8 +309,7 @@ class Tracing:
         self.active = self._global.active or any(sampler.active for sampler in self._models.values())
 
     def _write_to_file(self, model: str, traces: list[list[bytes]], log_frequency: int) -> None:
-        for events in traces:
-            self._file.add(events, log_frequency)
+        self._file.add([event for events in traces for event in events], log_frequency)
 
 
 def _tensor(tensor: Tensor) -> dict[str, str]:

@@ -60,7 +60,13 @@ class Catalogue:
         self.refresh()
         found = self._names.get(name)
         if not found:
-            raise ModelNotFoundError(f"failed to load '{name}', failed to poll from model repository")
+            raise ModelNotFoundError(f"failed to load '{name}', failed to poll from model repository{_path_hint(name)}")
         if len(found) > 1:
             raise DuplicateModelError(f"failed to load '{name}', failed to poll from model repository: {DUPLICATE}")
         return found[0]
+
+
+def _path_hint(name: str) -> str:
+    """Start scripts give `--load-model` the path of a model's folder."""
+    last = name.rstrip("/").rpartition("/")[2]
+    return f": a model is loaded by its name, not by a path: '{last}'" if "/" in name and last else ""

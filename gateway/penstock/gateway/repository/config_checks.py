@@ -124,7 +124,10 @@ def _check_dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig)
         if size <= 0:
             raise InvalidRequestError(f"dynamic batching preferred size must be positive for {name}")
         if size > config.max_batch_size:
-            raise InvalidRequestError(f"dynamic batching preferred size must be <= max batch size for {name}")
+            raise InvalidRequestError(
+                f"dynamic batching preferred size must be <= max batch size for {name}: {size} is above max_batch_size"
+                f" {config.max_batch_size}"
+            )
     levels = batching.priority_levels
     if levels > MAX_PRIORITY_LEVELS:
         raise InvalidRequestError(f"priority levels must be at most {MAX_PRIORITY_LEVELS} for {name}")

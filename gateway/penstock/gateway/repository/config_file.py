@@ -60,9 +60,11 @@ def _from_text(path: Path, shown: str) -> ModelConfig:
         raise InvalidRequestError(f"{shown} cannot be read: {error.strerror}") from None
     if len(data) > MAX_CONFIG_BYTES:
         raise InvalidRequestError(f"{shown} has more than {MAX_CONFIG_BYTES} bytes")
+    if data.lstrip().startswith(b"{"):
+        raise InvalidRequestError(f"{shown} is JSON, as GET .../config gives it; the file is in protobuf's text format")
     config = ModelConfig()
     try:
-        text_format.Parse(data.decode(), config)
+        text_format.Parse(data.decode("utf-8-sig"), config)  # editors on Windows begin files with a byte order mark
     except UnicodeDecodeError:
         raise InvalidRequestError(f"{shown} is not UTF-8") from None
     except text_format.ParseError as error:

@@ -11,13 +11,16 @@ from penstock.engines.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = 8
+"""Versions in an error; a folder may have thousands."""
+
 
 def select_versions(policy: ModelVersionPolicy, available: Sequence[int], name: str = "") -> list[int]:
     """The versions to serve, ascending: the latest n, all (also when the policy says nothing), or the listed ones.
 
     A listed version that is not there is logged and left out, as in Triton.
 
-    Raises InvalidRequestError, with Triton's text, when nothing is left.
+    Raises InvalidRequestError, with Triton's text and what there is, when nothing is left.
     """
     found = sorted(set(available))
     match policy.WhichOneof("policy_choice"):
@@ -32,5 +35,14 @@ def select_versions(policy: ModelVersionPolicy, available: Sequence[int], name: 
         case _:
             chosen = found
     if not chosen:
-        raise InvalidRequestError(f"at least one version must be available under the version policy of model '{name}'")
+        raise InvalidRequestError(
+            f"at least one version must be available under the version policy of model '{name}'; its folder has"
+            f" {_there_is(found, name)}"
+        )
     return chosen
+
+
+def _there_is(versions: Sequence[int], name: str) -> str:
+    if not versions:
+        return f"none: model files lie in a folder whose name is the version's number, such as {name}/1"
+    return ", ".join([*map(str, versions[:_SHOWN]), *(["..."] if len(versions) > _SHOWN else [])])

@@ -126,7 +126,8 @@ def _tensor(name: str, spec: ModelWarmup.Input, shape: list[int], model_folder: 
     datatype = datatype_name(spec.data_type)
     if spec.input_data_file:
         return _from_file(name, datatype, shape, spec.input_data_file, model_folder)
-    values = _random(datatype, shape) if spec.random_data else _zeros(datatype, shape)
+    random = spec.random_data and datatype != "BYTES"  # texts are empty, as in Triton: models parse theirs
+    values = _random(datatype, shape) if random else _zeros(datatype, shape)
     return Tensor(name, datatype, values)
 
 
@@ -142,14 +143,9 @@ def _zeros(datatype: str, shape: list[int]) -> Array:
 
 
 def _random(datatype: str, shape: list[int]) -> Array:
-    """Floats in [0, 1), integers over their whole range, texts of up to 16 letters. The same at every start."""
+    """Floats in [0, 1), integers over their whole range. The same at every start."""
     random = np.random.default_rng(0)
     dtype = NUMPY_TYPES[datatype]
-    if datatype == "BYTES":
-        found = np.empty(int(np.prod(shape)), np.object_)
-        for index in range(found.size):
-            found[index] = random.integers(97, 123, int(random.integers(1, 17)), np.uint8).tobytes()
-        return found.reshape(shape)
     if datatype == "BOOL":
         return random.integers(0, 2, shape).astype(np.bool_)
     if dtype.kind in "iu":
@@ -159,17 +155,16 @@ def _random(datatype: str, shape: list[int]) -> Array:
 
 
 def _from_file(name: str, datatype: str, shape: list[int], filename: str, model_folder: Path) -> Tensor:
-    """Raw values, little-endian and in C order, of which a file may have more than are needed; texts behind their
-    lengths, as in a binary request."""
+    """Raw values, little-endian and in C order; texts behind their lengths, as in a binary request. What a file of
+    numbers has beyond the shape is not read, as in Triton."""
     path = model_folder / FOLDER / filename
     if not stays_inside(filename) or not path.is_file():
         raise InvalidRequestError(f"input '{name}': there is no file '{filename}' in the model's {FOLDER} folder")
-    if path.stat().st_size > MAX_BYTES:
-        raise InvalidRequestError(f"input '{name}': the file '{filename}' has more than {MAX_BYTES} bytes")
-    data = path.read_bytes()
-    if datatype != "BYTES":
-        data = data[: element_count(shape, name) * NUMPY_TYPES[datatype].itemsize]
-    return from_buffer(name, datatype, shape, data)
+    size = MAX_BYTES if datatype == "BYTES" else element_count(shape, name) * NUMPY_TYPES[datatype].itemsize
+    if datatype == "BYTES" and path.stat().st_size > size:
+        raise InvalidRequestError(f"input '{name}': the file '{filename}' has more than {size} bytes")
+    with path.open("rb") as file:
+        return from_buffer(name, datatype, shape, file.read(size))
 
 
 def _reset(statistics: ModelStatistics) -> None:

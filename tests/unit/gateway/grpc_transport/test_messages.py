@@ -39,7 +39,7 @@ def test_a_message_that_is_too_long_is_refused_with_its_length() -> None:
     reader.feed(prefix(10) + b"x" * 10 + prefix(11))
     assert reader.ready()
     reader.take()
-    with pytest.raises(PayloadTooLargeError, match=r"11 vs\. 10"):
+    with pytest.raises(PayloadTooLargeError, match=r"11 vs\. 10\), which --http-max-input-size sets"):
         reader.ready()
 
 

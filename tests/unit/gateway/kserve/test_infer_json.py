@@ -147,6 +147,25 @@ def test_anything_but_two_elements_of_the_datatype_is_refused(datatype: str, dat
         read(datatype, data, (2,))
 
 
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"[1,2]", "it has elements that are not strings"),
+        (b'["a",1]', "it has elements that are not strings"),
+        (b'["a",null,"b","c"]', "it has elements that are not strings"),
+        (b'["1, 2]", ["b", true]]', "it has elements that are not strings"),
+        (b'["a"]', "Shape does not match true shape of 'data' field"),
+        (b'["a, 1", ["[2]"], "\\"3"]', "Shape does not match true shape of 'data' field"),
+        (b"[]", "Shape does not match true shape of 'data' field"),
+    ],
+)
+def test_numbers_for_strings_are_told_from_too_few(data: bytes, why: str) -> None:
+    """Report kserve#2512: "Unable to parse 'data'", and neither the input nor what is wrong with it."""
+    with pytest.raises(InvalidRequestError) as caught:
+        read("BYTES", data, (2,))
+    assert caught.value.message == f"Unable to parse 'data': {why} (input 'IN')"
+
+
 def test_escaped_quotes_are_not_counted() -> None:
     assert read("BYTES", ['"', '\\"', "\\"], (3,)).tolist() == [b'"', b'\\"', b"\\"]
 

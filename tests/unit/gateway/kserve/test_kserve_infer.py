@@ -129,6 +129,11 @@ async def test_decompressed_bodies_have_the_same_limit() -> None:
     front = KServeFront(max_input_bytes=10_000)
     answer = await front("POST", INFER, gzip.compress(bytes(10_001)), content_encoding="gzip")
     assert answer.status == 413
+    assert answer.json()["error"].endswith("larger than 10000 bytes. --http-max-input-size sets the limit.")
+    answer = await front("POST", INFER, bytes(10_001))  # report server#1776: which of the limits it was
+    assert answer.json() == {
+        "error": "The request body is larger than 10000 bytes. --http-max-input-size sets the limit."
+    }
 
 
 async def test_labels(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_status_lists_regions_and_unregister_forgets_them(memory: SharedMemory, 
     assert regions.status() == [RegionStatus("a", memory.name, 0, 8), RegionStatus("b", memory.name, 8, 16)]
     assert regions.status("b") == [RegionStatus("b", memory.name, 8, 16)]
     regions.unregister("a")
+    assert regions.read("b", 0, 1) == b"\x08"  # report server#7688: it lies in the same object
     regions.unregister("never")
     with pytest.raises(NotFoundError, match="Unable to find system shared memory region: 'a'"):
         regions.status("a")

@@ -13,6 +13,7 @@ import pytest
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.gateway.kserve import tracing as tracing_module
 from penstock.gateway.kserve.trace_file import TraceFile
 from penstock.gateway.kserve.trace_settings import TraceSettings
 from penstock.gateway.kserve.tracing import Tracing
@@ -226,6 +227,43 @@ def test_so_many_traces_to_a_file(tmp_path: Path) -> None:
     assert [event["id"] for event in events(tmp_path / "t.json.1") if "model_name" in event] == [3, 4]
     tracing.close()
     assert [event["id"] for event in events(tmp_path / "t.json") if "model_name" in event] == [5]
+
+
+def test_a_request_and_those_made_for_it_are_one_trace(tmp_path: Path) -> None:
+    """Report server#4059: `trace_summary.py` looks for all of a request in one file. Those of later ones are alone."""
+    tracing = Tracing(str(tmp_path / "t.json"))
+    tracing.update(ON | {"log_frequency": "2"})
+    ensemble = tracing.start("e", 1)
+    assert ensemble is not None
+    step, late = ensemble.child("m", 1), ensemble.child("n", 1)
+    inner = step.child("k", 1)
+    inner.finish()
+    step.finish()
+    assert not list(tmp_path.iterdir())
+    ensemble.finish()
+    later = late.child("k", 1)
+    later.finish()
+    traced(tracing, 1)
+    late.finish()
+    tracing.close()
+    files = [events(tmp_path / name) for name in ("t.json.0", "t.json")]
+    found = [[(event["id"], event.get("parent_id")) for event in file if "model_name" in event] for file in files]
+    assert found == [[(1, None), (2, 1), (4, 2), (6, None)], [(3, 1), (5, 3)]]
+
+
+def test_so_many_are_kept_for_their_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing_module, "_MAX_CHILDREN", 3)
+    tracing = Tracing(str(tmp_path / "t.json"))
+    tracing.update(ON | {"log_frequency": "1"})
+    outer = tracing.start("e", 1)
+    assert outer is not None
+    inner = outer.child("m", 1)
+    for parent in (inner, outer, inner, outer):
+        parent.child("k", 1).finish()
+    assert len(list(tmp_path.iterdir())) == 2
+    inner.finish()
+    outer.finish()
+    assert [event["id"] for event in events(tmp_path / "t.json.2") if "model_name" in event] == [1, 2, 3, 4]
 
 
 def test_long_traces_are_written_on_the_way(tmp_path: Path) -> None:

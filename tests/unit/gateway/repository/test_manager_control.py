@@ -121,6 +121,15 @@ async def test_unknown_models_and_versions(repository: FakeRepository, loader: F
         assert states(manager) == ["a 1 READY"], "asking for unknown models leaves nothing behind"
 
 
+@pytest.mark.parametrize("path", ["/models/a", "models/a/"])
+async def test_load_model_with_a_path(repository: FakeRepository, loader: FakeLoader, path: str) -> None:
+    """Report server#4697: `--load-model=/models/a`."""
+    repository.put("a", "a1")
+    async with serving(repository, loader=loader, load_models=(path,), start=False) as manager:
+        with pytest.raises(EngineError, match=f"{path}: .*: a model is loaded by its name, not by a path: 'a'"):
+            await manager.start()
+
+
 @pytest.mark.parametrize(
     "name", ["", " ", "\t", "..", ".", "../a", "a/b", "/etc/passwd", "a\\b", "a\0", "%2e%2e", "．．"]
 )

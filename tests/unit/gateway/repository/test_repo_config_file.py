@@ -90,6 +90,15 @@ def test_errors_name_the_place_in_the_repository(tmp_path: Path, text: str, wher
     assert str(tmp_path) not in caught.value.message
 
 
+def test_json_and_byte_order_marks(tmp_path: Path) -> None:
+    """Report server#3593: what GET .../config has answered, saved as the file."""
+    with pytest.raises(InvalidRequestError, match=r"^m/config\.pbtxt is JSON, .* in protobuf's text format$"):
+        read_config(folder_with(tmp_path, '\n{ "name": "m", "max_batch_size": 4 }'), "m", override=None)
+    assert (
+        read_config(folder_with(tmp_path, b"\xef\xbb\xbfmax_batch_size: 4\r\n"), "m", override=None).max_batch_size == 4
+    )
+
+
 def test_errors_of_a_named_configuration_name_its_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"m/configs/gpu\.pbtxt:1:1"):
         read_config(folder_with(tmp_path, "foo: 3", "configs/gpu.pbtxt"), "m", override=None, config_name="gpu")

@@ -195,7 +195,11 @@ REFUSED = [
     ),
     (
         BATCH + "dynamic_batching { preferred_batch_size: 8 }",
-        "dynamic batching preferred size must be <= max batch size for m",
+        "dynamic batching preferred size must be <= max batch size for m: 8 is above max_batch_size 4",
+    ),
+    (
+        BACKEND + IO + "dynamic_batching { preferred_batch_size: 2 }",  # report onnxruntime_backend#148
+        "dynamic batching preferred size must be <= max batch size for m: 2 is above max_batch_size 0",
     ),
     (BATCH + "dynamic_batching { preferred_batch_size: 0 }", "dynamic batching preferred size must be positive for m"),
     (BATCH + "dynamic_batching { priority_levels: 2 }", "default priority level must be in range [1, 2] for m"),

@@ -38,16 +38,20 @@ def test_a_listed_version_that_is_not_there_is_logged_and_left_out(caplog: pytes
 
 
 @pytest.mark.parametrize(
-    ("text", "available"),
+    ("text", "available", "there_is"),
     [
-        ("latest { num_versions: 1 }", []),
-        ("latest { }", [1]),
-        ("all { }", []),
-        ("specific { }", [1]),
-        ("specific { versions: [ 7 ] }", [1]),
+        ("latest { num_versions: 1 }", [], "none: model files lie in a folder .* such as m/1"),
+        ("latest { }", [1], "1"),
+        ("all { }", [], "none: .*"),
+        ("specific { }", [3, 1], "1, 3"),
+        ("specific { versions: [ 70 ] }", range(27, 0, -1), r"1, 2, 3, 4, 5, 6, 7, 8, \.\.\."),
+        ("specific { versions: [ -1 ] }", [1], "1"),
     ],
 )
-def test_nothing_left_to_serve(text: str, available: list[int]) -> None:
-    expected = "^at least one version must be available under the version policy of model 'm'$"
+def test_nothing_left_to_serve(text: str, available: list[int], there_is: str) -> None:
+    """Reports server#3384, #3623, #3687 (no version's folder) and #7052 (version -1: Triton looks for its folder)."""
+    expected = (
+        f"^at least one version must be available under the version policy of model 'm'; its folder has {there_is}$"
+    )
     with pytest.raises(InvalidRequestError, match=expected):
         select_versions(policy(text), available, "m")

@@ -27,12 +27,15 @@ def serialize_byte_tensor(input_tensor: Array) -> Any:
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
-    """The opposite: a flat array of objects."""
+    """The opposite: a flat array of objects. Raises struct.error, as Triton's does, for data that is cut off."""
     items: list[bytes] = []
     position = 0
     while position < len(encoded_tensor):
         (length,) = struct.unpack_from("<I", encoded_tensor, position)
         position += 4
+        if length > len(encoded_tensor) - position:
+            left = len(encoded_tensor) - position
+            raise struct.error(f"an element of {length} bytes at offset {position}, where only {left} bytes are left")
         items.append(bytes(encoded_tensor[position : position + length]))
         position += length
     found = np.empty(len(items), np.object_)

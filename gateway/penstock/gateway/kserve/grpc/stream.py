@@ -1,4 +1,5 @@
-"""ModelStreamInfer: many requests on one RPC, their responses as they come."""
+"""ModelStreamInfer: many requests on one RPC. Responses of decoupled models are sent as they come, those of others in
+the order of their requests, as in Triton."""
 
 from __future__ import annotations
 
@@ -31,6 +32,63 @@ _TARGET = "penstock_target"
 _STRICT = ("triton_grpc_error", "true")
 
 
+class _Place:
+    """Of one request in the order."""
+
+    __slots__ = ("left", "of_sequence", "turn")
+
+    def __init__(self) -> None:
+        self.left = False
+        self.of_sequence = False
+        self.turn: asyncio.Future[None] | None = None
+
+
+class ResponseOrder:
+    """Whose turn it is to be answered: the first request that has not left the order."""
+
+    def __init__(self) -> None:
+        self._places: dict[_Place, None] = {}
+        self._crowded = False
+
+    def enter(self) -> _Place:
+        place = _Place()
+        self._places[place] = None
+        return place
+
+    def leave(self, place: _Place) -> None:
+        """It has been answered, or its responses come when they come."""
+        if not place.left:
+            self._remove(place)
+            self._advance()
+
+    def crowd(self, crowded: bool) -> None:
+        """While the stream takes no more requests, none of a sequence is waited for: one that has not been taken may
+        be what gives it its slot."""
+        self._crowded = crowded
+        self._advance()
+
+    def is_of_sequence(self, place: _Place) -> None:
+        place.of_sequence = True
+        self._advance()
+
+    async def turn(self, place: _Place) -> None:
+        if not place.left and next(iter(self._places)) is not place:
+            place.turn = asyncio.get_running_loop().create_future()
+            await place.turn
+
+    def _advance(self) -> None:
+        while (first := next(iter(self._places), None)) is not None:
+            if first.turn is not None and not first.turn.done():
+                first.turn.set_result(None)
+            if not (self._crowded and first.of_sequence):
+                break
+            self._remove(first)
+
+    def _remove(self, place: _Place) -> None:
+        place.left = True
+        del self._places[place]
+
+
 class InferStream:
     """One RPC. Each request has a task; it writes a response and takes the next one when that has been sent, so a slow
     reader holds back its own requests and nothing piles up here."""
@@ -43,6 +101,7 @@ class InferStream:
         self._strict = _STRICT in rpc.invocation_metadata()
         self._slots = asyncio.Semaphore(limit)
         self._writing = asyncio.Lock()
+        self._order = ResponseOrder()
         self._turns: WeakValueDictionary[tuple[str, bytes], asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -68,11 +127,16 @@ class InferStream:
 
     async def _read(self) -> None:
         while True:
-            await self._slots.acquire()
+            if self._slots.locked():
+                self._order.crowd(True)
+                await self._slots.acquire()
+                self._order.crowd(False)
+            else:
+                await self._slots.acquire()
             data = await self._rpc.read()
             if data is _EOF:
                 break
-            task = asyncio.create_task(self._serve(data))
+            task = asyncio.create_task(self._serve_in_order(data, self._order.enter()))
             self._tasks.add(task)
             task.add_done_callback(self._ended)
         while self._tasks:
@@ -88,11 +152,18 @@ class InferStream:
         if not self._failure.done():
             self._failure.set_exception(error)
 
-    async def _serve(self, data: bytes) -> None:
+    async def _serve_in_order(self, data: bytes, place: _Place) -> None:
+        try:
+            await self._serve(data, place)
+        finally:
+            self._order.leave(place)
+
+    async def _serve(self, data: bytes, place: _Place) -> None:
         """One request."""
         try:
             message = self._inference.parse(data)
         except InvalidRequestError as error:
+            await self._order.turn(place)
             await self._write(stream_error(error, ""))
             return
         context = self._context.next_request()
@@ -101,16 +172,21 @@ class InferStream:
         try:
             with self._guard.recorded(context), call_in_flight(self._guard.drain, context):
                 await self._guard.take_in(context, data)
-                await self._answer(data, message, context)
+                await self._answer(data, message, context, place)
         except Exception as error:
             # before the first response could be asked for, or when the drain expired
+            await self._order.turn(place)
             await self._write(stream_error(error, message.id))
             drop_traceback(error)
 
-    async def _answer(self, data: bytes, message: Message, context: RequestContext) -> None:
+    async def _answer(self, data: bytes, message: Message, context: RequestContext, place: _Place) -> None:
         inference = self._inference
+        if _SEQUENCE in message.parameters:
+            self._order.is_of_sequence(place)
         async with self._turn(message):
             model = await inference.found_model(message, context)
+            if model.signature.decoupled:
+                self._order.leave(place)
             decoded = await inference.decode(data, message, model, self._rpc, context)
             model = inference.model_for(message, decoded)
             trace = inference.trace(model, decoded)
@@ -122,7 +198,7 @@ class InferStream:
         try:
             if isinstance(responses, AdmittedLater):
                 await responses.admitted()
-            await self._forward(model, decoded, responses, trace, context.record)
+            await self._forward(model, decoded, responses, trace, context.record, place)
         except asyncio.CancelledError:
             if not decoded.ended:  # else the end is on its way, and the drain must not tell another one
                 raise
@@ -144,6 +220,7 @@ class InferStream:
         responses: ResponseStream,
         trace: RequestTrace | None,
         record: RequestRecord,
+        place: _Place,
     ) -> None:
         encoder = self._inference.encoder(model, decoded)
 
@@ -162,6 +239,8 @@ class InferStream:
         try:
             async for response in readable:
                 decoded.ended = response.final
+                if not place.left:
+                    await self._order.turn(place)
                 if response.error is not None:
                     record.failed(response.error)
                     await self._error(response.error, model, decoded, final=response.final)
@@ -180,6 +259,7 @@ class InferStream:
                     break
         except Exception as error:
             record.failed(error)
+            await self._order.turn(place)
             await self._error(error, model, decoded, final=True)
 
     async def _error(self, error: Exception, model: InferModel, decoded: Decoded, *, final: bool) -> None:

@@ -378,6 +378,17 @@ ANSWERS = (
         (refused("http: trace: an unknown *", "http: logging: an unknown key"),),
     ),
     Difference(
+        "health-body",
+        "the body of health and readiness",
+        "empty",
+        '`{"live": true}`, `{"ready": true}`, with a model\'s `name`',
+        "KServe's clients read it; Triton's look at the status",
+        (
+            at("http: GET /v2/health/*", body=("", ANY), type=("text/plain", "application/json")),
+            at("http: GET /v2/models/*/ready", body=("", ANY), type=("text/plain", "application/json")),
+        ),
+    ),
+    Difference(
         "health-watch",
         "`grpc.health.v1` Watch, server reflection",
         "unimplemented",

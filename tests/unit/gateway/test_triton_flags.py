@@ -17,8 +17,11 @@ from penstock.gateway.configuration.triton_flags import (
     TRITON_SERVED,
     TRITON_TUNING,
 )
+from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.server_log import log_to_file
+from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.metrics.triton import TritonMetrics
+from penstock.gateway.served_models import ServedModels
 
 Serve = Callable[..., tuple[Config, str]]
 
@@ -144,3 +147,39 @@ def test_a_pattern_that_no_metadata_can_match_is_warned_about(caplog: pytest.Log
     assert "never matches" in caplog.text
     with pytest.raises(ConfigError, match="regular expression"):
         grpc_settings(load_config({"grpc_header_forward_pattern": "("}))
+
+
+def served(**settings: object) -> ServedModels:
+    return ServedModels(load_config(settings, environ={}), WorkPools(), LoadingBoard())
+
+
+async def test_a_folder_counts_once_whatever_it_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    (folder / "m/1").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(folder)
+    names = (folder, f"{folder}/", f"{folder}/../models", tmp_path / "link", f"file://{folder}")
+    repository = served(model_repository=[*map(str, names)], model_control_mode="explicit").repository
+    await repository.start()
+    try:
+        assert [(entry.name, entry.reason) for entry in repository.index(ready=False)] == [("m", "")]
+    finally:
+        await repository.stop()
+
+
+@pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
+@pytest.mark.parametrize("strict", [True, False])
+async def test_a_repository_that_is_not_there(tmp_path: Path, mode: str, strict: bool) -> None:
+    good, missing = tmp_path / "good", str(tmp_path / "missing")
+    good.mkdir()
+    settings = {"model_repository": [missing, str(good)], "model_control_mode": mode, "strict_readiness": strict}
+    with pytest.raises(ConfigError, match=f"model-repository: the model repository {missing} cannot be read"):
+        served(**settings)
+    models = served(**settings, exit_on_error=False)
+    await models.repository.start()
+    try:
+        assert models.is_live()
+        assert models.ready is not strict
+    finally:
+        await models.repository.stop()
+    with pytest.raises(ConfigError, match="names no bucket"):
+        served(model_repository=["s3://"], exit_on_error=False)

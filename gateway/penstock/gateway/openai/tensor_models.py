@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import cached_property, partial
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from penstock.classic.base import InferModel
 from penstock.classic.caching.cached_model import uncached
 from penstock.classic.messages import InferRequest, InferResponse
-from penstock.classic.signature import ModelSignature, TensorSignature
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
@@ -51,65 +49,26 @@ from penstock.gateway.openai.objects import (
     usage_object,
 )
 from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
-from penstock.gateway.openai.unsupported import CHAT, COMPLETION, note_hints
+from penstock.gateway.openai.tensor_requests import (
+    OUTPUT,
+    check_request,
+    echoed_prompt,
+    note_ignored,
+    only_prompt,
+    plain_prompt,
+    takes_text,
+    tensor_inputs,
+)
+from penstock.gateway.openai.unsupported import CHAT, COMPLETION
 from penstock.tokenizers import ChatTemplate, ChatTemplateError, StopStrings, TextPart, TokenizerError
 from penstock.tokenizers.files import read_tokenizer_files
 
-_PROMPT, _STREAM, _OUTPUT, _SAMPLING, _STOPS = (
-    "text_input",
-    "stream",
-    "text_output",
-    "sampling_parameters",
-    "stop_words",
-)
-_SWITCHES = {
-    "exclude_input_in_output": True,
-    "sampling_param_exclude_input_from_output": True,
-    "return_finish_reason": True,
-    "return_num_input_tokens": True,
-    "return_num_output_tokens": True,
-    "return_logprobs": False,
-}
-"""Inputs that say what the answer is to have: a prompt that is to come first (`echo`) is written here."""
-_NUMBERS = frozenset(
-    (
-        *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
-        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    )
-)
-"""Fields that may have an input of the same name."""
-_SOFT = _NUMBERS - {"min_tokens", "seed"} | {"skip_special_tokens"}
-"""Fields that a model without a place for them answers without, and that are noted as ignored."""
-_SAMPLED = _NUMBERS | {
-    *("stop", "stop_token_ids", "ignore_eos", "logit_bias", "allowed_token_ids", "bad_words"),
-    *("include_stop_str_in_output", "skip_special_tokens"),
-}
-"""Fields that `sampling_parameters` may have."""
-_REFUSED = (
-    *("n", "best_of"),
-    *("logprobs", "top_logprobs", "prompt_logprobs", "truncate_prompt_tokens", "return_token_ids", "suffix"),
-    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "logits_processors"),
-    *("tools", "functions", "documents", "continue_final_message", "store", "cache_salt"),
-    *("thinking_token_budget", "max_reasoning_tokens"),
-)
-"""What would change the answer, and such a model is never asked for."""
-_ONE = (None, False, 0, 1)
-_HINTS = ("chat_template_kwargs", "prediction", "reasoning_effort", "verbosity", "priority")
 _TEMPLATE_SECONDS = 10.0
+_REFUSAL = (
+    "The model `{name}` takes and gives text as tensors. It can be asked by chats of every API and by /v1/completions; "
+    "this server knows no tokens of it."
+)
 _FINISH = frozenset({"stop", "length"})
-
-
-def takes_text(model: InferModel) -> bool:
-    """Whether a model has these tensors: each of one element, so that a prompt is one text."""
-    signature = model.signature
-    inputs, output = signature.inputs, signature.outputs.get(_OUTPUT)
-    required = set(signature.required) - {_PROMPT, _STREAM, _SAMPLING, *_SWITCHES}
-    named = [(inputs.get(_PROMPT), "BYTES"), (inputs.get(_STREAM), "BOOL"), (output, "BYTES")]
-    return not required and not signature.sequences and all(_is_one(tensor, kind) for tensor, kind in named)
-
-
-def _is_one(tensor: TensorSignature | None, datatype: str) -> bool:
-    return tensor is not None and tensor.datatype == datatype and all(dim in (1, -1) for dim in tensor.dims)
 
 
 class TensorModels:
@@ -131,22 +90,25 @@ class TensorModels:
 
     def look(self) -> None:
         """To be called whenever models have come or gone."""
-        others = self._settings.text_models.by_name
+        by_name, language = self._settings.text_models.by_name, self._dataplane.models
         newest = {model.name: model for model in self._models() if self._is_ours(model)}
         for name, known in list(self._known.items()):
             if newest.get(name) is not known.model:
-                del self._known[name]
-                if others.get(name) is known:
-                    del others[name]
+                del self._known[name], by_name[name]
+                language.release(name)
         for name, model in newest.items():
-            if name not in self._known and name not in others:
-                others[name] = self._known[name] = TensorModel(model, self._kserve, self._settings)
+            if name not in self._known:
+                by_name[name] = self._known[name] = TensorModel(model, self._kserve, self._settings)
+                language.reserve(name, _REFUSAL.format(name=name))
 
     def _is_ours(self, model: InferModel) -> bool:
-        """Those of other servers are in `TextModels` already, and language models of this one are served as such."""
-        known = self._dataplane.models
-        is_language_model = isinstance(uncached(model), LanguageModel) or known.knows(model.name)
-        return not is_language_model and not known.is_reserved(model.name) and takes_text(model)
+        """Other servers' models, and others that do not generate, have reserved their names; language models of this
+        server are served as such."""
+        if model.name in self._known:
+            return takes_text(model.signature)
+        language = self._dataplane.models
+        taken = language.is_reserved(model.name) or language.knows(model.name)
+        return not taken and not isinstance(uncached(model), LanguageModel) and takes_text(model.signature)
 
 
 class TensorModel:
@@ -208,7 +170,7 @@ class TensorModel:
 
     async def _answer_completion(self, exchange: Exchange, request: CompletionRequest) -> None:
         head = self._head("cmpl", "text_completion", request)
-        async with self._asked(exchange, request, _prompt(request), self._pulse) as answer:
+        async with self._asked(exchange, request, only_prompt(request), self._pulse) as answer:
             if request.stream:
                 frames = _frames(head, request, opening=b'"text":')
                 ending = partial(_ending, frames, request, answer, usage_object)
@@ -238,7 +200,7 @@ class TensorModel:
         template = self._template
         messages = template_messages(request.messages, context, frozenset() if template is None else template.roles)
         if template is None:
-            return _plain_prompt(messages)
+            return plain_prompt(messages)
         try:
             return template.render(
                 template.normalize(messages), add_generation_prompt=True, time_limit=_TEMPLATE_SECONDS
@@ -267,18 +229,15 @@ class TensorModel:
         """Raises PenstockError."""
         context = exchange.context
         model = await found_model(self._kserve, exchange, self._name, "")
-        _check(request)
-        note_hints(request, context)
-        for name in _HINTS:
-            if getattr(request, name, None):
-                context.ignore(name, "this model has no input for it.")
-        inner = InferRequest(inputs=_inputs(model.signature, request, prompt, context))
+        check_request(request)
+        note_ignored(request, context)
+        inner = InferRequest(inputs=tensor_inputs(model.signature, request, prompt, context))
         complete_request(inner, self._kserve, exchange, self._name)
         model = self._kserve.models.model(self._name, "", inner)  # a reload may have replaced it meanwhile
         stops = StopStrings(stop_strings(request.stop), bool(request.include_stop_str_in_output))
         usage = Usage()
         answer = _Answer(usage, pulse if request.stream else None)
-        answer.deltas = _deltas(_responses(model, inner), stops, _echoed(request, prompt), answer, context)
+        answer.deltas = _deltas(_responses(model, inner), stops, echoed_prompt(request, prompt), answer, context)
         async with aclosing(answer):
             yield answer
 
@@ -369,11 +328,11 @@ def _delta(text: str, finish: str | None = None, stopped_by: str | None = None) 
 
 def _text(outputs: Mapping[str, Tensor]) -> str:
     """Raises EngineError."""
-    output = outputs.get(_OUTPUT)
+    output = outputs.get(OUTPUT)
     if output is None or output.array.size == 0:
         return ""
     if output.array.size > 1:
-        raise EngineError(f"The model's {_OUTPUT} has {output.array.size} texts in one response instead of one.")
+        raise EngineError(f"The model's {OUTPUT} has {output.array.size} texts in one response instead of one.")
     value = output.array.item()
     return value if isinstance(value, str) else bytes(value).decode(errors="replace")
 
@@ -411,109 +370,3 @@ def _ending(frames: Frames, request: CommonRequest, answer: _Answer, usage: Call
 
 def _end_of(found: Collected) -> dict[str, Any]:
     return {"finish_reason": found.finish_reason, "stop_reason": found.stop_reason}
-
-
-# What a request says, as inputs
-
-
-def _check(request: CommonRequest) -> None:
-    """Raises UnsupportedError."""
-    if isinstance(request, ChatRequest) and request.tool_choice == "none":
-        request.tools = None
-    for name in _REFUSED:
-        value = getattr(request, name, None)
-        if value not in (_ONE if name in ("n", "best_of") else (None, False, 0, "", [])):
-            raise UnsupportedError(f"{name}: a model that is asked by tensors cannot do this.", param=name)
-    form = request.response_format
-    if form is not None and form.type != "text":
-        raise UnsupportedError("response_format: a model that is asked by tensors cannot do this.", param=None)
-
-
-def _prompt(request: CompletionRequest) -> str:
-    """Raises UnsupportedError."""
-    prompt = request.prompt
-    if isinstance(prompt, list) and len(prompt) == 1:
-        prompt = prompt[0]  # type: ignore[assignment]
-    if not isinstance(prompt, str):
-        raise UnsupportedError("prompt: a model that is asked by tensors takes one text.", param="prompt")
-    return prompt
-
-
-def _echoed(request: CommonRequest, prompt: str) -> str:
-    return prompt if request.echo and isinstance(request, CompletionRequest) else ""
-
-
-def _plain_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
-    """For models without a chat template: a single message as it is, several with their roles, each on its lines."""
-    texts = [(message["role"], _content(message)) for message in messages]
-    if len(texts) == 1:
-        return texts[0][1]
-    return "".join(f"{role}: {text}\n" for role, text in texts) + "assistant:"
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text") or "") for part in content)
-    return content or ""
-
-
-def _inputs(
-    signature: ModelSignature, request: CommonRequest, prompt: str, context: RequestContext
-) -> dict[str, Tensor]:
-    """Raises InvalidRequestError, UnsupportedError."""
-    values: dict[str, Any] = {_PROMPT: prompt.encode(), _STREAM: bool(request.stream) and signature.decoupled}
-    values |= _SWITCHES
-    sampling = _sampling(request)
-    if _SAMPLING in signature.inputs:
-        values[_SAMPLING] = msgspec.json.encode(sampling)
-    else:
-        values |= _fields_as_inputs(signature, sampling, context)
-    return {
-        name: _tensor(signature, signature.inputs[name], value)
-        for name, value in values.items()
-        if name in signature.inputs
-    }
-
-
-def _sampling(request: CommonRequest) -> dict[str, Any]:
-    """What the request says, by vLLM's names."""
-    fields = {name: getattr(request, name) for name in _SAMPLED}
-    most = getattr(request, "max_completion_tokens", None)
-    fields["max_tokens"] = request.max_tokens if most is None else most
-    if isinstance(request.stop, str):
-        fields["stop"] = [request.stop]
-    return {name: value for name, value in sorted(fields.items()) if value is not None}
-
-
-def _fields_as_inputs(
-    signature: ModelSignature, sampling: Mapping[str, Any], context: RequestContext
-) -> dict[str, Any]:
-    """Stop strings hold anyway: the answer is cut here. Raises UnsupportedError."""
-    found: dict[str, Any] = {}
-    for name, value in sampling.items():
-        if name in ("stop", "include_stop_str_in_output"):
-            found[_STOPS] = [text.encode() for text in sampling.get("stop", ())]
-        elif name in _NUMBERS and name in signature.inputs:
-            found[name] = value
-        elif name in _SOFT:
-            context.ignore(name, "this model has no input for it.")
-        elif value or name == "seed":
-            raise UnsupportedError(f"{name}: this model has no input for it.", param=name)
-    return found if found.get(_STOPS) else {name: value for name, value in found.items() if name != _STOPS}
-
-
-def _tensor(signature: ModelSignature, tensor: TensorSignature, value: Any) -> Tensor:
-    """In the least shape that holds it. Raises InvalidRequestError for numbers that the datatype cannot hold."""
-    values = value if isinstance(value, list) else [value]
-    dims = [1 if dim < 0 else dim for dim in tensor.dims]
-    if dims and tensor.dims[-1] < 0:
-        dims[-1] = len(values)
-    shape = (*([1] if signature.batched else []), *dims)
-    try:
-        with np.errstate(over="raise"):
-            array = np.array(values, tensor.dtype).reshape(shape)
-    except (OverflowError, FloatingPointError, ValueError, TypeError):
-        message = f"{tensor.name}: the model takes {tensor.datatype} of shape {list(shape)}."
-        raise InvalidRequestError(message, param=tensor.name) from None
-    return Tensor(tensor.name, tensor.datatype, array)

@@ -86,7 +86,8 @@ def _plain_text(text: str, kind: inspect.Type) -> str | float:
     if unit is not None and not _is_number(text):
         return _quantity(text, unit, whole=isinstance(bare(kind), inspect.IntType))
     if isinstance(literal := bare(kind), inspect.LiteralType):
-        return next((each for each in literal.values if str(each).lower() == text.lower()), text)
+        words = (each for each in literal.values if isinstance(each, str))
+        return next((each for each in words if each.lower() == text.lower()), text)
     if text.startswith("~") and extra(kind, "metavar") in _PATHS:
         return os.path.expanduser(text)
     return text

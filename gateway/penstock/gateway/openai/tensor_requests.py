@@ -151,7 +151,8 @@ def _sampling(request: CommonRequest) -> dict[str, Any]:
     fields["max_tokens"] = request.max_tokens if most is None else most
     if isinstance(request.stop, str):
         fields["stop"] = [request.stop]
-    return {name: value for name, value in sorted(fields.items()) if value is not None}
+    open_ended = [name for name in ("max_tokens", "seed") if fields[name] == -1]
+    return {name: value for name, value in sorted(fields.items()) if value is not None and name not in open_ended}
 
 
 def _fields_as_inputs(

@@ -212,6 +212,8 @@ async def test_or_to_inputs_of_its_own_names() -> None:
         "seed": [7],
         "stop_words": [b"x", b"y"],
     }
+    await front("/v1/completions", {**asked, "max_tokens": -1, "seed": -1})
+    assert not model.requests[-1].inputs.keys() & {"max_tokens", "seed"}
     for field, value in {"max_tokens": 2**40, "seed": -2, "temperature": 1e300}.items():
         refused = await front("/v1/completions", {**asked, field: value})
         assert (refused.status, refused.json()["error"]["param"]) == (400, field)

@@ -86,6 +86,8 @@ def test_older_names_are_obeyed(serve: Serve) -> None:
 
 def test_a_flag_without_its_value(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--trace-file: expected one argument" in refused(capsys, "--trace-file")
+    for flag in ("--enable-peer-access", "--strict-model-config", "--allow-vertex-ai"):
+        assert f"{flag}: expected one argument" in refused(capsys, flag, "--http-restricted-api=health:key=value")
 
 
 def test_names_may_be_abbreviated(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:

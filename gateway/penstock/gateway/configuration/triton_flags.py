@@ -128,7 +128,7 @@ def _in_full(parser: CommandParser, flag: str) -> str:
 
 def _ours(parser: CommandParser, flag: str, value: str) -> tuple[list[tuple[str, str]], list[str]]:
     """What stands here in place of a flag that only Triton has, if anything, and what to warn of."""
-    if not value:
+    if not value or value.startswith("--"):  # another flag, which must not be passed over
         parser.fail(f"{flag}: expected one argument")
     if flag in TRITON_TUNING:
         return [], [f"{flag} has no effect: {TRITON_TUNING[flag]}"]

@@ -109,6 +109,7 @@ def test_values_are_taken_in_any_case(serve: Serve) -> None:
         "--model-control-mode=EXPLICIT", "--rate-limit=Execution_Count", "--log-format=iso8601", "--exit-on-error=False"
     )
     assert config.repository.model_control_mode == "explicit"
+    assert build_tracing(("level=Tensors", "mode=TRITON")).settings("")["trace_level"] == ["TENSORS"]
     assert config.repository.rate_limit == "execution_count"
     assert config.server.log_format == "ISO8601"
     assert not config.repository.exit_on_error

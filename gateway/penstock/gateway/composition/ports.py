@@ -98,7 +98,7 @@ def build_tracing(settings: tuple[str, ...]) -> Tracing:
             level = _TRACE_LEVELS.get(value.lower(), value.upper())
             given.setdefault("trace_level", []).append(level)
         else:
-            given[_TRACE_NAMES[name]] = value
+            given[_TRACE_NAMES[name]] = value.lower() if name == "mode" else value
     try:
         return Tracing(file, TraceSettings(**changes(given)))
     except PenstockError as error:

@@ -151,6 +151,11 @@ class SharedMemoryRegions:
         region = self._regions.get(name)
         return region if region is not None and self._may_see(region) else None
 
+    def _seen_leaving(self, name: str) -> _Region | None:
+        """Threads call this."""
+        region = self._leaving.get(name)
+        return region if region is not None and region.is_used() and self._may_see(region) else None
+
     def _may_see(self, region: _Region) -> bool:
         return region.tenant == self._caller.tenant or Role.ADMIN in self._caller.roles
 
@@ -176,7 +181,7 @@ class SharedMemoryRegions:
 
     def unregister(self, name: str = "") -> None:
         """Forgets the region; all of the caller's without a name. Unknown names are ignored, as in Triton. The status
-        has it, and its name is taken, until the last request that uses it has ended: a client learns there when it may
+        has it, its name is taken, and further requests may use it, until none does: a client learns there when it may
         use the memory for something else."""
         self._check_allowed()
         for known in [name] if name else list(self._regions):
@@ -218,7 +223,7 @@ class SharedMemoryRegions:
         Raises NotFoundError, UnsupportedError, and InvalidRequestError for what does not lie in the region.
         """
         self._check_allowed()
-        region = self._seen(name)
+        region = self._seen(name) or self._seen_leaving(name)
         if region is None:
             raise NotFoundError(f"Unable to find shared memory region: '{name[:_MAX_NAME]}'")
         status = region.status

@@ -310,11 +310,18 @@ def test_the_status_has_what_requests_still_use(memory: SharedMemory, regions: S
     assert regions.of(other).status() == []
     with pytest.raises(NotFoundError):
         regions.of(other).status("in")
-    with pytest.raises(NotFoundError, match="Unable to find shared memory region: 'in'"):
-        regions.of(mine).read("in", 0, 1)
+    for caller, name in ((other, "in"), (mine, "idle")):
+        with pytest.raises(NotFoundError, match=f"Unable to find shared memory region: '{name}'"):
+            regions.of(caller).read(name, 0, 1)
+    second = RequestContext()
+    regions.of(mine, lambda size: None, second).read("in", 0, 8)
     with pytest.raises(AlreadyExistsError):
         regions.of(mine).register("in", memory.name, 0, 8)
     context.end()
+    assert [each.name for each in regions.of(mine).status()] == ["in"]
+    second.end()
+    with pytest.raises(NotFoundError):
+        regions.of(mine).read("in", 0, 1)
     assert regions.of(mine).status() == []
     regions.of(mine).register("in", memory.name, 0, 8)
 

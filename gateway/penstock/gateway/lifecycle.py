@@ -165,6 +165,7 @@ class Server:
         self._settings = replace(settings, pools=self._pools)
         by_tensors = TensorModels(self._kserve, models.repository.models, models.dataplane, self._settings)
         models.repository.changes.watch(by_tensors.look)
+        models.dataplane.models.changes.watch(by_tensors.look)  # a language model's name may have become free
         self._drain = self._settings.drain
         self._intake = self._settings.intake
         self._guard = Guard(

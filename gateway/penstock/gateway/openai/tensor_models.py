@@ -64,10 +64,6 @@ from penstock.tokenizers import ChatTemplate, ChatTemplateError, StopStrings, Te
 from penstock.tokenizers.files import read_tokenizer_files
 
 _TEMPLATE_SECONDS = 10.0
-_REFUSAL = (
-    "The model `{name}` takes and gives text as tensors. It can be asked by chats of every API and by /v1/completions; "
-    "this server knows no tokens of it."
-)
 _FINISH = frozenset({"stop", "length"})
 
 
@@ -90,22 +86,20 @@ class TensorModels:
 
     def look(self) -> None:
         """To be called whenever models have come or gone."""
-        by_name, language = self._settings.text_models.by_name, self._dataplane.models
+        by_name = self._settings.text_models.by_name
         newest = {model.name: model for model in self._models() if self._is_ours(model)}
         for name, known in list(self._known.items()):
             if newest.get(name) is not known.model:
-                del self._known[name], by_name[name]
-                language.release(name)
+                del self._known[name]
+                if by_name.get(name) is known:  # else another server's model has the name by now
+                    del by_name[name]
         for name, model in newest.items():
-            if name not in self._known:
+            if name not in by_name:
                 by_name[name] = self._known[name] = TensorModel(model, self._kserve, self._settings)
-                language.reserve(name, _REFUSAL.format(name=name))
 
     def _is_ours(self, model: InferModel) -> bool:
         """Other servers' models, and others that do not generate, have reserved their names; language models of this
         server are served as such."""
-        if model.name in self._known:
-            return takes_text(model.signature)
         language = self._dataplane.models
         taken = language.is_reserved(model.name) or language.knows(model.name)
         return not taken and not isinstance(uncached(model), LanguageModel) and takes_text(model.signature)

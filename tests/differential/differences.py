@@ -394,6 +394,22 @@ ANSWERS = (
         (refused("http: trace: an unknown *", "http: logging: an unknown key"),),
     ),
     Difference(
+        "health-body",
+        "the body of health and readiness",
+        "empty",
+        '`{"live": true}`, `{"ready": true}`, with a model\'s `name`',
+        "KServe's clients read it; Triton's look at the status",
+        (
+            at(
+                "http: GET /v2/health/live",
+                *("http: GET /v2/models/add_sub/ready", "http: GET /v2/models/add_sub/versions/1/ready"),
+                body=("", ANY),
+                type=("text/plain", "application/json"),
+            ),
+            at("http: GET /v2/health/ready", any=(ANY, ANY)),  # models are broken there: both say 400
+        ),
+    ),
+    Difference(
         "health-watch",
         "`grpc.health.v1` Watch, server reflection",
         "unimplemented",

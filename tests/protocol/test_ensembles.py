@@ -148,7 +148,7 @@ def test_an_ensemble_goes_and_comes_back_with_its_models(server: Server, client:
     assert client.is_model_ready("rag")
     assert client.infer("rag", [tensor("question", b"x")]).as_numpy("answer").shape == (1,)
     lines = httpx.get(server.operator + "/metrics").text.splitlines()
-    assert 'nv_inference_request_failure{model="rag",version="1",reason="OTHER"} 0' in lines
+    assert 'nv_inference_request_failure{model="rag",reason="OTHER",version="1"} 0' in lines
 
 
 def test_a_trace_has_one_of_its_own_for_each_step(server: Server, client: Any, traces: Path) -> None:

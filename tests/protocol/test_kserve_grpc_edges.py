@@ -300,6 +300,8 @@ async def test_forwarded_metadata() -> None:
     async with serving(model, header_forward_pattern=re.compile("my_.*|priority")) as running:
         await running.stub.ModelInfer(add_sub_request(), metadata=(("my_header", "v"), ("other", "w")))
         assert model.requests[0].parameters == {"my_header": "v"}
+        await running.stub.ModelInfer(add_sub_request(), metadata=(("my_header", " v w  "), ("my_other", " ")))
+        assert model.requests[1].parameters == {"my_header": " v w  ", "my_other": " "}
         status, _ = await failure(running.stub.ModelInfer(add_sub_request(), metadata=(("priority", "1"),)))
         assert status == "INVALID_ARGUMENT"
 

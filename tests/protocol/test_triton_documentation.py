@@ -356,7 +356,7 @@ def test_what_is_cancelled_ends_and_is_counted(server: Server) -> None:
     answers: queue.Queue[Any] = queue.Queue()
 
     def cancelled() -> bool:
-        sample = r'nv_inference_request_failure{model="repeat_int32",version="1",reason="CANCELED"} 1\b'
+        sample = r'nv_inference_request_failure{model="repeat_int32",reason="CANCELED",version="1"} 1\b'
         return re.search(sample, httpx.get(server.operator + "/metrics").text) is not None
 
     with triton_grpc.InferenceServerClient(server.grpc) as client:

@@ -234,7 +234,7 @@ def test_metric_tags_are_labels_and_backends_may_be_programs(tmp_path: Path) -> 
         found = [line.partition(",le=")[2] for line in lines if line.startswith(first)]
         assert found == ['"0"} 0', '"1e+06"} 1', '"+Inf"} 1']
         assert "summary" not in "".join(lines)
-        assert 'nv_inference_count{model="sums",version="1",_team="search"} 1' in lines
+        assert 'nv_inference_count{_team="search",model="sums",version="1"} 1' in lines
 
 
 def test_wrong_paths_and_names_have_triton_s_shape(server: Server) -> None:

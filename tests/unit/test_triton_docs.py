@@ -10,7 +10,7 @@ from pathlib import Path
 
 from differential.test_differential import CASES
 from penstock.gateway.configuration.config import OTHER_NAMES, SECTIONS
-from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
+from penstock.gateway.configuration.triton_flags import TRITON_OLD, TRITON_REFUSED, TRITON_TUNING
 
 TESTS = Path(__file__).parents[1]
 TEXT = (TESTS.parent / "docs/triton.md").read_text(encoding="utf-8")
@@ -46,7 +46,9 @@ def test_flags_are_served_or_refused_as_the_table_says() -> None:
     said: dict[str, set[str]] = defaultdict(set)
     for flags, here, _ in rows():
         if flags.startswith("`--"):
-            said[here.split()[0].strip(":;")].update(re.findall(r"`(--[a-z0-9-]+)`", flags))
+            said[here.split()[0].strip(":;,")].update(re.findall(r"`(--[a-z0-9-]+)`", flags))
     settings = {name for section in SECTIONS.values() for name in section.__struct_fields__} | OTHER_NAMES.keys()
     assert said["refused"] == TRITON_REFUSED.keys()
-    assert said["works"] <= {"--" + name.replace("_", "-") for name in settings}
+    assert said["no"] == TRITON_TUNING.keys()
+    assert said["works"] <= {"--" + name.replace("_", "-") for name in settings} | TRITON_OLD.keys()
+    assert TRITON_OLD.keys() <= said["works"]

@@ -24,7 +24,7 @@ from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, 
 from penstock.gateway.configuration.flag_hints import FLAG_HINTS
 from penstock.gateway.configuration.flags import add_sections, switches
 from penstock.gateway.configuration.likely_engine import likely_engine
-from penstock.gateway.configuration.triton_flags import TRITON_REFUSED, in_full
+from penstock.gateway.configuration.triton_flags import without_triton_forms
 from penstock.gateway.debug_bundle import add_debug_command
 from penstock.gateway.front.key_command import add_key_command
 from penstock.gateway.front.service_manager import VARIABLES
@@ -90,6 +90,8 @@ def _serve(config: Config, answer: tuple[Path, Path] | None) -> int:
     # Engine processes are started by fork and exec; gRPC's fork handlers only cost there, and complain. It reads this
     # when it is first imported.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    if config.server.log_file and not _log_to(config.server.log_file):
+        return 1
     engine = likely_engine(config)
     if engine is not None:
         start_early(engine, without=VARIABLES)
@@ -101,6 +103,17 @@ def _serve(config: Config, answer: tuple[Path, Path] | None) -> int:
         return serve(config) if answer is None else answer_file(config, *answer)
     finally:
         end_unused()
+
+
+def _log_to(path: str) -> bool:
+    from penstock.gateway.front.server_log import log_to_file  # few have one, and an engine may start earlier
+
+    try:
+        log_to_file(path)
+    except OSError as error:
+        print(f"penstock serve: error: --log-file {path}: {error.strerror}", file=sys.stderr)
+        return False
+    return True
 
 
 def _check(config: Config, gpus: int | None) -> Sequence[Verdict]:
@@ -128,29 +141,6 @@ penstock check REPO           say which models of a Triton repository would serv
 """What there is to see without a command."""
 
 
-def _without_triton_forms(parser: CommandParser, argv: Sequence[str]) -> list[str]:
-    """Triton writes switches as --name=true and --name=false; for argparse they are --name and --no-name. The names of
-    its flags may be abbreviated."""
-    known = switches(SECTIONS)
-    end = argv.index("--") if "--" in argv else len(argv)
-    plain = []
-    for arg in argv[:end]:
-        flag, equals, value = arg.partition("=")
-        if flag.startswith("--") and flag not in parser.flags and flag not in FLAG_HINTS:
-            flag = in_full(flag, parser.flags)
-        if flag in TRITON_REFUSED:
-            parser.fail(f"{flag} is a flag of Triton's that this server does not have: {TRITON_REFUSED[flag]}")
-        state = _STATES.get(value.lower()) if equals else None
-        if state is None or flag.removeprefix("--").replace("-", "_") not in known:
-            plain.append(flag + equals + value)
-        else:
-            plain.append(flag if state else "--no-" + flag.removeprefix("--"))
-    return [*plain, *argv[end:]]
-
-
-_STATES = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
-
-
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="penstock",
@@ -161,7 +151,11 @@ def _parser() -> CommandParser:
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser(
-        "serve", help="serve a model", prepare=_without_triton_forms, hints=FLAG_HINTS, **_SERVE
+        "serve",
+        help="serve a model",
+        prepare=partial(without_triton_forms, switches(SECTIONS)),
+        hints=FLAG_HINTS,
+        **_SERVE,
     )
     serve.set_defaults(run_command=partial(_configured, serve))
     _add_settings(serve)

@@ -61,6 +61,7 @@ from penstock.gateway.metrics.http_port import HttpPortMetrics
 from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.registry import Metrics, Source
 from penstock.gateway.open_ports import OpenPorts
+from penstock.gateway.openai.tensor_models import TensorModels
 from penstock.gateway.ports.http_apps import batch_endpoints, build_app, build_metrics_app
 from penstock.gateway.ports.requests_in_flight import Chosen
 from penstock.gateway.ports.scheduler_state import operator_routes
@@ -162,6 +163,9 @@ class Server:
             models.other_servers,
         )
         self._settings = replace(settings, pools=self._pools)
+        by_tensors = TensorModels(self._kserve, models.repository.models, models.dataplane, self._settings)
+        models.repository.changes.watch(by_tensors.look)
+        models.dataplane.models.changes.watch(by_tensors.look)  # a language model's name may have become free
         self._drain = self._settings.drain
         self._intake = self._settings.intake
         self._guard = Guard(

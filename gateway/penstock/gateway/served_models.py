@@ -67,7 +67,11 @@ class ServedModels:
             new_door,
         )
         self._triton = TritonMetrics(
-            self.repository.models, self.repository.load_seconds, self.repository.cache_counters, latencies
+            self.repository.models,
+            self.repository.load_seconds,
+            self.repository.cache_counters,
+            latencies,
+            machine=config.server.allow_cpu_metrics,
         )
         self.pooling = build_pooling(config, self.dataplane, pools)
         self._embeddings = EmbeddingModels(config, self.pooling, self.repository, budget, board)
@@ -145,7 +149,8 @@ class ServedModels:
 
     def triton_metrics(self) -> Iterator[Family]:
         """Those with Triton's names, and those that models have made themselves."""
-        return chain(self._triton.families(), self._gpus.families(), self._custom.families())
+        gpus = self._gpus.families() if self._settings.allow_gpu_metrics else ()
+        return chain(self._triton.families(), gpus, self._custom.families())
 
 
 def check_default_model(name: str | None, models: LanguageModels, *, has_repository: bool) -> None:

@@ -214,8 +214,8 @@ def test_a_bad_flag_ends_with_usage_and_status_2(capsys):
 @pytest.mark.parametrize(
     ("flag", "told"),
     [
-        ("--http-thread-count=8", "one event loop"),
-        ("--cache-directory=/x", "response cache"),
+        ("--reuse-http-port=true", "a port belongs to one server"),
+        ("--host-policy=gpu_0,numa-node=0", "taskset"),
         ("--no-such-flag", "there is no flag --no-such-flag\n`penstock serve --help` shows what there is"),
         ("--model=./x", "written without a flag"),
         ("--htp-port=1", "there is no flag --htp-port\ndid you mean --http-port?"),

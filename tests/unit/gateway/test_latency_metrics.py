@@ -120,7 +120,7 @@ def test_summaries_have_triton_s_form() -> None:
     watched = observed(settings, "metric_tags { key: 'team' value: 'search' }")
     cast(ModelLatencies, watched.statistics.observer).request(90_000, 20_000, 3_000, 60_000, 7_999)
     lines = text_of(settings, watched).splitlines()
-    labels = 'model="m",version="1",_team="search"'
+    labels = '_team="search",model="m",version="1"'
     for name, value in (("request", 90), ("queue", 20), ("compute_input", 3), ("compute_infer", 60)):
         family = f"nv_inference_{name}_summary_us"
         first = lines.index(f"# TYPE {family} summary")

@@ -66,6 +66,7 @@ ADMIN = [
     *("POST /v2/repository/models/add_sub/unload", "POST /v2/repository/elsewhere/models/add_sub/load"),
     "POST /v2/repository/elsewhere/models/add_sub/unload",
     *("POST /sleep", "POST /wake_up", "POST /reset_prefix_cache"),
+    *("POST /v1/models/add_sub/load", "POST /v1/models/add_sub/unload"),
     *("GET /traffic", "GET /traffic/x", "PUT /traffic/x", "DELETE /traffic/x"),
 ]
 ROUTES = [

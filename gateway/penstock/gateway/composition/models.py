@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,8 @@ from penstock.gateway.repository.rate_limits import build_rate_limiter
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
 from penstock.gateway.upstream.other_servers import UPSTREAM_BACKEND, OtherServers
+
+logger = logging.getLogger(__name__)
 
 NO_TRAFFIC_RULES = "a server with --load-on-demand cannot have traffic rules"
 
@@ -114,9 +117,9 @@ def build_repository(
         budget.make_room = on_demand.make_room
     loader = _loaders(config, settings, dataplane, budget, board, other_servers, new_door)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
-    repositories = _repositories(config)
+    repositories, missing = _repositories(config)
     return ModelRepository(
-        settings,
+        replace(settings, missing=missing),
         loader,
         repositories,
         metrics=metrics,
@@ -142,7 +145,7 @@ def check_models(config: Config, gpus: int | None) -> list[Verdict]:
     limits_rates = config.repository.rate_limit != "off"
     beside = [unloaded_config(name) for name in embedding_names(config)]
     check = RepositoryCheck(settings, backends, has_cache=cache is not None, limits_rates=limits_rates, beside=beside)
-    return check.verdicts(_repositories(config))
+    return check.verdicts(_repositories(config)[0])
 
 
 def embedding_names(config: Config) -> list[str]:
@@ -191,12 +194,30 @@ def _loaders(
     return loader
 
 
-def _repositories(config: Config) -> list[Repository]:
-    try:
-        links = config.repository.repository_links
-        return [Repository(url, links) for url in config.repository.model_repository]
-    except ConfigError as error:
-        raise ConfigError(f"model-repository: {error}") from None
+def _repositories(config: Config) -> tuple[list[Repository], tuple[str, ...]]:
+    """Each place once, by whatever names it is given; and the folders that are not there, which end the start unless
+    the operator says otherwise."""
+    found: dict[object, Repository] = {}
+    missing: list[str] = []
+    for url in config.repository.model_repository:
+        try:
+            repository = Repository(url, config.repository.repository_links)
+        except ConfigError as error:
+            if config.repository.exit_on_error or "://" in url or Path(url).is_dir():
+                raise ConfigError(f"model-repository: {error}") from None
+            logger.error("%s; the server goes on without it (--exit-on-error=false)", error)
+            missing.append(url)
+        else:
+            found.setdefault(_place(repository.url), repository)
+    return list(found.values()), tuple(missing)
+
+
+def _place(url: str) -> object:
+    """The same for all names of a folder."""
+    if "://" in url:
+        return url
+    info = Path(url).stat()
+    return info.st_dev, info.st_ino
 
 
 def repository_settings(config: RepositoryConfig, crash_folder: Path | None = None) -> RepositorySettings:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from socket import socket
 from typing import Any, Literal
@@ -30,7 +32,7 @@ from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.text_models import TextModels
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
-from penstock.gateway.kserve.headers import forward_pattern
+from penstock.gateway.kserve.headers import NeverMatches, forward_pattern
 from penstock.gateway.kserve.logs import LogSettings
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.store import ModelStore
@@ -41,6 +43,8 @@ from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.upstream.other_servers import OtherServers
 from penstock.gateway.usage.ledger import UsageLedger
+
+logger = logging.getLogger(__name__)
 
 
 def build_kserve(
@@ -57,7 +61,7 @@ def build_kserve(
         models=models,
         shared_memory=SharedMemoryRegions(server.allow_client_shm),
         tracing=build_tracing(server.trace_config),
-        logs=LogSettings(switches=server.log_switches),
+        logs=LogSettings(server.log_file, switches=server.log_switches),
         name=server.id,
         version=__version__,
         max_input_bytes=server.http_max_input_size,
@@ -77,6 +81,10 @@ _TRACE_NAMES = {
 }
 
 
+_TRACE_LEVELS = {"false": "OFF", **dict.fromkeys(("true", "on", "min", "max"), "TIMESTAMPS")}
+"""What Triton's command line takes beside the levels themselves, in any case."""
+
+
 def build_tracing(settings: tuple[str, ...]) -> Tracing:
     """From `--trace-config` as Triton takes it. Raises ConfigError."""
     file, given = "", dict[str, Any]()
@@ -87,9 +95,10 @@ def build_tracing(settings: tuple[str, ...]) -> Tracing:
         if name == "triton,file":
             file = value
         elif name == "level":
-            given.setdefault("trace_level", []).append(value)
+            level = _TRACE_LEVELS.get(value.lower(), value.upper())
+            given.setdefault("trace_level", []).append(level)
         else:
-            given[_TRACE_NAMES[name]] = value
+            given[_TRACE_NAMES[name]] = value.lower() if name == "mode" else value
     try:
         return Tracing(file, TraceSettings(**changes(given)))
     except PenstockError as error:
@@ -100,7 +109,20 @@ def _header_pattern(flag: str, text: str) -> re.Pattern[str] | None:
     try:
         return forward_pattern(text)
     except ValueError as error:
-        raise ConfigError(f"{flag}: {error}") from None
+        raise ConfigError(f"{flag}: {error}") from error
+
+
+@cache
+def _metadata_pattern(text: str) -> re.Pattern[str] | None:
+    """Names of metadata are in small letters whatever a client writes: with Triton such a pattern matches nothing, too.
+    Names of HTTP headers are not, there."""
+    try:
+        return _header_pattern("grpc-header-forward-pattern", text)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, NeverMatches):
+            raise
+        logger.warning("%s", error)
+        return None
 
 
 def grpc_settings(config: Config) -> GrpcSettings:
@@ -121,7 +143,7 @@ def grpc_settings(config: Config) -> GrpcSettings:
         max_connection_age=grpc.grpc_max_connection_age,
         max_connection_age_grace=grpc.grpc_max_connection_age_grace,
         infer_response_compression_level=grpc.grpc_infer_response_compression_level,
-        header_forward_pattern=_header_pattern("grpc-header-forward-pattern", server.grpc_header_forward_pattern),
+        header_forward_pattern=_metadata_pattern(server.grpc_header_forward_pattern),
     )
 
 

@@ -59,7 +59,7 @@ def _add_flag(group: Any, field: inspect.Field, others: Sequence[str], *, positi
     elif isinstance(kind, inspect.BoolType):
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
     elif isinstance(kind, inspect.LiteralType):
-        group.add_argument(*flags, choices=kind.values, **options)
+        group.add_argument(*flags, type=lambda text: _read(text, field.type), choices=kind.values, **options)
     elif commas:
         metavar = f"{metavar}[,{metavar}]"
         group.add_argument(*flags, action="extend", type=lambda text: text.split(","), metavar=metavar, **options)

@@ -55,7 +55,8 @@ def plain_settings(section: type[msgspec.Struct], settings: Mapping[str, Any]) -
 
 def plain(value: Any, kind: inspect.Type) -> Any:
     """A value for msgspec: a number in the setting's unit in place of a text like "10GiB" or "5m", a path with the home
-    folder in place of ~. All others are as they were, also in lists and tables. Raises ValueError."""
+    folder in place of ~, and one of several words as it is written here, whatever its case. All others are as they
+    were, also in lists and tables. Raises ValueError."""
     if isinstance(value, str):
         return _plain_text(value, kind)
     kind = bare(kind)
@@ -84,6 +85,9 @@ def _plain_text(text: str, kind: inspect.Type) -> str | float:
     unit = extra(kind, "unit")
     if unit is not None and not _is_number(text):
         return _quantity(text, unit, whole=isinstance(bare(kind), inspect.IntType))
+    if isinstance(literal := bare(kind), inspect.LiteralType):
+        words = (each for each in literal.values if isinstance(each, str))
+        return next((each for each in words if each.lower() == text.lower()), text)
     if text.startswith("~") and extra(kind, "metavar") in _PATHS:
         return os.path.expanduser(text)
     return text

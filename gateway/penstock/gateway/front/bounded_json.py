@@ -2,7 +2,7 @@
 
 msgspec refuses NaN and Infinity, numbers out of range, lone surrogates, byte-order marks, bools and floats where an int
 is due, numbers in strings, and trailing text. Added here: nesting depth, and UTF-8 also in fields that nobody reads.
-Of duplicate keys the last one wins, as in every common JSON library.
+Of duplicate keys the last one wins, as in every common JSON library; `has_all_members` tells of them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _MOST_ECHOED = 64
 _T = TypeVar("_T")
 _BODY = "The request body"
 _QUOTE, _COLON = b'":'
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{}:"))
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_STEPS_AND_COLONS = bytes.maketrans(b"[{]}:", b"\x01\x01\xff\xff\0")
 _AT_PATH = re.compile(r" - at `\$\.?(.*)`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 
@@ -80,6 +82,17 @@ def check_json(text: bytes, *, field: str | None = None, most_members: int | Non
         raise InvalidRequestError(f"{field or _BODY} nests deeper than {MAX_DEPTH} levels.", param=field)
     if many and np.count_nonzero(plain == _COLON) > limit:
         raise InvalidRequestError(f"{field or _BODY} has more than {limit} members.", param=field)
+
+
+def has_all_members(text: bytes, kept: int) -> bool:
+    """Whether an object that `check_json` lets through has no more members than were `kept` of it: a key that stands
+    in it twice is kept once. Of most texts one count says that."""
+    if text.count(b":") == kept:
+        return True
+    plain = np.frombuffer(_outside_strings(text).tobytes().translate(None, _NOT_STRUCTURE), np.uint8)
+    steps = np.frombuffer(plain.tobytes().translate(_STEPS_AND_COLONS), np.int8)
+    depth = np.cumsum(steps, dtype=np.int8)  # at most MAX_DEPTH
+    return int(np.count_nonzero((plain == _COLON) & (depth == 1))) == kept
 
 
 def _outside_strings(text: bytes) -> NDArray[np.uint8]:

@@ -131,6 +131,10 @@ class RequestContext:
     def tenant(self) -> str:
         return self.principal.tenant
 
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
     def next_request(self) -> RequestContext:
         """For another request of the same caller on the same stream, which arrives now."""
         record = RequestRecord(protocol=self.record.protocol, method=self.record.method, route=self.record.route)

@@ -1,8 +1,9 @@
-"""The log of a server process, on standard error."""
+"""The log of a server process, on standard error or in a file."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from penstock.gateway.front.journal import name_request
@@ -10,6 +11,13 @@ from penstock.gateway.front.loading_board import LoadingLog, LoadingView
 from penstock.gateway.front.terminal_log import TerminalLog
 
 logger = logging.getLogger("penstock")
+
+
+def log_to_file(path: str) -> None:
+    """From now on standard error is the end of this file, in processes that are started from here, too. Raises
+    OSError."""
+    with open(path, "ab") as file:
+        os.dup2(file.fileno(), 2)
 
 
 def log_handler() -> tuple[logging.Handler, LoadingView]:

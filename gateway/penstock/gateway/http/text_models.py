@@ -1,5 +1,5 @@
-"""Models that answer whole requests as text: those of other servers. An endpoint looks here for the model's name before
-it reads the body as a request for a model of this server."""
+"""Models that answer whole requests as text: those of other servers, and those that take text as tensors. An endpoint
+looks here for the model's name before it reads the body as a request for a language model of this server."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ class TextModel(Protocol):
     @property
     def root(self) -> str:
         """What the other server calls it."""
+        ...
+
+    @property
+    def owner(self) -> str:
+        """As lists of models name it."""
         ...
 
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:

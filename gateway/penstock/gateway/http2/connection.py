@@ -54,7 +54,9 @@ class Http2Connection:
         self._settings = ClientSettings()
         judge = PingJudge(limits.pings)
         self._sender = Sender(self._settings, judge)
-        self._heads = HeadReader(limits.max_header_list_bytes, limits.most_header_list_bytes)
+        self._heads = HeadReader(
+            limits.max_header_list_bytes, limits.most_header_list_bytes, spaces=limits.spaces_in_values
+        )
         self._bounds = Bounds(limits, now)
         self._reader = FrameReader(limits.max_header_block_bytes)
         self._numbers = StreamNumbers()

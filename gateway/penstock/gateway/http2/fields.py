@@ -12,6 +12,8 @@ from penstock.gateway.http2.hpack_decoder import FIELD_OVERHEAD, Field
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$")
+_BAD_METADATA = re.compile(rb"[\0\r\n]|^\t|\t$")
+"""gRPC's values may begin and end with spaces, unlike those of HTTP/2 (PROTOCOL-HTTP2.md, ASCII-Value)."""
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
 _OF_CONNECTIONS = frozenset({b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
 _MAX_DIGITS = 19
@@ -34,8 +36,9 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """Above what the settings allow."""
 
 
-def request_head(fields: Sequence[Field], max_bytes: int) -> RequestHead:
-    """Raises StreamFault."""
+def request_head(fields: Sequence[Field], max_bytes: int, *, spaces: bool = False) -> RequestHead:
+    """`spaces`: whether values may begin and end with them. Raises StreamFault."""
+    bad_value = _BAD_METADATA if spaces else _BAD_VALUE
     pseudo: dict[bytes, bytes] = {}
     regular: list[Field] = []
     hosts: list[bytes] = []
@@ -47,10 +50,10 @@ def request_head(fields: Sequence[Field], max_bytes: int) -> RequestHead:
         if name[:1] == b":":
             if name not in _PSEUDO or name in pseudo or regular:
                 raise _malformed("pseudo-fields")
-            _check_value(value)
+            _check_value(value, _BAD_VALUE)
             pseudo[name] = value
             continue
-        _check(name, value)
+        _check(name, value, bad_value)
         if name == b"content-length":
             if length is not None and length != value:
                 raise _malformed("content-length")
@@ -72,17 +75,17 @@ def request_head(fields: Sequence[Field], max_bytes: int) -> RequestHead:
 def check_trailers(fields: Sequence[Field]) -> None:
     """Raises StreamFault."""
     for name, value in fields:
-        _check(name, value)
+        _check(name, value, _BAD_VALUE)
 
 
-def _check(name: bytes, value: bytes) -> None:
+def _check(name: bytes, value: bytes, bad_value: re.Pattern[bytes]) -> None:
     if not _NAME.fullmatch(name) or name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
         raise _malformed("a field's name")
-    _check_value(value)
+    _check_value(value, bad_value)
 
 
-def _check_value(value: bytes) -> None:
-    if _BAD_VALUE.search(value):
+def _check_value(value: bytes, bad: re.Pattern[bytes]) -> None:
+    if bad.search(value):
         raise _malformed("a field's value")
 
 

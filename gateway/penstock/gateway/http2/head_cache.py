@@ -17,9 +17,11 @@ class HeadReader:
     as it was when the block was decoded.
     """
 
-    def __init__(self, max_list_bytes: int, most_list_bytes: int) -> None:
+    def __init__(self, max_list_bytes: int, most_list_bytes: int, *, spaces: bool = False) -> None:
+        """`spaces`: whether values may begin and end with them."""
         self._decoder = HpackDecoder(most_list_bytes)
         self._max_list_bytes = max_list_bytes
+        self._spaces = spaces
         self._seen: Recent[bytes, RequestHead] = Recent()
 
     def fields(self, block: bytes) -> list[Field]:
@@ -37,7 +39,7 @@ class HeadReader:
         if found is not None:
             return found
         before = self._decoder.changes
-        head = request_head(self.fields(block), self._max_list_bytes)
+        head = request_head(self.fields(block), self._max_list_bytes, spaces=self._spaces)
         if self._decoder.changes == before and len(block) <= _MAX_BLOCK_BYTES:
             self._seen.keep(block, head, head.size)
         return head

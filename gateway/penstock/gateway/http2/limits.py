@@ -14,6 +14,8 @@ class Http2Limits:
     max_header_list_bytes: int = 16 << 10
     """Of one request's decoded headers, counted as in RFC 9113, 6.5.2. What is above it, but below twice as much,
     is handed on as too large, so that it can be answered; what is above that ends the connection."""
+    spaces_in_values: bool = False
+    """Whether the values of header fields may begin and end with spaces, which only gRPC lets them."""
     stream_window: int = 64 << 10
     """Bytes that a client may send on a stream before something of it is read. Not less than the default of 65,535: it
     may send so many before it knows better."""

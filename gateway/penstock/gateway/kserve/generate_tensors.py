@@ -7,15 +7,17 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from msgspec import Raw
+from msgspec.json import encode as encode_json
 
 from penstock.classic.messages import InferRequest
 from penstock.classic.signature import ModelSignature, TensorSignature
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.bounded_json import decode_checked, decode_json
+from penstock.gateway.front.bounded_json import decode_checked, decode_json, has_all_members
 from penstock.gateway.kserve.infer_json import from_json
 from penstock.gateway.kserve.parameters import MAX_MEMBERS, take_parameters
 from penstock.gateway.kserve.parameters import from_json as parameter_from_json
@@ -31,6 +33,7 @@ _Fields = Mapping[str, Raw]
 def read_generate(body: bytes, signature: ModelSignature) -> InferRequest:
     """Raises InvalidRequestError."""
     fields = decode_json(body, dict[str, Raw], most_members=MAX_MEMBERS)
+    _check_keys(body, fields, signature)
     request = InferRequest(inputs={})
     nested = fields.pop(_NESTED, None)
     if _ID in fields:
@@ -61,7 +64,20 @@ def _nested(value: Raw, signature: ModelSignature) -> _Fields:
         raise InvalidRequestError(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
     if bytes(value)[:1] != b"{":
         raise InvalidRequestError(f"Expected JSON object for keyword: '{_NESTED}'")
-    return decode_checked(bytes(value), dict[str, Raw])
+    fields = decode_checked(bytes(value), dict[str, Raw])
+    _check_keys(bytes(value), fields, signature)
+    return fields
+
+
+def _check_keys(text: bytes, fields: _Fields, signature: ModelSignature) -> None:
+    """Raises InvalidRequestError, for an input in Triton's words, where a key stands twice in an object: one of the two
+    would be lost."""
+    if has_all_members(text, len(fields)):
+        return
+    for name in signature.inputs.keys() & fields.keys():
+        if len(re.findall(re.escape(encode_json(name)) + rb"\s*:", text)) > 1:
+            raise InvalidRequestError(f"input '{name}' already exists in request")
+    raise InvalidRequestError("a key stands more than once in the request")
 
 
 def _id(value: Raw) -> str:

@@ -22,11 +22,15 @@ _NOT_LINEAR = re.compile(r"\\[1-9]|\(\?(?!:|P<|i\))|[*+?}]\+|\)(?:[*+]|\{)")
 _REPEAT = re.compile(r"[*+]|\{\d*,\d*\}")
 
 
+class NeverMatches(ValueError):
+    """A pattern that no name of a header can match."""
+
+
 def forward_pattern(text: str) -> re.Pattern[str] | None:
     """The pattern of an operator's setting; None for an empty one.
 
     It has to match the whole name of a header, whatever its case unless it begins with `(?-i)`. Raises ValueError when
-    it is no regular expression, when matching it could take long, and when it could never match.
+    it is no regular expression and when matching it could take long, NeverMatches when it could never match.
     """
     if not text:
         return None
@@ -39,7 +43,7 @@ def forward_pattern(text: str) -> re.Pattern[str] | None:
     if any(len(_REPEAT.findall(branch)) > _MAX_REPEATS for branch in plain.split("|")):
         raise ValueError(f"the header pattern '{text}' has more than {_MAX_REPEATS} repeats in one alternative")
     if text.startswith(_CASE) and plain != plain.lower():
-        raise ValueError(f"the header pattern '{text}' never matches: names of headers arrive in small letters")
+        raise NeverMatches(f"the header pattern '{text}' never matches: names of headers arrive in small letters")
     try:
         return re.compile(pattern, 0 if text.startswith(_CASE) else re.IGNORECASE)
     except (re.error, RecursionError, OverflowError) as error:

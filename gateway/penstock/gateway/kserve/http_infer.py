@@ -68,7 +68,8 @@ class Infer:
                 await self._answer(exchange, model, inference, response)
 
     async def _parsed(self, body: bytes, length: int | None, model: InferModel, exchange: Exchange) -> Inference:
-        regions = self._context.shared_memory.of(exchange.context.principal, exchange.hold_body)
+        request = exchange.context
+        regions = self._context.shared_memory.of(request.principal, exchange.hold_body, request)
         if self._takes_long(body, length):
             return await self._context.pools.tensors.run(len(body), parse_infer, body, length, model, regions)
         return parse_infer(body, length, model, regions)

@@ -12,19 +12,20 @@ from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.metadata import model_metadata, server_metadata, would_load
 from penstock.gateway.kserve.statistics import statistics
 
-_TEXT = b"text/plain"
 _NOT_READY = msgspec.json.encode({"error": "Model version not ready"})
 
 
 async def live(context: KServe, exchange: Exchange) -> None:
-    """200, or 503 when only a new process can help; Triton's has one answer."""
-    await exchange.respond(200 if context.health.live() else 503, b"", content_type=_TEXT)
+    """200, or 503 when only a new process can help; Triton's has one answer, and no body. Its clients look at the
+    status alone; KServe's own read the body that the open inference protocol has."""
+    good = context.health.live()
+    await exchange.respond(200 if good else 503, msgspec.json.encode({"live": good}))
 
 
 async def ready(context: KServe, exchange: Exchange) -> None:
     """200 or, as Triton says no, 400."""
     good = context.health.ready() and not exchange.drain.leaving
-    await exchange.respond(200 if good else 400, b"", content_type=_TEXT)
+    await exchange.respond(200 if good else 400, msgspec.json.encode({"ready": good}))
 
 
 async def server(context: KServe, exchange: Exchange) -> None:
@@ -38,7 +39,7 @@ async def model_ready(context: KServe, exchange: Exchange, name: str, version: s
     except PenstockError:
         good = would_load(context, name)
     if good:
-        await exchange.respond(200, b"", content_type=_TEXT)
+        await exchange.respond(200, msgspec.json.encode({"name": name, "ready": True}))
     else:
         await exchange.respond(400, _NOT_READY)
 

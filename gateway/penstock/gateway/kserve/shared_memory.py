@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, UnsupportedError
-from penstock.gateway.front.context import ANYONE, Principal, Role
+from penstock.gateway.front.context import ANYONE, Principal, RequestContext, Role
 
 RESERVED_PREFIXES = ("triton_python_backend_shm_region_", "penstock", "sem.")
 """Of keys: what servers use among their own processes, and the semaphores that live in the same folder."""
@@ -27,6 +27,8 @@ MAX_TENSOR_BYTES = 1 << 30
 _FOLDER = "/dev/shm"
 """Where shm_open(3) keeps objects on Linux, as flat names."""
 
+_MOST_ENDED = 16
+"""Requests that have ended and that a region still knows."""
 _UINT64 = 1 << 64
 _MAX_NAME = 256
 _NOT_ALLOWED = "client shared memory is off: start the server with --allow-client-shm to use it"
@@ -46,13 +48,28 @@ class RegionStatus:
 class _Region:
     """An open object. Its descriptor is closed when neither the registry nor a request holds it any more."""
 
-    __slots__ = ("__weakref__", "fd", "status", "tenant")
+    __slots__ = ("__weakref__", "_requests", "fd", "status", "tenant")
 
     def __init__(self, status: RegionStatus, fd: int, tenant: str) -> None:
         self.status = status
         self.tenant = tenant
         self.fd = fd
+        self._requests: dict[int, RequestContext] = {}
         weakref.finalize(self, os.close, fd)
+
+    def use(self, request: RequestContext) -> None:
+        """Until its end. Threads call this."""
+        if len(self._requests) >= _MOST_ENDED:
+            self._forget_ended()
+        self._requests[id(request)] = request
+
+    def is_used(self) -> bool:
+        self._forget_ended()
+        return bool(self._requests)
+
+    def _forget_ended(self) -> None:
+        for key in [key for key, request in list(self._requests.items()) if request.ended]:
+            self._requests.pop(key, None)
 
 
 class SharedMemorySlice:
@@ -106,22 +123,38 @@ class SharedMemoryRegions:
         self.allowed = allowed
         self._max_tensor_bytes = max_tensor_bytes
         self._regions: dict[str, _Region] = {}
+        self._leaving: dict[str, _Region] = {}
+        """Unregistered ones that requests may still use."""
+        self._request: RequestContext | None = None
         self._caller = ANYONE
         self._hold: Callable[[int], None] | None = None
 
-    def of(self, caller: Principal, hold: Callable[[int], None] | None = None) -> SharedMemoryRegions:
-        """The same regions, for this caller. `hold` is told of the bytes of each tensor before it is read, perhaps in a
-        thread, and raises where there is no room for them."""
+    def of(
+        self,
+        caller: Principal,
+        hold: Callable[[int], None] | None = None,
+        request: RequestContext | None = None,
+    ) -> SharedMemoryRegions:
+        """The same regions, for this caller and a request that may use them until its end. `hold` is told of the bytes
+        of each tensor before it is read, perhaps in a thread, and raises where there is no room for them."""
         if caller is ANYONE and (hold is None or not self.allowed):
             return self
         view = copy.copy(self)
         view._caller = caller
         view._hold = hold
+        view._request = request
+        if self._leaving:
+            self._in_use()
         return view
 
     def _seen(self, name: str) -> _Region | None:
         region = self._regions.get(name)
         return region if region is not None and self._may_see(region) else None
+
+    def _seen_leaving(self, name: str) -> _Region | None:
+        """Threads call this."""
+        region = self._leaving.get(name)
+        return region if region is not None and region.is_used() and self._may_see(region) else None
 
     def _may_see(self, region: _Region) -> bool:
         return region.tenant == self._caller.tenant or Role.ADMIN in self._caller.roles
@@ -135,9 +168,9 @@ class SharedMemoryRegions:
         self._check_allowed()
         if not name or len(name) > _MAX_NAME:
             raise InvalidRequestError(f"the name of a shared memory region must have 1 to {_MAX_NAME} characters")
-        if name in self._regions:
+        if name in self._regions or name in self._in_use():
             raise AlreadyExistsError(f"shared memory region '{name}' already in manager")
-        if len(self._regions) >= MAX_REGIONS:
+        if len(self._regions) + len(self._leaving) >= MAX_REGIONS:
             raise InvalidRequestError(f"there are {MAX_REGIONS} shared memory regions already, unregister some first")
         if not (0 <= offset < _UINT64 and 0 < byte_size < _UINT64):
             raise _invalid_args(name)
@@ -147,20 +180,30 @@ class SharedMemoryRegions:
         self._regions[name] = region
 
     def unregister(self, name: str = "") -> None:
-        """Forgets the region; all of the caller's without a name. Unknown names are ignored, as in Triton."""
+        """Forgets the region; all of the caller's without a name. Unknown names are ignored, as in Triton. The status
+        has it, its name is taken, and further requests may use it, until none does: a client learns there when it may
+        use the memory for something else."""
         self._check_allowed()
         for known in [name] if name else list(self._regions):
             if self._seen(known) is not None:
-                del self._regions[known]
+                self._leaving[known] = self._regions.pop(known)
+        self._in_use()
 
     def status(self, name: str = "") -> list[RegionStatus]:
         """The region, or all of them. Raises NotFoundError."""
+        regions = self._regions | self._in_use()
         if not name:
-            return [region.status for region in self._regions.values() if self._may_see(region)]
-        region = self._seen(name)
-        if region is None:
+            return [region.status for region in regions.values() if self._may_see(region)]
+        region = regions.get(name)
+        if region is None or not self._may_see(region):
             raise NotFoundError(f"Unable to find system shared memory region: '{name[:_MAX_NAME]}'")
         return [region.status]
+
+    def _in_use(self) -> dict[str, _Region]:
+        """Of those that are unregistered; the others are forgotten."""
+        for name in [name for name, region in self._leaving.items() if not region.is_used()]:
+            del self._leaving[name]
+        return self._leaving
 
     def opened(self) -> list[tuple[RegionStatus, str, int]]:
         """All regions with their tenants and descriptors, for the server's other processes."""
@@ -180,7 +223,7 @@ class SharedMemoryRegions:
         Raises NotFoundError, UnsupportedError, and InvalidRequestError for what does not lie in the region.
         """
         self._check_allowed()
-        region = self._seen(name)
+        region = self._seen(name) or self._seen_leaving(name)
         if region is None:
             raise NotFoundError(f"Unable to find shared memory region: '{name[:_MAX_NAME]}'")
         status = region.status
@@ -190,6 +233,8 @@ class SharedMemoryRegions:
             raise _beyond_the_end(name)
         if byte_size > self._max_tensor_bytes:
             raise InvalidRequestError(f"a tensor in shared memory may have at most {self._max_tensor_bytes} bytes")
+        if self._request is not None:
+            region.use(self._request)
         return SharedMemorySlice(region, status.offset + offset, byte_size, self._hold)
 
     def read(self, name: str, offset: int, byte_size: int) -> memoryview:

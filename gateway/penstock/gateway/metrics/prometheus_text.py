@@ -41,9 +41,14 @@ def _number(value: float) -> str:
 
 
 def _labels(labels: Mapping[str, str]) -> str:
+    """In the order in which Triton has them: scripts look for whole lines."""
     if not labels:
         return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(labels.items(), key=_order)) + "}"
+
+
+def _order(label: tuple[str, str]) -> tuple[bool, str]:
+    return label[0] in ("le", "quantile"), label[0]
 
 
 def _escaped(value: str) -> str:

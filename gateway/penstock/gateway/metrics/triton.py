@@ -61,7 +61,7 @@ _CACHE: tuple[tuple[str, str, Callable[[CacheCounters], float]], ...] = (
 
 class TritonMetrics:
     """`load_seconds`: seconds that loading took, by (model, version). `cache`: the local response cache's counters.
-    `latencies`: which families of latencies there are."""
+    `latencies`: which families of latencies there are. `machine`: whether there is nv_cpu_*."""
 
     def __init__(
         self,
@@ -69,12 +69,14 @@ class TritonMetrics:
         load_seconds: Callable[[], Mapping[tuple[str, int], float]],
         cache: Callable[[], CacheCounters | None] = lambda: None,
         latencies: LatencySettings | None = None,
+        *,
+        machine: bool = True,
     ) -> None:
         self._models = models
         self._load_seconds = load_seconds
         self._cache = cache
         self._latencies = latencies or LatencySettings()
-        self._cpu = CpuMeter()
+        self._cpu = CpuMeter() if machine else None
 
     def families(self) -> Iterator[Family]:
         models = list(self._models())
@@ -105,18 +107,20 @@ class TritonMetrics:
                 gauge = Family(name, "gauge", text)
                 gauge.add({}, count(counters))
                 yield gauge
-        yield from self._machine()
+        if self._cpu is not None:
+            yield from _machine(self._cpu)
 
-    def _machine(self) -> Iterator[Family]:
-        total, used = memory_bytes()
-        for name, text, value in (
-            ("nv_cpu_utilization", "Share of CPU time in use, 0 to 1.", self._cpu.utilization()),
-            ("nv_cpu_memory_total_bytes", "Memory of the machine.", total),
-            ("nv_cpu_memory_used_bytes", "Memory in use.", used),
-        ):
-            family = Family(name, "gauge", text)
-            family.add({}, value)
-            yield family
+
+def _machine(cpu: CpuMeter) -> Iterator[Family]:
+    total, used = memory_bytes()
+    for name, text, value in (
+        ("nv_cpu_utilization", "Share of CPU time in use, 0 to 1.", cpu.utilization()),
+        ("nv_cpu_memory_total_bytes", "Memory of the machine.", total),
+        ("nv_cpu_memory_used_bytes", "Memory in use.", used),
+    ):
+        family = Family(name, "gauge", text)
+        family.add({}, value)
+        yield family
 
 
 def _counters(

@@ -1,16 +1,22 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}, and loading and unloading as Triton's OpenAI front end has it."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Awaitable
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.text_models import TextModel, TextModels
+from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.dataplane import DataPlane, ServedModel
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
+from penstock.gateway.repository.manager import EXPLICIT_ONLY
 
 
 class ModelObject(msgspec.Struct):
@@ -80,6 +86,54 @@ class ModelDetail:
         await exchange.respond(200, msgspec.json.encode(found))
 
 
+class LoadModel:
+    """POST /v1/models/{id}/load, where models are loaded by request: the answer comes when the model is ready."""
+
+    def __init__(self, models: ModelStore, objects: ModelObjects) -> None:
+        self._models = models
+        self._objects = objects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        name = scope["path_params"]["name"]
+        with exchange.call():
+            if self._models.versions(name):
+                raise InvalidRequestError(f"The model `{name[:64]}` is already loaded.", param="model")
+            await _explicitly(self._models.load(name))
+            try:
+                found = self._objects.one(name, exchange.context.principal)
+            except ModelNotFoundError:  # a model that this API cannot ask
+                found = msgspec.structs.replace(_unloaded(name), created=int(time.time()))
+            await exchange.respond(200, msgspec.json.encode(found))
+
+
+class UnloadModel:
+    """POST /v1/models/{id}/unload: new requests are refused from then on, what runs goes on."""
+
+    def __init__(self, models: ModelStore) -> None:
+        self._models = models
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[SCOPE_KEY]
+        name = scope["path_params"]["name"]
+        with exchange.call():
+            loaded = bool(self._models.versions(name))
+            await _explicitly(self._models.unload(name))
+            if not loaded:
+                raise ModelNotFoundError(f"Unknown model: {name[:64]}")
+            await exchange.respond(200, msgspec.json.encode({"status": "success", "model": name}))
+
+
+async def _explicitly(change: Awaitable[None]) -> None:
+    """Without explicit control KServe's answer is 503, as Triton's; clients of this API would try that again."""
+    try:
+        await change
+    except NotReadyError as error:
+        if error.message != EXPLICIT_ONLY:
+            raise
+        raise InvalidRequestError("Loading and unloading models needs --model-control-mode=explicit.") from None
+
+
 def _unloaded(name: str) -> ModelObject:
     return ModelObject(name, 0, name, None, None, [])
 
@@ -99,4 +153,4 @@ _CAPABILITIES = {"chat": "chat", "completions": "completion", "embeddings": "emb
 
 def _text_object(name: str, model: TextModel) -> ModelObject:
     capabilities = [_CAPABILITIES[api] for api in model.apis]
-    return ModelObject(name, model.created, model.root, None, None, capabilities, owned_by="upstream")
+    return ModelObject(name, model.created, model.root, None, None, capabilities, owned_by=model.owner)

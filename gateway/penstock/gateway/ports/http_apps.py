@@ -57,7 +57,7 @@ from penstock.gateway.openai.adapters import LoadAdapter, UnloadAdapter
 from penstock.gateway.openai.chat import ChatCompletions
 from penstock.gateway.openai.completions import Completions
 from penstock.gateway.openai.engine_control import IsSleeping, ResetPrefixCache, Sleep, WakeUp
-from penstock.gateway.openai.models import ModelDetail, ModelList, ModelObjects
+from penstock.gateway.openai.models import LoadModel, ModelDetail, ModelList, ModelObjects, UnloadModel
 from penstock.gateway.openai.tokenize import Detokenize, Tokenize, TokenizerInfo
 from penstock.gateway.pooling import cohere
 from penstock.gateway.pooling.classify import Classify
@@ -128,7 +128,7 @@ def build_app(
         *_ollama_routes(dataplane, pooling, settings),
         *_traffic_routes(TrafficTable() if traffic is None else traffic),
         *_usage_routes(ledger),
-        *_model_routes(dataplane, pooling, settings),
+        *_model_routes(dataplane, pooling, settings, kserve),
         GuardedRoute("/v1/load_lora_adapter", LoadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/v1/unload_lora_adapter", UnloadAdapter(adapters, settings), CHANGE_MODELS, methods=["POST"]),
         GuardedRoute("/sleep", Sleep(dataplane), CHANGE_MODELS, methods=["POST"]),
@@ -235,14 +235,23 @@ def _usage_routes(ledger: UsageLedger | None) -> list[GuardedRoute]:
     return [] if ledger is None else [GuardedRoute("/usage", Usage(ledger), OPERATE, methods=["GET"])]
 
 
-def _model_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:
+def _model_routes(
+    dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings, kserve: KServe | None
+) -> list[GuardedRoute]:
     objects = ModelObjects(dataplane, pooling, settings.text_models)
     every = anthropic_models.ModelPage(objects, ModelList(objects))
     one = anthropic_models.ModelDetail(objects, ModelDetail(objects))
-    return [
+    routes = [
         GuardedRoute("/v1/models", every, SEE_METADATA, methods=["GET"]),
         GuardedRoute("/v1/models/{name:path}", one, SEE_METADATA, methods=["GET"]),
     ]
+    if kserve is not None:
+        load, unload = LoadModel(kserve.models, objects), UnloadModel(kserve.models)
+        routes += [
+            GuardedRoute("/v1/models/{name:path}/load", load, CHANGE_MODELS, methods=["POST"]),
+            GuardedRoute("/v1/models/{name:path}/unload", unload, CHANGE_MODELS, methods=["POST"]),
+        ]
+    return routes
 
 
 def _pooling_endpoints(pooling: PoolingPlane, settings: AppSettings) -> dict[str, ASGIApp]:

@@ -129,7 +129,9 @@ class ModelRepository:
         if not self._settings.strict_readiness:
             return True
         serving = self._known.serving
-        return all(name in serving and serving[name].reports_ready for name in (*self._wanted, *self._known.added))
+        return not self._settings.missing and all(
+            name in serving and serving[name].reports_ready for name in (*self._wanted, *self._known.added)
+        )
 
     def add(self, model: InferModel) -> None:
         """A model that belongs to no repository: its owner starts and stops it. Raises AlreadyExistsError."""

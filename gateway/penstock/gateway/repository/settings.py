@@ -22,6 +22,8 @@ class RepositorySettings:
     """Names, or `*`; explicit mode only."""
     strict_readiness: bool = True
     """The server is ready only while every model that should be loaded is."""
+    missing: tuple[str, ...] = ()
+    """Repositories that are not there: under strict readiness the server is never ready."""
     exit_on_error: bool = True
     """A model that cannot be loaded at the start stops the server."""
     auto_complete: bool = True

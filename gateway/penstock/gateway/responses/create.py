@@ -143,7 +143,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
 
     async def _other_chat(self, asked: Asked, context: RequestContext) -> OtherChat:
         if asked.request.background:
-            message = "background: models of other servers make no responses in the background."
+            message = "background: this model, which is no language model of this server, makes no such responses."
             raise UnsupportedError(message, param="background")
         messages = await self._messages(asked, context)
         if asked.include.logprobs:

@@ -50,6 +50,8 @@ _CALLERS_ERRORS = (InvalidRequestError, DeadlineExceededError, AuthenticationErr
 class UpstreamModel:
     """Implements TextModel."""
 
+    owner = "upstream"
+
     def __init__(
         self,
         settings: UpstreamSettings,

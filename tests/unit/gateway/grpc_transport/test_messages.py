@@ -129,7 +129,7 @@ def test_levels(level: str, accepted: bytes | None, encoding: str) -> None:
 
 def head(*fields: tuple[bytes, bytes]):  # type: ignore[no-untyped-def]
     pseudo = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/s/m")]
-    return request_head([*pseudo, *fields], 1 << 20)
+    return request_head([*pseudo, *fields], 1 << 20, spaces=True)
 
 
 def test_metadata() -> None:
@@ -143,6 +143,7 @@ def test_metadata() -> None:
             (b"a-bin", b"AQL/"),
             (b"a-bin", b"AA==, AQ"),
             (b"name", "Zoë".encode()),
+            (b"spaced", b"  a b "),
             (b"old", b"\xff"),
             (b"grpc-accept-encoding", b"gzip"),
         )
@@ -155,6 +156,7 @@ def test_metadata() -> None:
         ("a-bin", b"\0"),
         ("a-bin", b"\1"),
         ("name", "Zoë"),
+        ("spaced", "  a b "),
         ("old", "ÿ"),
     )
     assert (found.path, found.timeout, found.encoding, found.accepted) == ("/s/m", None, "identity", b"gzip")

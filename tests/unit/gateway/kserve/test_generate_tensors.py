@@ -18,6 +18,7 @@ from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.front.bounded_json import has_all_members
 from penstock.gateway.kserve.generate_tensors import read_generate
 
 
@@ -208,3 +209,30 @@ def test_arrays_that_are_no_inputs_are_refused_before_they_are_decoded() -> None
         assert tracemalloc.get_traced_memory()[1] < 12 * len(body)
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ('{"x":1,"x":2}', "input 'x' already exists in request"),
+        ('{"x":1, "\\u0078" : 2}', "a key stands more than once in the request"),
+        ('{"x":1,"p":":","p":[{"q":1},{"q":2}]}', "a key stands more than once in the request"),
+        ('{"x":1,"id":"1","id":"2"}', "a key stands more than once in the request"),
+        ('{"x":1,"parameters":{},"parameters":{}}', "a key stands more than once in the request"),
+        ('{"parameters":{"x":1,"x":2}}', "input 'x' already exists in request"),
+        ('{"x":1,"parameters":{"p":1,"p":2}}', "a key stands more than once in the request"),
+    ],
+)
+def test_a_key_that_stands_twice(body: str, text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(text)):
+        read_generate(body.encode(), signature(("x", "INT32", [1])))
+
+
+TEXTS = st.text('\\":{}[],a', max_size=4)
+
+
+@given(st.dictionaries(TEXTS, st.recursive(TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))))
+def test_keys_that_stand_once(fields: dict[str, Any]) -> None:
+    text = json.dumps(fields).encode()
+    assert has_all_members(text, len(fields))
+    assert not has_all_members(text[:-1] + (b", " if fields else b"") + b'"": 0, "": {":": ":"}}', len(fields) + 1)

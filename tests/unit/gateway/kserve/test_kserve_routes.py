@@ -43,15 +43,15 @@ async def test_metadata_lists_all_versions_or_the_one_asked_for() -> None:
     assert (await front("GET", "/v2/models/add_sub/versions/1")).json()["versions"] == ["1"]
 
 
-async def test_health_is_a_status_with_an_empty_body(front: KServeFront) -> None:
-    for path in (
-        "/v2/health/live",
-        "/v2/health/ready",
-        "/v2/models/add_sub/ready",
-        "/v2/models/add_sub/versions/1/ready",
-    ):
+async def test_health_is_a_status_and_what_kserve_s_client_reads(front: KServeFront) -> None:
+    for path, body in {
+        "/v2/health/live": {"live": True},
+        "/v2/health/ready": {"ready": True},
+        "/v2/models/add_sub/ready": {"name": "add_sub", "ready": True},
+        "/v2/models/add_sub/versions/1/ready": {"name": "add_sub", "ready": True},
+    }.items():
         answer = await front("GET", path)
-        assert (answer.status, answer.bodies, answer.headers["content-type"]) == (200, [b""], "text/plain")
+        assert (answer.status, answer.json(), answer.headers["content-type"]) == (200, body, "application/json")
 
 
 async def test_what_a_model_says_of_itself_is_told_those_who_ask(front: KServeFront) -> None:
@@ -64,8 +64,9 @@ async def test_what_a_model_says_of_itself_is_told_those_who_ask(front: KServeFr
 async def test_not_ready_is_400(front: KServeFront) -> None:
     front.store.model("add_sub").ready = False
     front.store.ready = False
-    assert (await front("GET", "/v2/health/ready")).status == 400
     assert (await front("GET", "/v2/health/live")).status == 200
+    not_ready = await front("GET", "/v2/health/ready")
+    assert (not_ready.status, not_ready.json()) == (400, {"ready": False})
     for path in ("/v2/models/add_sub/ready", "/v2/models/zz/ready", "/v2/models/add_sub/versions/7/ready"):
         answer = await front("GET", path)
         assert (answer.status, error_of(answer)) == (400, "Model version not ready")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from penstock.engines.errors import (
     OverloadedError,
     UnsupportedError,
 )
-from penstock.gateway.front.context import ANYONE, RequestContext
+from penstock.gateway.front.context import ANYONE, USER_ROLES, Principal, RequestContext
 from penstock.gateway.front.intake import BodyBudget, Intake
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.grpc.infer import Inference
@@ -294,3 +295,95 @@ async def test_requests_over_grpc_count_what_they_read(memory: SharedMemory) -> 
     no_rpc: Any = None
     await Inference(kserve, None).decode(message.SerializeToString(), message, model, no_rpc, context)
     assert budget.held == 356
+
+
+def test_the_status_has_what_requests_still_use(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    mine, other = (Principal(tenant=tenant, roles=USER_ROLES) for tenant in ("mine", "other"))
+    context = RequestContext()
+    for name in ("in", "out", "idle"):
+        regions.of(mine).register(name, memory.name, 0, 8)
+    request = regions.of(mine, lambda size: None, context)
+    request.read("in", 0, 8)  # what was read is still the request's, as in Triton
+    request.slice("out", 0, 8)
+    regions.of(mine).unregister()
+    assert [each.name for each in regions.of(mine).status()] == ["in", "out"]
+    assert regions.of(mine).status("in") == [RegionStatus("in", memory.name, 0, 8)]
+    assert regions.of(other).status() == []
+    with pytest.raises(NotFoundError):
+        regions.of(other).status("in")
+    for caller, name in ((other, "in"), (mine, "idle")):
+        with pytest.raises(NotFoundError, match=f"Unable to find shared memory region: '{name}'"):
+            regions.of(caller).read(name, 0, 1)
+    second = RequestContext()
+    regions.of(mine, lambda size: None, second).read("in", 0, 8)
+    with pytest.raises(AlreadyExistsError):
+        regions.of(mine).register("in", memory.name, 0, 8)
+    context.end()
+    assert [each.name for each in regions.of(mine).status()] == ["in"]
+    second.end()
+    with pytest.raises(NotFoundError):
+        regions.of(mine).read("in", 0, 1)
+    assert regions.of(mine).status() == []
+    regions.of(mine).register("in", memory.name, 0, 8)
+
+
+def test_regions_in_use_count_as_well(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    context = RequestContext()
+    request = regions.of(ANYONE, lambda size: None, context)
+    for index in range(MAX_REGIONS):
+        request.register(f"r{index}", memory.name, 0, 8)
+        request.slice(f"r{index}", 0, 8)
+        request.unregister(f"r{index}")
+    with pytest.raises(InvalidRequestError, match="already, unregister some first"):
+        regions.register("more", memory.name, 0, 8)
+    before = len(os.listdir("/proc/self/fd"))
+    context.end()
+    regions.register("more", memory.name, 0, 8)
+    assert len(os.listdir("/proc/self/fd")) == before - MAX_REGIONS + 1
+
+
+def test_requests_that_have_ended_are_forgotten(memory: SharedMemory, regions: SharedMemoryRegions) -> None:
+    regions.register("r", memory.name, 0, 8)
+    for _ in range(100):
+        context = RequestContext()
+        regions.of(ANYONE, lambda size: None, context).read("r", 0, 8)
+        context.end()
+    assert len(regions._regions["r"]._requests) <= 16
+
+
+async def test_a_request_over_http_keeps_its_regions_in_the_status(memory: SharedMemory) -> None:
+    model = identity("FP32", name="m")
+    model.gate = asyncio.Event()
+    front = KServeFront(model, allow_shared_memory=True)
+    for name in ("in", "out"):
+        await front("POST", f"/v2/systemsharedmemory/region/{name}/register", {"key": memory.name, "byte_size": 64})
+    inside = [{"shared_memory_region": name, "shared_memory_byte_size": 64} for name in ("in", "out")]
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [16], "parameters": inside[0]}
+    body = {"inputs": [tensor], "outputs": [{"name": "OUTPUT0", "parameters": inside[1]}]}
+    answer = asyncio.create_task(front("POST", "/v2/models/m/infer", body))
+    await model.waiting.wait()
+    await front("POST", "/v2/systemsharedmemory/unregister")
+    status = (await front("GET", "/v2/systemsharedmemory/status")).json()
+    assert [each["name"] for each in status] == ["in", "out"]
+    assert (await front("GET", "/v2/systemsharedmemory/region/in/status")).status == 200
+    model.gate.set()
+    assert (await answer).status == 200
+    assert (await front("GET", "/v2/systemsharedmemory/status")).json() == []
+
+
+async def test_a_request_over_grpc_keeps_its_regions_in_the_status(memory: SharedMemory) -> None:
+    kserve = kserve_context(FakeModelStore(identity("FP32", name="m")), allow_shared_memory=True)
+    kserve.shared_memory.register("r", memory.name, 0, 1024)
+    message = pb.ModelInferRequest(model_name="m")
+    tensor = message.inputs.add(name="INPUT0", datatype="FP32", shape=[64])
+    tensor.parameters["shared_memory_region"].string_param = "r"
+    tensor.parameters["shared_memory_byte_size"].int64_param = 256
+    no_rpc: Any = None
+    model = kserve.models.model("m")
+    inference = Inference(kserve, None)
+    context = RequestContext()
+    await inference.decode(message.SerializeToString(), message, model, no_rpc, context)
+    kserve.shared_memory.unregister("r")
+    assert [each.name for each in kserve.shared_memory.status()] == ["r"]
+    context.end()
+    assert kserve.shared_memory.status() == []

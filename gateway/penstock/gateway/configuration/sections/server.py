@@ -283,6 +283,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_format: Annotated[
         Literal["default", "ISO8601"], Meta(description="how the log writes times; ISO8601: in UTC, with a T and a Z")
     ] = "default"
+    log_file: Annotated[
+        File, Meta(description="file that the log is appended to, and all that this server writes to stderr")
+    ] = ""
     trace_config: Annotated[
         tuple[Name, ...],
         Meta(
@@ -290,6 +293,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="a setting of Triton's request trace, as level=, rate=, count=, triton,file=; may be repeated",
         ),
     ] = ()
+    allow_gpu_metrics: Annotated[bool, Meta(description="nv_gpu_* where there are GPUs and the extra [gpu]")] = True
+    allow_cpu_metrics: Annotated[bool, Meta(description="nv_cpu_*, the load of this machine")] = True
     metrics_config: Annotated[
         tuple[Name, ...],
         Meta(

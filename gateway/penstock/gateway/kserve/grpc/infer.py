@@ -74,7 +74,7 @@ class Inference:
         if isinstance(message, KnownRequest):
             decoded = Decoded(message.request(), options=None, empty_final=False)
         else:
-            regions = self._regions.of(context.principal, context.hold_more)
+            regions = self._regions.of(context.principal, context.hold_more, context)
             if self._takes_long(len(data), message):
                 decoded = await self._tensors.run(len(data), decode, message, model, regions)
             else:

@@ -70,7 +70,9 @@ class GrpcSettings:
             max_strikes=self.http2_max_ping_strikes,
             allowed_when_idle=self.keepalive_permit_without_calls,
         )
-        return Http2Limits(max_streams=MAX_STREAMS, max_header_list_bytes=MAX_METADATA_BYTES, pings=pings)
+        return Http2Limits(
+            max_streams=MAX_STREAMS, max_header_list_bytes=MAX_METADATA_BYTES, spaces_in_values=True, pings=pings
+        )
 
     def options(self) -> list[tuple[str, Any]]:
         """For the gRPC library."""

@@ -365,6 +365,7 @@ class ClassicModel(SaysReady):
             self._end(call)
         self._deliver(call, batch, response)
         if response.final:
+            call.batch = None  # a batch and its calls know each other: no request leaves a cycle
             self._check_drained()
 
     def _deliver(self, call: Call, batch: ExecBatch, response: InferResponse) -> None:

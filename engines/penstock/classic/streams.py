@@ -38,6 +38,8 @@ class Stream(PushedStream, CancellableStream):
     def put(self, response: InferResponse) -> None:
         if self._ended:
             return
+        if response.final:
+            self._call = None  # the call knows this stream: no request leaves a cycle
         if self._listener is not None:
             self._ended = response.final
             self._listener(response)
@@ -94,8 +96,9 @@ class Stream(PushedStream, CancellableStream):
         if self._ended:
             return
         self._ended = True
-        if self._call is not None:
-            self._cancel(self._call)
+        call, self._call = self._call, None
+        if call is not None:
+            self._cancel(call)
         self._wake()
 
     def _wake(self) -> None:

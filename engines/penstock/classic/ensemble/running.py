@@ -15,31 +15,36 @@ Emit = Callable[[Values, IsLast], Awaitable[None]]
 """Takes the results of the last stage."""
 
 
-async def run_steps(selection: Selection, inputs: Values, infer: Callable[[Step, Values], Awaitable[Values]]) -> Values:
+Infer = Callable[[Step, Values], Awaitable[Values]]
+"""The outputs of a step that gives one response."""
+
+
+async def run_steps(selection: Selection, inputs: Values, infer: Infer) -> Values:
     """The results of a selection. Steps in a row need no task of their own.
 
     Raises what `infer` raises first; the steps that still run are cancelled and have ended then.
     """
     flow = Flow[Value](selection)
     ready = flow.put(inputs)
-
-    async def follow(step: Step, group: asyncio.TaskGroup) -> None:
-        following: list[Step] = [step]
-        while following:
-            step, *others = following
-            for other in others:
-                group.create_task(follow(other, group))
-            following = flow.put(await infer(step, flow.take(step)))
-
     try:
         async with asyncio.TaskGroup() as group:
             for step in ready[1:]:
-                group.create_task(follow(step, group))
+                group.create_task(_follow(step, flow, infer, group))
             if ready:
-                await follow(ready[0], group)
+                await _follow(ready[0], flow, infer, group)
     except BaseExceptionGroup as errors:
         raise first_of(errors) from None
     return flow.tensors
+
+
+async def _follow(step: Step, flow: Flow[Value], infer: Infer, group: asyncio.TaskGroup) -> None:
+    """A step and what it makes ready; the others of that in tasks of their own."""
+    following: list[Step] = [step]
+    while following:
+        step, *others = following
+        for other in others:
+            group.create_task(_follow(other, flow, infer, group))
+        following = flow.put(await infer(step, flow.take(step)))
 
 
 async def run_stages(request: EnsembleRequest, stages: Sequence[Stage], inputs: Values, width: int, emit: Emit) -> None:

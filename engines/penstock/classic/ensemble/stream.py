@@ -49,5 +49,6 @@ class EnsembleStream:
             self._unread.put_nowait(InferResponse(None))  # wakes the reader of a stream that another task has closed
 
     def close(self) -> None:
-        self._closed = True
-        self._task.cancel()
+        if not self._closed:  # behind the final response, the task ends by itself
+            self._closed = True
+            self._task.cancel()

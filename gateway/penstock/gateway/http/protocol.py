@@ -123,7 +123,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._sender is not None:
             self._sender.client_left()
         self._port_connections.remove(self)
-        self.cycle = self.scope = self._sender = None  # they lead back here: no connection leaves a cycle
+        # They lead back here: no connection leaves a cycle.
+        self.cycle = self.scope = self._sender = None  # type: ignore[assignment]
 
     def _stop_timers(self) -> None:
         self._deaf = True
@@ -148,7 +149,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _hand_over(self, taker: SocketConnection, data: bytes) -> None:
         self._stop_timers()
-        self.parser = None  # it knows this object
+        self.parser = None  # type: ignore[assignment]  # it knows this object
         self._port_connections.replace(self, taker)
         self.transport.set_protocol(taker)
         taker.connection_made(self.transport)

@@ -1,6 +1,6 @@
 """Do the tests notice? Puts the bugs of mutants.toml into a copy of the sources, one at a time, and runs tests on it.
 
-    python tests/mutants/run.py [NAME ...]
+    python tests/mutants/run.py [--seconds N] [NAME ...]
 
 Says by which test each was noticed ("killed"). The exit status is 1 if one survived, or could not be tried.
 """
@@ -8,7 +8,9 @@ Says by which test each was noticed ("killed"). The exit status is 1 if one surv
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -51,11 +53,15 @@ def mutants() -> list[Mutant]:
     return [Mutant(**entry) for entry in entries]
 
 
-def main(names: Sequence[str]) -> int:
+def main(names: Sequence[str], seconds: float) -> int:
+    """`seconds`: after so many no other one is begun; then they are tried in a new order each time."""
     known = {mutant.name: mutant for mutant in mutants()}
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"no such mutant: {', '.join(unknown)}")
     chosen = [known[name] for name in names] or list(known.values())
+    end = time.monotonic() + seconds
+    if math.isfinite(seconds):
+        random.shuffle(chosen)
     outcomes: list[bool] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder)
@@ -66,6 +72,8 @@ def main(names: Sequence[str]) -> int:
             sys.exit(f"without a mutant the tests do not pass: {failed}")
         for mutant in chosen:
             began = time.monotonic()
+            if began > end:
+                break
             killed, what = _try(copy, mutant)
             outcomes.append(killed)
             print(f"{mutant.name}: {what} ({time.monotonic() - began:.0f} s)", flush=True)
@@ -119,4 +127,6 @@ def _run_tests(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", metavar="NAME", nargs="*", help="mutants to try; all of them if none is named")
-    sys.exit(main(parser.parse_args().names))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="try as many as this is enough for, at random")
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.names, arguments.seconds))

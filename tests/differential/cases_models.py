@@ -236,6 +236,20 @@ def override(peer: Peer) -> Any:
     ]
 
 
+def loose_json(peer: Peer) -> Any:
+    """Which configurations are taken though they are not quite JSON, and which are not."""
+    plain = json.dumps({"max_batch_size": 8, **_managed()})
+    loose = [plain.replace('"backend":', "backend :"), plain.replace('"', "'"), plain[:-1] + ", }"]
+    wrong = [
+        plain + " x",
+        plain[:-1] + " /* all */ }",
+        plain.replace(", ", " ", 1),
+        plain.replace('"python"', "python"),
+    ]
+    taken = [load(peer, "managed", config=config)["status"] == 200 for config in (*loose, *wrong)]
+    return [*taken, load(peer, "managed"), infer(peer)]
+
+
 def _settled(peer: Peer, name: str) -> Any:
     wait_until(lambda: all(entry.get("state") != "UNLOADING" for entry in state(peer, name)))
     return state(peer, name)
@@ -289,6 +303,7 @@ REPOSITORY = [
     Case("repository: index of what is ready", lambda peer: index(peer, ready=True)),
     Case("repository: unload and load", unload_and_load),
     Case("repository: another configuration and file", override),
+    Case("repository: a configuration that is not quite JSON", loose_json),
     Case("repository: loads that fail", bad_loads),
     Case("repository: over gRPC", grpc_repository),
 ]

@@ -391,7 +391,7 @@ async def test_only_the_request_that_raises_fails(tmp_path: Path, caplog: pytest
         ("pb_utils.Tensor('', np.ones(1))", "TritonModelException: Tensor name cannot be an empty string."),
         ("pb_utils.Tensor('t', np.array(['a']))", 'NumPy dtype "<U1" is not supported.'),
         ("pb_utils.Tensor('t', np.zeros(1, 'c8'))", 'NumPy dtype "complex64" is not supported.'),
-        ("requests[0].set_release_flags(2)", "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE is for models with"),
+        ("requests[0].set_release_flags(2)", "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model"),
         ("requests[0].exec()", "cannot be executed"),
     ],
 )

@@ -1,10 +1,10 @@
 """Triton's rate limiter: which instances of all models may execute now. No clock, no thread.
 
 An instance executes while it holds what it needs of the resources. Those that wait for a resource get it in the order
-of their executions times their priority: with priority 2 an instance has half the turns of one with priority 1. It is
-start-time fair queueing, for each resource: `start` is that product, but an instance that begins to wait starts no
-lower than the last one that got the resource. So one that is new, or was idle, does not keep the others waiting until
-it has caught up.
+of their executions, with the one that is next, times their priority: with priority 2 an instance has half the turns of
+one with priority 1, and has its first after two of the other's. It is fair queueing, for each resource: `start` is
+that product without the next execution, but an instance that begins to wait starts no lower than the last one that got
+the resource. So one that is new, or was idle, does not keep the others waiting until it has caught up.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class RateLimiter:
         self._stale = False
         blocked: set[Resource] = set()
         served = []
-        for seat in sorted(self._waiting, key=self._distance):
+        for seat in sorted(self._waiting, key=lambda seat: (self._distance(seat), seat.priority)):
             # Whatever one needs is kept for it: else those that need little would overtake it forever.
             if blocked.isdisjoint(seat.needs) and self._fits(seat):
                 self._take(seat)
@@ -125,9 +125,9 @@ class RateLimiter:
                 seat.wake()
 
     def _distance(self, seat: Seat) -> int:
-        """How far off its turn is; 0 when it is due at one of its resources. With more than one it does not have to be
-        due at all of them: where no other instance asks for a resource, nothing would bring its turn nearer."""
-        return max(0, min(seat.start[resource] - self._reached.get(resource, 0) for resource in seat.needs))
+        """How far off the end of its turn is, at the resource where it is nearest: where no other instance asks for a
+        resource, nothing would bring its turn nearer."""
+        return seat.priority + min(seat.start[resource] - self._reached.get(resource, 0) for resource in seat.needs)
 
     def _fits(self, seat: Seat) -> bool:
         for resource, count in seat.needs.items():

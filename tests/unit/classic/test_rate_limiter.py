@@ -106,31 +106,37 @@ def test_a_model_that_leaves_frees_what_it_held_and_those_that_wait_are_woken() 
     assert waiting.holds
 
 
-def shares(priorities: list[int], turns: int, limiter: RateLimiter, needs: Resource = R) -> Counter[int]:
-    """How often each was served, of instances that always have a batch and need the whole resource."""
-    seats = [Seat({needs: 1}, priority) for priority in priorities]
+def order(priorities: list[int], turns: int) -> list[int]:
+    """Who is served, of instances that always have a batch and need the whole resource."""
+    limiter = RateLimiter()
+    seats = [Seat({R: 1}, priority) for priority in priorities]
     limiter.enter(seats)
-    found: Counter[int] = Counter()
+    served = []
     for seat in seats:
         limiter.acquire(seat)
     for _ in range(turns):
         [number] = [number for number, seat in enumerate(seats) if seat.holds]
-        found[number] += 1
+        served.append(number)
         limiter.release(seats[number])
         limiter.acquire(seats[number])
-    limiter.leave(seats)
-    return found
+    return served
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 60))
 def test_turns_follow_the_priorities(priorities: list[int], turns: int) -> None:
-    found = shares(priorities, turns, RateLimiter())
+    found = Counter(order(priorities, turns))
     done = [found[number] * priority for number, priority in enumerate(priorities)]
     assert max(done) - min(done) <= max(priorities)
 
 
-def test_priority_two_gets_half_the_turns() -> None:
-    assert shares([1, 2], 30, RateLimiter()) == {0: 20, 1: 10}
+def test_priority_two_has_every_third_turn_after_two_of_priority_one() -> None:
+    """As in Triton 2.51, also where the one with priority 2 comes first."""
+    assert order([1, 2], 30) == [0, 0, 1] * 10
+    assert order([2, 1], 30) == [0, 1, 1, *([1, 1, 0] * 9)]
+
+
+def test_equal_priorities_take_turns() -> None:
+    assert order([3, 3, 3], 9) == [0, 1, 2] * 3
 
 
 def test_one_that_was_idle_does_not_make_up_for_it() -> None:

@@ -17,6 +17,12 @@ MAX_CONFIG_BYTES = 1024 * 1024
 """Of a file or of an override; the largest configurations of real models have some kilobytes."""
 
 _MAX_DETAIL_CHARS = 300
+_LENIENT = re.compile(
+    r""""(?:[^"\\]++|\\.)*+"?|'(?:[^'\\]++|\\.)*+'?|,(?=\s*[}\]])|(?P<word>[A-Za-z_$][\w$]*+)(?P<colon>\s*+:)?""",
+    re.DOTALL,
+)
+"""Linear in the text: a string that does not end is one token up to the end."""
+_ESCAPED_CONTROLS = {code: f"\\u{code:04x}" for code in range(32)}
 _CONFIG_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
@@ -86,12 +92,35 @@ def _from_json(text: str) -> ModelConfig:
     check_json(data, field="the model configuration")
     if not text.lstrip(" \t\r\n").startswith("{"):  # protobuf takes an empty list for an empty message
         raise InvalidRequestError("failed to parse the model configuration: it is not a JSON object")
-    config = ModelConfig()
     try:
-        json_format.Parse(text, config)
+        return _parsed(text)
     except json_format.ParseError as error:
-        raise InvalidRequestError(f"failed to parse the model configuration: {_cut(str(error))}") from None
+        first = error
+    strict = _LENIENT.sub(_strict_token, text)
+    check_json(strict.encode(), field="the model configuration")
+    try:
+        return _parsed(strict)
+    except json_format.ParseError:
+        raise InvalidRequestError(f"failed to parse the model configuration: {_cut(str(first))}") from None
+
+
+def _parsed(text: str) -> ModelConfig:
+    config: ModelConfig = json_format.Parse(text, ModelConfig())
     return config
+
+
+def _strict_token(match: re.Match[str]) -> str:
+    """What Triton's JSON parser takes beyond JSON, as JSON: keys without quotes, strings in single quotes or with
+    control characters, a comma after the last member."""
+    token = match[0]
+    if match["word"]:
+        return f'"{match["word"]}"{match["colon"]}' if match["colon"] else token
+    if token[0] == ",":
+        return ""
+    inside = token[1:-1].translate(_ESCAPED_CONTROLS)
+    if token[0] == "'":
+        inside = re.sub(r"\\.|\"", lambda part: {"\\'": "'", '"': '\\"'}.get(part[0], part[0]), inside)
+    return f'"{inside}"'
 
 
 def _cut(text: str) -> str:

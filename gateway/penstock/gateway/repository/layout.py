@@ -14,7 +14,7 @@ from penstock.engines.errors import InvalidRequestError
 EMPTY_NAME = "Model name cannot be empty. Please enter a valid name to deploy."
 """Triton's text, also for names of nothing but white space."""
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9._,-]{1,255}", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
@@ -28,7 +28,7 @@ class ModelFileError(InvalidRequestError):
 
 
 def check_model_name(name: str) -> str:
-    """The name itself, when it can be a folder of the repository: letters, digits, `.`, `_` and `-`, at most 255.
+    """The name itself, when it can be a folder of the repository: letters, digits, `.`, `,`, `_` and `-`, at most 255.
 
     Everything that could lead out of the repository or forge a line of a log is refused: separators, control
     characters, `%`, `.` and `..`, look-alikes from Unicode. Names such as `...` lead nowhere and pass.

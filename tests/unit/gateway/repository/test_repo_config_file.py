@@ -65,6 +65,28 @@ def test_an_override_replaces_the_file(tmp_path: Path) -> None:
     assert (config.backend, config.max_batch_size, list(config.input[0].dims)) == ("onnxruntime", 0, [2, 3])
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        '{backend: "python", max_batch_size : 4}',
+        "{'backend': 'python', 'max_batch_size': 4}",
+        '{"backend": "python", "max_batch_size": 4, }',
+        '{"backend": "python", "max_batch_size": 4, "input": [{"name": "I", "dims": [1,],},],}',
+        '{"backend": "python", "max_batch_size": 4, "parameters": {"k": {"string_value": "a\tb: \'c\', d"}}, }',
+    ],
+)
+def test_an_override_may_be_as_loose_as_triton_s_parser_is(tmp_path: Path, override: str) -> None:
+    config = read_config(tmp_path, "m", override=override)
+    assert (config.backend, config.max_batch_size) == ("python", 4)
+    assert [one.string_value for one in config.parameters.values()] in ([], ["a\tb: 'c', d"])
+
+
+def test_quotes_in_an_override_stay_what_they_are(tmp_path: Path) -> None:
+    override = """{parameters: {'it\\'s "k"': {string_value: 'x\\\\ \\"y\\" true: ,}'}}}"""
+    [(key, value)] = read_config(tmp_path, "m", override=override).parameters.items()
+    assert (key, value.string_value) == ('it\'s "k"', 'x\\ "y" true: ,}')
+
+
 @pytest.mark.parametrize("override", [None, '{"name": "other"}'])
 def test_the_name_must_be_the_folders(tmp_path: Path, override: str | None) -> None:
     expected = "^unexpected directory name 'm' for model 'other', directory name must equal model name$"
@@ -126,6 +148,15 @@ def test_files_that_are_no_text_or_too_large(tmp_path: Path) -> None:
         '{"max_batch_size": NaN}',
         '{"max_batch_size": ' + "9" * 5000 + "}",
         '{"name": "m", "name": "m"}',
+        '{name: "m", "name": "m"}',
+        '{"name": "m" /* it */}',
+        '{"name": m}',
+        '{"name": "m" "backend": "python"}',
+        '{name: "m"} x',
+        '{"name": "' + '\\"' * 400_000,
+        "{'name': '" + "\\'" * 400_000,
+        "{" + "a" * 900_000,
+        "{" + ", " * 400_000,
         '{"backend": "\\ud800"}',
         '{"backend": "\ud800"}',
         '{"input": ' + "[" * 101 + "]" * 101 + "}",

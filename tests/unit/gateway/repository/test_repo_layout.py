@@ -60,7 +60,9 @@ def test_empty_names_get_tritons_text(name: str) -> None:
         check_model_name(name)
 
 
-@pytest.mark.parametrize("name", ["...", "..my_model", "model..1", "add_sub", "Model-1.2", "x" * 255, "0"])
+@pytest.mark.parametrize(
+    "name", ["...", "..my_model", "model..1", "add_sub", "Model-1.2", "nop_TYPE_FP32_-1,-1", "x" * 255, "0"]
+)
 def test_names_that_stay_in_the_repository_pass(name: str) -> None:
     assert check_model_name(name) == name
 

@@ -398,7 +398,8 @@ ANSWERS = (
         "the body of health and readiness",
         "empty",
         '`{"live": true}`, `{"ready": true}`, with a model\'s `name`',
-        "KServe's clients read it; Triton's look at the status",
+        "KServe's clients read it; `curl` and others that send no `Accept-Encoding` get none, since Triton's scripts"
+        " compare all that it prints",
         (
             at(
                 "http: GET /v2/health/live",

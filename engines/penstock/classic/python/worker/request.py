@@ -233,8 +233,8 @@ class ReceivedRequest(InferenceRequest):
             raise TritonModelException(f"Unsupported release flags {flags}.")
         if flags == RELEASE_RESCHEDULE and not self._outlet.iterative:
             raise TritonModelException(
-                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
-                "handle such a flag: it needs sequence_batching { iterative_sequence: true }."
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured"
+                " to handle such a flag: it needs sequence_batching { iterative_sequence: true }."
             )
         if flags == RELEASE_RESCHEDULE and (self._released or (self.sender is not None and self.sender.ended)):
             raise TritonModelException("The request has ended and cannot be rescheduled.")

@@ -453,10 +453,11 @@ async def test_a_request_lets_its_model_go_when_all_that_use_it_have_ended(tmp_p
 
 async def test_the_time_that_a_request_says_counts_until_the_model_goes(tmp_path: Path) -> None:
     async with serving(tmp_path, "a40 b40", settings={"idle_seconds": 0.01}) as stand:
-        for name in ("a40", "b40"):
-            await stand.answer(name)
+        used = [await stand.ask(name) for name in ("a40", "b40")]
         assert stand.on_demand.keep("a40", 60, Principal())
         assert stand.on_demand.keep("b40", None, Principal())
+        for context in used:
+            context.end()
         stand.clock.now += 58
         await settle()
         assert stand.loaded == ["a40", "b40"]

@@ -59,7 +59,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
         return self._respond_from(exchange, request, generation)
 
     async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
-        own = await super()._for_own_model(exchange, request)
+        own: _R | None = await super()._for_own_model(exchange, request)  # type: ignore[arg-type,assignment]  # super() loses _R
         if own is None or not (self._is_empty(own) and lets_go(own.keep_alive)):
             return own
         if not self._goes(own, exchange.context):

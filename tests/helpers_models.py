@@ -71,13 +71,13 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
+from helpers_runner import VOCAB_SIZE as VOCAB_SIZE
+
 torch.set_num_threads(1)
 """Models this small are computed several times faster without threads, most of all on a busy machine."""
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_TOKEN_ID = 2
-VOCAB_SIZE = 384
-"""More than the tokenizer's 259 entries, as in many models of the field."""
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"

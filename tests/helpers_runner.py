@@ -6,12 +6,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from helpers_models import VOCAB_SIZE
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.contract.step import BlockUpdate, ModelRunnerOutput, NewRequest, SchedulerOutput
 from penstock.kvcache import KVGroup
 
+VOCAB_SIZE = 384
+"""Of the models of `helpers_models`, which takes seconds to import: processes that only drive a model need not. More
+than the tokenizer's 259 entries, as in many models of the field."""
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 
 

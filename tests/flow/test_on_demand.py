@@ -23,7 +23,7 @@ from penstock.engines.errors import (
     PenstockError,
     QueueFullError,
 )
-from penstock.gateway.front.context import Principal, RequestContext, Role
+from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, RequestContext, Role
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.memory.demand import Demand, MemoryNeeds
 from penstock.gateway.on_demand.on_demand import OnDemand
@@ -145,6 +145,12 @@ async def serving(folder: Path, names: str, **options: Any) -> AsyncIterator[Sta
     assert stand.loader.budget._reservations == []
 
 
+async def settle() -> None:
+    """What can happen at once has happened."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 async def test_a_request_loads_its_model_once_for_all_that_wait(tmp_path: Path) -> None:
     async with serving(tmp_path, "a40 b40") as stand:
         assert stand.loaded == []
@@ -200,8 +206,7 @@ async def test_no_more_models_are_held_back_than_have_to_go(tmp_path: Path) -> N
         waiting = asyncio.create_task(stand.answer("c60"))
         await until(lambda: stand.on_demand.is_closing("a40"))
         first.end()
-        for _ in range(20):  # the load looks again
-            await asyncio.sleep(0)
+        await settle()  # the load looks again
         assert not stand.on_demand.is_closing("b40")
         await stand.answer("b40")
         second.end()
@@ -428,6 +433,77 @@ async def test_models_that_nobody_uses_are_unloaded_after_a_while(tmp_path: Path
         used.end()
         stand.clock.now += 1
         await until(lambda: stand.loaded == [])
+
+
+async def test_a_request_lets_its_model_go_when_all_that_use_it_have_ended(tmp_path: Path) -> None:
+    async with serving(tmp_path, "a40 b40") as stand:
+        await stand.answer("b40")
+        mine, another = await stand.ask("a40"), await stand.ask("a40")
+        assert stand.on_demand.keep("a40", 0, mine.principal)
+        mine.end()
+        await settle()
+        assert stand.loaded == ["a40", "b40"], "another request uses it"
+        another.end()
+        await until(lambda: "a40 1 UNAVAILABLE unloaded because nobody used it" in states(stand.models))
+        await stand.answer("a40")
+        await settle()
+        assert stand.loaded == ["a40", "b40"], "it is loaded on demand, and stays as others do"
+        assert stand.on_demand.seconds_left("a40") is None
+
+
+async def test_the_time_that_a_request_says_counts_until_the_model_goes(tmp_path: Path) -> None:
+    async with serving(tmp_path, "a40 b40", settings={"idle_seconds": 0.01}) as stand:
+        used = [await stand.ask(name) for name in ("a40", "b40")]
+        assert stand.on_demand.keep("a40", 60, Principal())
+        assert stand.on_demand.keep("b40", None, Principal())
+        for context in used:
+            context.end()
+        stand.clock.now += 58
+        await settle()
+        assert stand.loaded == ["a40", "b40"]
+        assert 0 < (stand.on_demand.seconds_left("a40") or 0) < 2
+        assert stand.on_demand.seconds_left("b40") is None
+        await stand.answer("a40")
+        stand.clock.now += 58
+        await settle()
+        assert stand.loaded == ["a40", "b40"], "each use begins the time again"
+        stand.clock.now += 2
+        stand.on_demand._idle_changed.set()  # as the timer would that the clock of this test has not
+        await until(lambda: stand.loaded == ["b40"])
+        await stand.answer("a40")
+        stand.clock.now += 2
+        await until(lambda: stand.loaded == ["b40"])
+
+
+@pytest.mark.parametrize("roles", [ALL_ROLES, USER_ROLES], ids=["admin", "user"])
+async def test_only_operators_let_a_model_go_before_it_has_stayed_as_long_as_its_load_took(
+    tmp_path: Path, roles: frozenset[Role]
+) -> None:
+    async with serving(tmp_path, "a40") as stand:
+        await stand.answer("a40")
+        stand.on_demand._residents.loaded("a40", stand.clock(), 30.0)
+        assert stand.on_demand.keep("a40", 0, Principal(roles=roles))
+        await settle()
+        assert stand.loaded == ([] if Role.ADMIN in roles else ["a40"])
+        if stand.loaded:
+            stand.clock.now += 30
+            stand.on_demand._idle_changed.set()  # as above
+            await until(lambda: stand.loaded == [])
+
+
+async def test_what_stays_loaded_stays_whatever_requests_say(tmp_path: Path) -> None:
+    async with serving(tmp_path, "a40 b40 c10", load_models=("a40",)) as stand:
+        put_ensemble(stand, tmp_path, "p10")
+        assert not stand.on_demand.keep("a40", 0, Principal())
+        assert not stand.on_demand.keep("b40", 0, Principal()), "it is not loaded"
+        whole = RequestContext()
+        await stand.on_demand.use("whole", whole)
+        assert stand.on_demand.keep("p10", 0, Principal())
+        await settle()
+        assert stand.loaded == ["a40", "p10", "whole"], "a request uses the ensemble"
+        whole.end()
+        await settle()
+        assert stand.loaded == ["a40", "p10", "whole"], "nobody lets the ensemble go"
 
 
 async def test_stopping_ends_the_wait(tmp_path: Path) -> None:

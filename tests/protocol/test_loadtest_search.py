@@ -76,7 +76,7 @@ def test_the_rate_is_below_what_the_engine_can(server: Server) -> None:
 
 def test_two_servers_in_turns(server: Server) -> None:
     with serving(*SIMULATED, "--sim-step-ms", "40") as slow:
-        study = measured(server, "--vs", slow.url, "--repeat", "2", "--duration", "1", "--concurrency", "2")
+        study = measured(server, "--vs", slow.url, "--repeat", "2", "--duration", "0.5", "--concurrency", "2")
     assert study["order"] == "ABBA"
     assert len(study["a"]["runs"]) == len(study["b"]["runs"]) == 2
     [e2e] = [one for one in study["differences"] if one["figure"] == "e2e_ms.p50"]
@@ -124,7 +124,7 @@ def test_an_interrupted_sweep_reports_what_was_run(server: Server, tmp_path: Pat
 
 def test_tuning_finds_the_better_option() -> None:
     done = penstock(
-        *("tune", "--param", "max_num_seqs=1,8", "--concurrency", "8", "--duration", "1", *LOAD, "--json", "-"),
+        *("tune", "--param", "max_num_seqs=1,8", "--concurrency", "8", "--duration", "0.5", *LOAD, "--json", "-"),
         *("--", "serve", "--engine", "simulated", "--served-model-name", "m", "--sim-step-ms", "10"),
     )
     study = json.loads(done.stdout)

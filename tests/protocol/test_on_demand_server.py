@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,10 @@ KEYS = {
     "looks": 'tenant = "looks"\nroles = ["metadata"]',
     "elsewhere": 'tenant = "elsewhere"\nmodels = ["other-*"]',
 }
-USER = {"authorization": "Bearer user"}
+USER, ADMIN, ELSEWHERE = ({"authorization": f"Bearer {key}"} for key in ("user", "admin", "elsewhere"))
+
+
+EMPTY: dict[str, Any] = {"generate": {"response": ""}, "chat": {"message": {"role": "assistant", "content": ""}}}
 
 
 def write_python(repository: Path, name: str, code: str, memory: str) -> None:
@@ -137,11 +142,40 @@ def test_clients_load_their_models_and_the_oldest_make_room(server: Server) -> N
     assert 'penstock_model_demand_load_seconds_count{model="chat"} 2.0' in metrics
 
 
+def test_ollama_s_keep_alive_unloads_a_model_that_requests_load(server: Server) -> None:
+    body = {"model": "chat", "messages": [{"role": "user", "content": "The cat"}], "options": {"num_predict": 4}}
+    whole = server.post("/api/chat", {**body, "stream": False, "keep_alive": "5m"}, headers=USER)
+    assert (whole.status_code, whole.headers.get("x-penstock-ignored")) == (200, None)
+    running = httpx.get(server.url + "/api/ps", headers=USER).json()["models"]
+    assert [each["model"] for each in running] == ["chat"]
+    left = datetime.fromisoformat(running[0]["expires_at"]).timestamp() - time.time()
+    assert 200 < left < 400
+    with httpx.stream("POST", server.url + "/api/chat", json={**body, "keep_alive": 0}, headers=ADMIN) as streamed:
+        assert json.loads(list(streamed.iter_lines())[-1])["done_reason"] == "length"
+    server.wait_for_log("model 'chat' is unloaded because nobody used it")
+    assert "chat" not in loaded(server)
+    pulled = server.post("/api/pull", {"model": "chat"}, headers=USER).text.splitlines()
+    states = ["pulling manifest", "verifying sha256 digest", "writing manifest", "success"]
+    assert [json.loads(line) for line in pulled] == [{"status": text} for text in states], "its size is not known"
+    unloads = ({"keep_alive": 0}, {"keep_alive": "0"}, {"keep_alive": "0s", "prompt": ""}, {"keep_alive": 0.0})
+    for unload in unloads:
+        for path, empty in EMPTY.items():
+            left_out = server.post(f"/api/{path}", {"model": "chat:latest", **unload}, headers=USER).json()
+            assert left_out.pop("created_at")
+            assert left_out == {"model": "chat:latest", **empty, "done": True, "done_reason": "unload"}
+    assert "chat" not in loaded(server), "nothing is loaded to be unloaded"
+    forbidden = server.post("/api/generate", {"model": "chat", "keep_alive": 0}, headers=ELSEWHERE)
+    unknown = server.post("/api/generate", {"model": "chatter", "keep_alive": 0}, headers=USER)
+    assert (forbidden.status_code, unknown.status_code) == (403, 404)
+    assert server.post("/api/chat", body | {"stream": False}, headers=USER).status_code == 200
+    assert "chat" in loaded(server), "the next request loads it again"
+
+
 def test_a_model_asks_another_one_that_is_not_loaded(server: Server) -> None:
-    httpx.post(server.url + "/v2/repository/models/small/unload", headers={"authorization": "Bearer admin"})
+    httpx.post(server.url + "/v2/repository/models/small/unload", headers=ADMIN)
     with pytest.raises(InferenceServerException, match="Model 'small' is not ready"):
         over_http(server, "asker")
-    httpx.post(server.url + "/v2/repository/models/small/load", headers={"authorization": "Bearer admin"})
+    httpx.post(server.url + "/v2/repository/models/small/load", headers=ADMIN)
     over_grpc(server, "large")
     assert over_http(server, "asker") == [2, 4]
 
@@ -165,10 +199,9 @@ def test_refusals_say_why_and_when_to_come_again(server: Server) -> None:
 
 
 def test_traffic_rules_are_refused_and_change_nothing(server: Server) -> None:
-    admin = {"authorization": "Bearer admin"}
-    refused = httpx.put(server.url + "/traffic/public", json={"targets": [{"model": "small"}]}, headers=admin)
+    refused = httpx.put(server.url + "/traffic/public", json={"targets": [{"model": "small"}]}, headers=ADMIN)
     assert refused.status_code == 400
     assert "--load-on-demand cannot have traffic rules" in refused.json()["error"]["message"]
-    assert httpx.get(server.url + "/traffic", headers=admin).json()["rules"] == []
+    assert httpx.get(server.url + "/traffic", headers=ADMIN).json()["rules"] == []
     body = {"inputs": [{"name": "X", "shape": [1], "datatype": "FP32", "data": [1]}]}
     assert server.post("/v2/models/public/infer", body, headers=USER).status_code == 404

@@ -94,7 +94,7 @@ class ChatTemplate:
         named = {"default": self, "tool_use": self._tool_use, "rag": self._rag}
         return {name: each for name, each in named.items() if each is not None}
 
-    @property
+    @cached_property
     def variables(self) -> frozenset[str]:
         """The names that any of them reads without setting them first."""
         return frozenset().union(*(each._own_variables for each in self.by_name.values()))

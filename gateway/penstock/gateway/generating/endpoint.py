@@ -61,8 +61,8 @@ class GeneratingEndpoint(ABC, Generic[_R]):
             if await self._answer_at_once(exchange, request):
                 return
             wanted = await self._generate_request(request, exchange.context)
-            pulse = self._settings.heartbeat_s if request.stream else None
-            wanted = replace(wanted, pulse=pulse or None)
+            if request.stream and self._settings.heartbeat_s:
+                wanted = replace(wanted, pulse=self._settings.heartbeat_s)
             if resumable is not None and resumable.has_room:
                 await resumable.begin(
                     exchange,

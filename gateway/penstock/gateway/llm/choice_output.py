@@ -96,11 +96,12 @@ class ChoiceOutput:
 
     def advance(self, output: RequestOutput, tokenizer: Tokenizer) -> ChoiceDelta:
         delta = ChoiceDelta(self.index, "", output.token_ids)
-        starts: list[int] = []
-        if self._stops is None and self._offsets is None:
+        if self._stops is None and self._offsets is None and output.logprobs is None:
             delta.text = self._detokenizer.push(self._visible(output))
-        else:
-            starts = self._advance_by_token(output, delta)
+            if output.finish_reason is not None:
+                self._finish(output, delta)
+            return delta
+        starts = self._advance_by_token(output, delta)
         if output.finish_reason is not None and delta.finish_reason is None:
             self._finish(output, delta)
         if output.logprobs is not None:

@@ -85,8 +85,8 @@ class Generation:
         self._stream = stream
         self._tokenizer = tokenizer
         self._n = request.n
-        self._copies = request.n // len(ids[0])
-        """How many choices each of the engine's samples is."""
+        self._more_copies = request.n // len(ids[0]) - 1
+        """How many choices beside its own each of the engine's samples is."""
         self._metrics = metrics
         self._abort = abort
         self._arrival = request.context.arrival
@@ -190,10 +190,11 @@ class Generation:
                 delta = self._advance(output, now)
                 if delta is not None:
                     deltas.append(delta)
-                    deltas += [delta.copy_for(delta.index + copy) for copy in range(1, self._copies)]
         except PenstockError as error:
             self._end_all(f"error:{error.code}", outcome_of(error))
             raise
+        if self._more_copies:
+            deltas = [delta.copy_for(delta.index + copy) for delta in deltas for copy in range(self._more_copies + 1)]
         if deltas:
             self._last_shown_at = now
             if self._call is not None:
@@ -219,29 +220,29 @@ class Generation:
             self._prompt_done(choice, output)
         if output.guessed is not None:
             right, wrong = output.guessed
-            self.usage.accepted_prediction_tokens += self._copies * (right - choice.guessed[0])
-            self.usage.rejected_prediction_tokens += self._copies * (wrong - choice.guessed[1])
+            self.usage.accepted_prediction_tokens += (self._more_copies + 1) * (right - choice.guessed[0])
+            self.usage.rejected_prediction_tokens += (self._more_copies + 1) * (wrong - choice.guessed[1])
             choice.guessed = output.guessed
         delta = choice.advance(output, self._tokenizer)
         count = len(delta.token_ids)
-        self.usage.completion_tokens += self._copies * count
-        self.usage.reasoning_tokens += self._copies * delta.reasoning_tokens
-        for index in range(choice.index, choice.index + self._copies):
-            self.usage_by_choice[index] += count
+        usage = self.usage
+        usage.completion_tokens += count
+        usage.reasoning_tokens += delta.reasoning_tokens
+        self.usage_by_choice[choice.index] += count
+        if self._more_copies:
+            self._count_copies(choice, delta, count, now)
         if choice.held_token_ids or delta.logprobs is not None:
             choice.rejoin(delta)
         if count:
             if self._record.first_token_at is None:
                 self._record.first_token_at = now
                 self._record.enter(Stage.DECODING)
-            for _ in range(self._copies):
-                self._metrics.tokens(count, choice.last_token_at, now, self._arrival)
+            self._metrics.tokens(count, choice.last_token_at, now, self._arrival)
             choice.last_token_at = now
         if delta.finish_reason is not None:
             del self._choices[output.id]
-            self._record.finish_reasons += (delta.finish_reason,) * self._copies
-            for _ in range(self._copies):
-                self._metrics.finished(delta.finish_reason, now - self._arrival)
+            self._record.finish_reasons += (delta.finish_reason,)
+            self._metrics.finished(delta.finish_reason, now - self._arrival)
             if output.finish_reason is None:  # a stop string, of which the engine does not know
                 self._abort([output.id])
             if not self._choices:
@@ -250,6 +251,18 @@ class Generation:
             choice.held_token_ids += delta.token_ids
             return None
         return delta
+
+    def _count_copies(self, choice: ChoiceOutput, delta: ChoiceDelta, count: int, now: float) -> None:
+        """What `_advance` counts for a choice, for those that are the same."""
+        self.usage.completion_tokens += self._more_copies * count
+        self.usage.reasoning_tokens += self._more_copies * delta.reasoning_tokens
+        for copy in range(self._more_copies):
+            self.usage_by_choice[choice.index + 1 + copy] += count
+            if count:
+                self._metrics.tokens(count, choice.last_token_at, now, self._arrival)
+            if delta.finish_reason is not None:
+                self._record.finish_reasons += (delta.finish_reason,)
+                self._metrics.finished(delta.finish_reason, now - self._arrival)
 
     def _prompt_done(self, choice: ChoiceOutput, output: RequestOutput) -> None:
         prompt = output.prompt
@@ -268,7 +281,7 @@ class Generation:
         if self._call is not None:
             self._call.end(outcome)
         elapsed = time.monotonic() - self._arrival
-        for _ in range(len(self._choices) * self._copies):
+        for _ in range(len(self._choices) * (self._more_copies + 1)):
             self._metrics.finished(reason, elapsed)
         if self._choices:
             self._choices.clear()

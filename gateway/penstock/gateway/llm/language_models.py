@@ -79,6 +79,20 @@ class LanguageModels:
             if holder is None or context.principal.may_use(name):
                 await self._on_demand.use_language_model(name if holder is None else holder.model.names[0], context)
 
+    def keep(self, model: LoadedModel, seconds: float | None, context: RequestContext) -> bool:
+        """How long a model that sleeps or is loaded on demand stays without a request from now on; None: for ever. With
+        0 it goes when the requests that it has have ended. False: it stays, whatever requests say."""
+        if model.sleep.falls_asleep:
+            model.sleep.keep(seconds)
+            return True
+        return self._on_demand is not None and self._on_demand.keep(model.names[0], seconds, context.principal)
+
+    def seconds_left(self, model: LoadedModel) -> float | None:
+        """Until a model falls asleep or is unloaded if no request comes; None: it stays."""
+        if model.sleep.falls_asleep or self._on_demand is None:
+            return model.sleep.seconds_left
+        return self._on_demand.seconds_left(model.names[0])
+
     # Which there are
 
     def known(self) -> list[LoadedModel]:

@@ -26,6 +26,8 @@ MAX_STOP_BYTES = 16 << 10
 """Of all stop strings of a request together."""
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+_MOST_NAMED = 8
+"""Wrong keys of `logit_bias` that its error names."""
 _LIKELIEST_ALONE = 1e-9
 """For `top_p` 0, which OpenAI takes and samplers do not: no second token fits in."""
 
@@ -193,10 +195,11 @@ def _stop_token_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
     if len(bias) > MAX_LOGIT_BIAS:
         raise InvalidRequestError(f"logit_bias: at most {MAX_LOGIT_BIAS} are allowed.", param="logit_bias")
+    if wrong := [key for key in bias if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size]:
+        keys = ", ".join(map(echoed, wrong[:_MOST_NAMED])) + (" ..." if len(wrong) > _MOST_NAMED else "")
+        message = f"logit_bias: not token ids of the vocabulary, which has {vocab_size} tokens: {keys}"
+        raise InvalidRequestError(message, param="logit_bias")
     for key, value in bias.items():
-        if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
-            message = f"logit_bias: {echoed(key)} is not a token id of the vocabulary."
-            raise InvalidRequestError(message, param="logit_bias")
         if not -100 <= value <= 100:
             message = f"logit_bias: values must be between -100 and 100, not {value:g} as that of {echoed(key)}."
             raise InvalidRequestError(message, param="logit_bias")

@@ -21,7 +21,7 @@ from penstock.gateway.llm.dataplane import Generation, ServedModel
 from penstock.gateway.llm.models import LoadedModel
 from penstock.gateway.ollama.answers import Answer, Lines, now
 from penstock.gateway.ollama.fitting import Window, fitted_chat, only_prompt, window, with_prompt
-from penstock.gateway.ollama.keep_alive import keep, seconds_of
+from penstock.gateway.ollama.keep_alive import keep, lets_go, seconds_of
 from penstock.gateway.ollama.names import model_name
 from penstock.gateway.ollama.options import sampling_fields, whole, widened, within_openai
 from penstock.gateway.ollama.schemas import ChatRequest, GenerateRequest, Options
@@ -53,12 +53,31 @@ class _Endpoint(TranslatingEndpoint[_R]):
         return request
 
     def _respond(self, exchange: Exchange, request: _R, wanted: WantedText, generation: Generation) -> Awaitable[None]:
-        model, _ = self._dataplane.models.find(self._model_name(request), context=exchange.context)
-        keep(model.sleep, request.keep_alive, exchange.context)
+        if request.keep_alive is not None:
+            model, _ = self._dataplane.models.find(self._model_name(request), context=exchange.context)
+            keep(self._dataplane.models, model, request.keep_alive, exchange.context)
         return self._respond_from(exchange, request, generation)
 
+    async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
+        own: _R | None = await super()._for_own_model(exchange, request)  # type: ignore[arg-type,assignment]  # super() loses _R
+        if own is None or not (self._is_empty(own) and lets_go(own.keep_alive)):
+            return own
+        if not self._goes(own, exchange.context):
+            return own
+        await self._answer_empty(exchange, own, "unload")
+        return None
+
+    def _goes(self, request: _R, context: RequestContext) -> bool:
+        """Lets the request's model go, and does not load it for that. False: it stays. Raises PermissionDeniedError,
+        ModelNotFoundError, NotReadyError."""
+        name, models = self._model_name(request), self._dataplane.models
+        context.principal.require_model(name)
+        if name in models.names_on_demand():
+            return True
+        return keep(models, models.find(name, context=context).model, 0, context)
+
     async def _answered_without_text(self, exchange: Exchange, request: _R) -> bool:
-        if request.keep_alive is not None and not seconds_of(request.keep_alive):
+        if lets_go(request.keep_alive):
             message = "the other server decides how long it keeps its model."
             exchange.context.ignore("keep_alive", message)
         if self._is_empty(request):
@@ -94,19 +113,17 @@ class _Endpoint(TranslatingEndpoint[_R]):
         return None
 
     async def _answer_at_once(self, exchange: Exchange, request: _R) -> bool:
-        """An empty request asks for the model to be loaded, or with `keep_alive` 0 for the opposite."""
+        """An empty request asks for the model to be loaded."""
         if not self._is_empty(request):
             return False
-        name = self._model_name(request)
+        name, models = self._model_name(request), self._dataplane.models
         exchange.context.principal.require_model(name)
-        model, _ = self._dataplane.models.find(name, context=exchange.context)
-        sleeps = model.sleep.falls_asleep
-        leaves = sleeps and request.keep_alive is not None and not seconds_of(request.keep_alive)
+        model, _ = models.find(name, context=exchange.context)
         with model.in_flight:
-            if not leaves:
-                await model.sleep.awake()
-            keep(model.sleep, request.keep_alive, exchange.context)
-        await self._answer_empty(exchange, request, "unload" if leaves else "load")
+            await model.sleep.awake()
+            if request.keep_alive is not None:
+                keep(models, model, request.keep_alive, exchange.context)
+        await self._answer_empty(exchange, request, "load")
         return True
 
     async def _answer_empty(self, exchange: Exchange, request: _R, reason: str) -> None:

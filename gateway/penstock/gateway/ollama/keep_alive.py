@@ -7,7 +7,8 @@ import math
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.quantities import parse_duration
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.llm.model_sleep import ModelSleep
+from penstock.gateway.llm.language_models import LanguageModels
+from penstock.gateway.llm.models import LoadedModel
 
 _FOR_EVER = 100 * 365 * 86400.0
 """As long as that, or longer: neither timers nor dates go on for ever."""
@@ -26,12 +27,16 @@ def seconds_of(keep_alive: float | str) -> float:
     return -seconds if negative else seconds
 
 
-def keep(sleep: ModelSleep, keep_alive: float | str | None, context: RequestContext) -> None:
-    """Carries it out where models fall asleep. Elsewhere they stay loaded. Raises InvalidRequestError."""
-    if keep_alive is None:
-        return
+def lets_go(keep_alive: float | str | None) -> bool:
+    """Whether the model is to go when its requests have ended. Raises InvalidRequestError."""
+    return keep_alive is not None and not seconds_of(keep_alive)
+
+
+def keep(models: LanguageModels, model: LoadedModel, keep_alive: float | str, context: RequestContext) -> bool:
+    """Carries it out for models that fall asleep or are loaded on demand. False: this one stays loaded.
+    Raises InvalidRequestError."""
     seconds = seconds_of(keep_alive)
-    if sleep.falls_asleep:
-        sleep.keep(seconds if 0 <= seconds < _FOR_EVER else None)
-    elif seconds == 0:
-        context.ignore("keep_alive", "models stay loaded on this server.")
+    followed = models.keep(model, seconds if 0 <= seconds < _FOR_EVER else None, context)
+    if not (followed or seconds):
+        context.ignore("keep_alive", "this model stays loaded.")
+    return followed

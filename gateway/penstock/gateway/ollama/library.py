@@ -30,7 +30,7 @@ class Pull:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[SCOPE_KEY]
-        request = parse(await exchange.body(self._settings.max_body_bytes), PullRequest, {})
+        request = parse(await exchange.body(self._settings.max_body_bytes, from_curl=True), PullRequest, {})
         states = await self._states(named_model(request), exchange)
         if request.stream is False:
             await exchange.respond(200, _encode(states[-1]))
@@ -46,18 +46,24 @@ class Pull:
         if name in upstream:
             exchange.context.principal.require_model(name)
         else:
-            layers = [await self._layer(tagged_name, exchange)]
+            layers = await self._layers(tagged_name, exchange)
         texts = ("verifying sha256 digest", "writing manifest", "success")
         return [{"status": "pulling manifest"}, *layers, *({"status": text} for text in texts)]
 
-    async def _layer(self, tagged_name: str, exchange: Exchange) -> dict[str, Any]:
+    async def _layers(self, tagged_name: str, exchange: Exchange) -> list[dict[str, Any]]:
+        """None while the size is not known: clients divide by it."""
         try:
             entry = await self._models.entry(tagged_name, exchange)
         except ModelNotFoundError:
-            message = "pull model manifest: file does not exist. The models of this server are those of GET /api/tags."
+            message = (
+                "pull model manifest: file does not exist. The models of this server are those of GET /api/tags: its "
+                "operator downloads others (`penstock pull`), and no request does."
+            )
             raise ModelNotFoundError(message, param="model") from None
         digest, size = entry["digest"], entry["size"]
-        return {"status": f"pulling {digest[:12]}", "digest": f"sha256:{digest}", "total": size, "completed": size}
+        if not size:
+            return []
+        return [{"status": f"pulling {digest[:12]}", "digest": f"sha256:{digest}", "total": size, "completed": size}]
 
 
 class OperatorsOnly:

@@ -19,7 +19,7 @@ from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.llm.models import NameHolder
+from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.ollama.model_files import ModelFiles, read_model_files
 from penstock.gateway.ollama.names import model_name
 from penstock.gateway.ollama.schemas import ShowRequest
@@ -72,7 +72,7 @@ class Models:
         return [_entry(model, await self._files_of(model)) for model in self._known(exchange)]
 
     async def running(self, exchange: Exchange) -> list[dict[str, Any]]:
-        """Those of `listed` that are awake, with the time at which they fall asleep if no request comes."""
+        """Those of `listed` that are awake, with the time at which they sleep or are unloaded if no request comes."""
         entries = []
         for model in self._known(exchange):
             if model.expires_at is not None:
@@ -93,7 +93,7 @@ class Models:
 
     def _known(self, exchange: Exchange) -> list[_Model]:
         may_use, models = exchange.context.principal.may_use, self._dataplane.models
-        known = [_language_model(each.name, models.find(each.name)) for each in models.served() if may_use(each.name)]
+        known = [_language_model(each.name, models) for each in models.served() if may_use(each.name)]
         known += [_encoder(name, model) for name, model in self._pooling.loaded_names() if may_use(name)]
         return known + [_Model(name=name) for name in models.names_on_demand() if may_use(name)]
 
@@ -105,7 +105,7 @@ class Models:
             return _encoder(name, encoders[name])
         if name in models.names_on_demand():
             return _Model(name=name)
-        return _language_model(name, models.find(name))
+        return _language_model(name, models)
 
     async def _files_of(self, model: _Model) -> ModelFiles:
         """Read once for each load of a model, when they are first asked for, beside the event loop."""
@@ -118,10 +118,10 @@ class Models:
         return known[1]
 
 
-def _language_model(name: str, holder: NameHolder) -> _Model:
-    model, adapter = holder
+def _language_model(name: str, models: LanguageModels) -> _Model:
+    model, adapter = holder = models.find(name)
     described = holder.describe(name)
-    left = model.sleep.seconds_left
+    left = models.seconds_left(model)
     tokens = (model.tokenizer.decode([each], skip_special_tokens=False) for each in described.info.eos_token_ids)
     return _Model(
         name=name,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -81,7 +82,10 @@ class OnDemand:
         self._waited: dict[str, float] = {}
         """How long the load of a model has waited for room: no reason for it to stay longer."""
         self._changed = asyncio.Event()
+        self._idle_seconds = self._settings.idle_seconds or math.inf
         self._idle_watch: asyncio.Task[None] | None = None
+        self._idle_changed = asyncio.Event()
+        """A model that has its own idle time may be due earlier than was known."""
         self.counts = Counts()
 
     def attach(self, loads: Loads) -> None:
@@ -135,6 +139,24 @@ class OnDemand:
         else:
             context.use(name, await self._wait(name, context.deadline))
 
+    def keep(self, name: str, seconds: float | None, caller: Principal) -> bool:
+        """How long the model stays without a request from now on, in place of `idle_seconds`, until it is unloaded;
+        None: for ever. With 0 it goes when the requests that use it have ended. False: it is not unloaded for that."""
+        if name not in self._residents or name in self._residents.kept():
+            return False
+        at_once = seconds == 0 and Role.ADMIN in caller.roles  # nobody else can have a model loaded again and again
+        self._residents.keep(name, math.inf if seconds is None else seconds, 0.0 if at_once else math.inf)
+        self._watch_idle()
+        self._idle_changed.set()
+        return True
+
+    def seconds_left(self, name: str) -> float | None:
+        """Until the model is unloaded if nobody uses it; None: it is not."""
+        if name not in self._residents or name in self._residents.kept():
+            return None
+        until = self._residents.idle_until(name, self._idle_seconds)
+        return None if math.isinf(until) else max(0.0, until - self._clock())
+
     async def describe(self, name: str, context: RequestContext) -> None:
         """As `use`, for those who ask what a model is: those who may not ask the model itself load nothing."""
         if Role.INFERENCE in context.principal.roles:
@@ -172,7 +194,7 @@ class OnDemand:
 
     def start(self) -> None:
         if self._settings.idle_seconds:
-            self._idle_watch = asyncio.create_task(self._unload_idle())
+            self._watch_idle()
 
     async def stop(self) -> None:
         tasks = [load.task for load in self._loading.values() if load.task is not None]
@@ -255,6 +277,8 @@ class OnDemand:
             self._residents.end(name, self._clock())
             if self._loading:
                 self._tell()
+            if self._residents.has_own_idle_time(name):
+                self._idle_changed.set()
 
         return end
 
@@ -360,17 +384,25 @@ class OnDemand:
             logger.info("model '%s' is %s", name, reason)
         await asyncio.gather(*[self._loads.retire(name, reason) for name in names])
 
+    def _watch_idle(self) -> None:
+        if self._idle_watch is None:
+            self._idle_watch = asyncio.create_task(self._unload_idle())
+
     async def _unload_idle(self) -> None:
-        idle_seconds = self._settings.idle_seconds
         while True:
+            self._idle_changed.clear()
             now = self._clock()
-            since = {name: self._residents.idle_since(name) for name in self._residents.free(now, self._loads.is_busy)}
-            due = [name for name in since if now - since[name] >= idle_seconds]
+            ends = self._residents.idle_ends(self._idle_seconds)
+            due = [name for name in self._residents.free(now, self._loads.is_busy) if ends[name] <= now]
             if due:
                 await self._retire(due, IDLE, "idle")
-            # whatever else happens until then, none will be due earlier
-            left = [each + idle_seconds - now for name, each in since.items() if name not in due]
-            await asyncio.sleep(min([*left, idle_seconds]))
+                continue
+            # none will be due earlier, but for those that `_idle_changed` tells of
+            left = [end - now if end > now else _LOOK_SECONDS for end in ends.values()]
+            seconds = min([*left, self._idle_seconds])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                    await self._idle_changed.wait()
 
     def _tell(self) -> None:
         self._changed.set()

@@ -24,6 +24,12 @@ class Resident:
     """Of an ensemble: the models that it is made of."""
     kept: bool
     """It is never unloaded to make room."""
+    idle_seconds: float | None = None
+    """How long it stays without a use, where a request has said so."""
+
+    def idle_until(self, usual_seconds: float) -> float:
+        seconds = usual_seconds if self.idle_seconds is None else self.idle_seconds
+        return max(self.safe_until, self.last_used + seconds)
 
 
 class Residents:
@@ -53,6 +59,12 @@ class Residents:
         memory would do nothing but load. Loading it again, while it serves, counts as a new start."""
         self._loaded[name] = Resident(now, now + min(took, MOST_RESIDENCE), frozenset(parts), kept)
 
+    def keep(self, name: str, seconds: float, safe_until: float) -> None:
+        """A loaded model stays for so long without a use, and is not safe after `safe_until`."""
+        resident = self._loaded[name]
+        resident.idle_seconds = seconds
+        resident.safe_until = min(resident.safe_until, safe_until)
+
     def left(self, name: str) -> None:
         """It is being unloaded. Nothing happens if it was not loaded."""
         self._loaded.pop(name, None)
@@ -78,6 +90,19 @@ class Residents:
     def idle_since(self, name: str) -> float:
         """The last use of a loaded model, and of the ensembles that it is part of."""
         return max(self._loaded[each].last_used for each in self._with_ensembles(name))
+
+    def idle_until(self, name: str, usual_seconds: float) -> float:
+        """When a loaded model has been idle for long enough to go, if nothing uses it until then."""
+        return max(self._loaded[each].idle_until(usual_seconds) for each in self._with_ensembles(name))
+
+    def idle_ends(self, usual_seconds: float) -> dict[str, float]:
+        """The same of all that are not kept and that nothing uses now."""
+        kept = self.kept()
+        unused = [name for name in self._loaded if name not in kept and not self.used(name)]
+        return {name: self.idle_until(name, usual_seconds) for name in unused}
+
+    def has_own_idle_time(self, name: str) -> bool:
+        return name in self._loaded and self._loaded[name].idle_seconds is not None
 
     def next_end_of_safety(self, now: float) -> float | None:
         """When the next one that is safe now is so no longer."""

@@ -85,7 +85,8 @@ def tool_use(request: ChatRequest, context: RequestContext) -> ToolUse:
         request = _with_tools(request)
     forms = [form for form in map(_form_of, range(_count(request)), request.tools or (), repeat(context)) if form]
     tools = [_tool(number, form) for number, form in forms]
-    return replace(_chosen(request, tools), shown=[form for _, form in forms])
+    use = _chosen(request, tools)
+    return replace(use, shown=[form for _, form in forms]) if forms else use
 
 
 def _with_tools(request: ChatRequest) -> ChatRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
@@ -45,7 +46,8 @@ def chat_generate_request(
         raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="model")
     check_metadata(request.metadata)
     note_tier(request.service_tier, context)
-    wanted = _generate_request(
+    tier = tier_priority(request.service_tier, settings.policy) if request.priority is None else None
+    return _generate_request(
         request,
         [[]],
         model,
@@ -55,14 +57,11 @@ def chat_generate_request(
         logprobs=_chat_logprobs(request),
         prompt_logprobs=_prompt_logprobs(request),
         add_special_tokens=False,
-    )
-    return replace(
-        wanted,
         prediction=_prediction(request, model, context),
         tenant=fair_tenant(context, request.safety_identifier or request.user, settings.policy),
         cache_retention=_cache_retention(request, context),
         session=(request.prompt_cache_key or request.safety_identifier or request.user or "")[:_MAX_SESSION],
-        priority=tier_priority(request.service_tier, settings.policy) if request.priority is None else wanted.priority,
+        priority=_priority(request.priority, settings.policy, context) if tier is None else tier,
     )
 
 
@@ -91,8 +90,11 @@ def completion_generate_request(
         logprobs=logprobs,
         prompt_logprobs=_most(_prompt_logprobs(request), logprobs if request.echo else None),
         add_special_tokens=request.add_special_tokens is not False,
+        priority=_priority(request.priority, settings.policy, context),
+        tenant=fair_tenant(context, request.user, settings.policy),
+        session=(request.user or "")[:_MAX_SESSION],
     )
-    return replace(wanted, suffix=_suffix(request, model))
+    return replace(wanted, suffix=_suffix(request, model)) if request.suffix else wanted
 
 
 def _check_thinking(request: CompletionRequest, model: ServedModel, context: RequestContext) -> None:
@@ -109,9 +111,7 @@ def _check_thinking(request: CompletionRequest, model: ServedModel, context: Req
 
 
 def _suffix(request: CompletionRequest, model: ServedModel) -> str | None:
-    """None for an empty one, which asks for nothing."""
-    if not request.suffix:
-        return None
+    """One that is not empty: such a one asks for nothing. Raises UnsupportedError, InvalidRequestError."""
     if not model.fills_in:
         message = "suffix: this model has no tokens for filling in the text between two others."
         raise UnsupportedError(message, param="suffix")
@@ -131,8 +131,9 @@ def _generate_request(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
-    add_special_tokens: bool,
+    **own: Any,
 ) -> GenerateRequest:
+    """`own`: fields that chats and text completions have each in their own way."""
     if request.spaces_between_special_tokens is False and not model.joins_special_tokens:
         message = "spaces_between_special_tokens: this model's tokenizer puts spaces between all tokens."
         raise UnsupportedError(message, param="spaces_between_special_tokens")
@@ -160,12 +161,9 @@ def _generate_request(
         include_stop_str_in_output=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
         truncation=truncation(request.truncate_prompt_tokens, request.truncation_side),
-        add_special_tokens=add_special_tokens,
-        priority=_priority(request.priority, settings.policy, context),
         context=context,
-        tenant=fair_tenant(context, request.user, settings.policy),
         cache_salt=_cache_salt(request.cache_salt),
-        session=(request.user or "")[:_MAX_SESSION],
+        **own,
     )
 
 

@@ -68,7 +68,9 @@ async def vectors_of(
     check_dimensions(request.dimensions, model)
     prompt = _prompt(model, request.prompt_name or _prompt_of_type(model, request.input_type, context))
     vectors, texts = await rows_of_inputs(plane, model, request, prompt, context, cut, field)
-    normalize = model.recipe.normalize if request.normalize is None else request.normalize
+    normalize = request.normalize
+    if normalize is None:
+        normalize = model.recipe.normalize and request.use_activation is not False
     return finished(vectors, request.dimensions, normalize=normalize), texts
 
 

@@ -36,9 +36,8 @@ def _check_task(request: PoolingTaskRequest, model: PoolingModel) -> None:
     task = model.task
     if request.task not in (None, task):
         raise InvalidRequestError(f"task: the model `{request.model}` offers {task}.", param="task")
-    meaningless = ("use_activation",) if model.head is None else ("dimensions", "normalize", "prompt_name")
-    for name in meaningless:
-        if getattr(request, name) is not None:
+    for name in ("dimensions", "normalize", "prompt_name"):
+        if model.head is not None and getattr(request, name) is not None:
             raise InvalidRequestError(f"{name} means nothing to a model for the task {task}.", param=name)
 
 

@@ -59,7 +59,7 @@ def _documents(request: RerankRequest) -> tuple[str, list[str]]:
 
 def _cut(request: RerankRequest, model: PoolingModel) -> Cut:
     """Raises InvalidRequestError."""
-    of_document = request.max_tokens_per_doc
+    of_document = request.max_tokens_per_doc or None
     if of_document is not None:
         if model.head is None:
             raise InvalidRequestError("max_tokens_per_doc needs a model that scores pairs.", param="max_tokens_per_doc")

@@ -36,6 +36,8 @@ class EmbeddingRequest(InputRequest, kw_only=True):
     dimensions: int | None = None
     normalize: bool | None = None
     """Vectors of length 1; default: as the model's files say."""
+    use_activation: bool | None = None
+    """False is vLLM's word for `normalize` false; of a model with a head: logits."""
     prompt_name: str | None = None
     """One of the prompts in config_sentence_transformers.json, which goes before each text."""
     input_type: str | None = None
@@ -46,7 +48,6 @@ class PoolingTaskRequest(EmbeddingRequest, kw_only=True):
     """Of /pooling."""
 
     task: Literal["embed", "token_embed", "classify"] | None = None
-    use_activation: bool | None = None
 
 
 class ClassifyRequest(InputRequest, kw_only=True):
@@ -56,9 +57,12 @@ class ClassifyRequest(InputRequest, kw_only=True):
 
 class ScoreRequest(PoolingRequest, kw_only=True):
     text_1: str | list[str] | None = None
-    text_2: str | list[str] | None = None
     queries: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
     documents: str | list[str] | None = None
+    items: str | list[str] | None = None
+    data_2: str | list[str] | None = None
     use_activation: bool | None = None
 
 
@@ -80,6 +84,7 @@ class RerankRequest(PoolingRequest, kw_only=True):
     return_documents: bool | None = None
     return_text: bool | None = None
     max_tokens_per_doc: int | None = None
+    """0: no bound, as in vLLM."""
     use_activation: bool | None = None
     raw_scores: bool | None = None
     """True: logits, as `use_activation` false."""
@@ -130,8 +135,6 @@ _NOTHING = ("null",)
 _OFF = ("null", "false")
 UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "chat_template": _NOTHING,
-    "data_1": _NOTHING,
-    "data_2": _NOTHING,
     "embed_dtype": ("null", '"float32"'),
     "embedding_types": ("null", '["float"]'),
     "endianness": ("null", '"native"', '"little"'),

@@ -26,8 +26,8 @@ class Score(PoolingEndpoint[ScoreRequest]):
 
 def _pairs(request: ScoreRequest) -> Pairs:
     """Raises InvalidRequestError."""
-    first_field, firsts = _one_of(text_1=request.text_1, queries=request.queries)
-    second_field, seconds = _one_of(text_2=request.text_2, documents=request.documents)
+    first_field, firsts = _one_of(request, "text_1", "queries", "data_1")
+    second_field, seconds = _one_of(request, "text_2", "documents", "items", "data_2")
     check_count(len(seconds), second_field)
     if len(firsts) not in (1, len(seconds)):
         raise InvalidRequestError(
@@ -44,11 +44,10 @@ def _pairs(request: ScoreRequest) -> Pairs:
     )
 
 
-def _one_of(**fields: str | list[str] | None) -> tuple[str, list[str]]:
-    """The field's older and its newer name: exactly one must be given."""
-    given = {name: texts for name, texts in fields.items() if texts is not None}
+def _one_of(request: ScoreRequest, name: str, *other_names: str) -> tuple[str, list[str]]:
+    """What the request has under one of these names. Raises InvalidRequestError unless it is exactly one."""
+    given = {each: getattr(request, each) for each in (name, *other_names) if getattr(request, each) is not None}
     if len(given) != 1:
-        older, newer = fields
-        raise InvalidRequestError(f"Give {older}, or {newer} instead of it.", param=older)
+        raise InvalidRequestError(f"Give {name}, or {' or '.join(other_names)} instead of it.", param=name)
     [(name, texts)] = given.items()
     return name, [texts] if isinstance(texts, str) else texts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,12 @@ class Asked:
     @cached_property
     def items_json(self) -> bytes:
         return _encode(self.shown_items)
+
+    def leave_out_logprobs(self, context: RequestContext, reason: str) -> None:
+        """The answer comes without, and `context` notes it."""
+        context.ignore("include", reason)
+        self.include = replace(self.include, logprobs=False)
+        self.request = msgspec.structs.replace(self.request, top_logprobs=None)
 
     async def earlier(self, responses: ResponseService, context: RequestContext) -> list[InputItem]:
         """Reads the request, and gives the items that it goes on from. Raises InvalidRequestError."""

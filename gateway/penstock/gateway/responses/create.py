@@ -90,8 +90,8 @@ class CreateResponse(TranslatingEndpoint[Asked]):
             else:
                 wanted = await render(messages)
         if wanted.stages and asked.include.logprobs:
-            message = "include: this model's answers may have reasoning or calls, for which there are no logprobs here."
-            raise UnsupportedError(message, param="include")
+            asked.leave_out_logprobs(context, "this model's answers may have reasoning or calls, which have none here.")
+            wanted = replace(wanted, params=msgspec.structs.replace(wanted.params, logprobs=None))
         return replace(wanted, grammar_field=name_of_responses(wanted.grammar_field))
 
     async def _messages(self, asked: Asked, context: RequestContext) -> list[dict[str, Any]]:
@@ -147,7 +147,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
             raise UnsupportedError(message, param="background")
         messages = await self._messages(asked, context)
         if asked.include.logprobs:
-            raise UnsupportedError("include: models of other servers have no logprobs here.", param="include")
+            asked.leave_out_logprobs(context, "models of other servers have no logprobs here.")
         if asked.request.truncation == "auto":
             context.ignore("truncation", "models of other servers say themselves what does not fit.")
         return other_chat(chat_request(asked.request, asked.tools, asked.include, context), messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from hypothesis import given, settings
@@ -13,6 +14,8 @@ from penstock.gateway.on_demand.residents import MOST_RESIDENCE, Residents, choo
 PARTS = {"pair": {"a", "b"}, "tower": {"pair", "c"}}
 """Ensembles."""
 NAMES = ("a", "b", "c", *PARTS)
+USUAL = 20.0
+"""Seconds that a model stays without a use."""
 names = st.sampled_from(NAMES)
 
 
@@ -33,6 +36,8 @@ class ResidentsMachine(RuleBasedStateMachine):
         """Until when each is safe."""
         self.kept: set[str] = set()
         self.last_used: dict[str, float] = {}
+        self.idle: dict[str, float] = {}
+        """Of those that have a time of their own."""
         self.busy: set[str] = set()
 
     @rule(seconds=st.floats(0.1, 50))
@@ -48,6 +53,7 @@ class ResidentsMachine(RuleBasedStateMachine):
                 self.residents.loaded(each, self.now, took, PARTS.get(each, ()), kept=mine)
                 self.loaded[each] = self.now + min(took, MOST_RESIDENCE)
                 self.last_used[each] = self.now
+                self.idle.pop(each, None)
                 (self.kept.add if mine else self.kept.discard)(each)
 
     @rule(name=names)
@@ -58,6 +64,15 @@ class ResidentsMachine(RuleBasedStateMachine):
                 self.residents.left(each)
                 self.loaded.pop(each, None)
                 self.kept.discard(each)
+
+    @precondition(lambda self: self.loaded)
+    @rule(data=st.data(), seconds=st.sampled_from([0.0, 30.0, math.inf]), at_once=st.booleans())
+    def keep(self, data: st.DataObject, seconds: float, at_once: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.loaded)))
+        self.residents.keep(name, seconds, 0.0 if at_once else math.inf)
+        self.idle[name] = seconds
+        if at_once:
+            self.loaded[name] = 0.0
 
     @rule(name=names)
     def use(self, name: str) -> None:
@@ -94,6 +109,19 @@ class ResidentsMachine(RuleBasedStateMachine):
         assert set(free) == expected
         times = [max(self.last_used[each] for each in self.above(name)) for name in free]
         assert times == sorted(times)
+
+    @invariant()
+    def ends_what_nobody_uses(self) -> None:
+        ends = self.residents.idle_ends(USUAL)
+        assert set(ends) == {name for name in self.loaded if not self.above(name) & {*self.uses, *self.kept}}
+        for name, end in ends.items():
+            above = self.above(name)
+            assert end == max(self.last_used[each] + self.idle.get(each, USUAL) for each in above) or end in (
+                self.loaded[each] for each in above
+            )
+            assert all(end >= self.loaded[each] for each in above)
+        own = {name for name in NAMES if self.residents.has_own_idle_time(name)}
+        assert own == self.idle.keys() & self.loaded.keys()
 
     @invariant()
     def could_replace_what_is_only_in_use(self) -> None:

@@ -322,6 +322,11 @@ async def test_errors_name_the_value() -> None:
     for path in (CHAT, TEXT):
         answer, _ = await ask(path, {"logit_bias": {"bad1\n": 1}})
         assert "`bad1?`" in answer.json()["error"]["message"]
+        answer, _ = await ask(path, {"logit_bias": {"5": 1, **{f"k{number}": 1 for number in range(99)}}})
+        message = answer.json()["error"]["message"]
+        assert "which has 100 tokens: `k0`, `k1`, " in message
+        assert message.endswith("`k6`, `k7` ..."), "no more are named"
+        assert "`5`" not in message
         answer, _ = await ask(path, {"logit_bias": {"5": 101}})
         assert "101" in answer.json()["error"]["message"]
 

@@ -83,6 +83,9 @@ async def test_forms_of_vectors(setup: Setup) -> None:
     assert await vector() == scaled(3, CLS, SEP, 0)
     assert await vector(dimensions=2) == scaled(3, CLS)
     assert await vector(normalize=False) == [3, CLS, SEP, 0]
+    assert await vector(use_activation=False) == [3, CLS, SEP, 0]
+    assert await vector(use_activation=True) == await vector(use_activation=False, normalize=True) == await vector()
+    assert await vector("/pooling", use_activation=False) == [3, CLS, SEP, 0]
     packed = base64.b64decode(await vector(encoding_format="base64"))
     assert list(struct.unpack("<4f", packed)) == scaled(3, CLS, SEP, 0)
     assert await vector("/pooling", dimensions=2, task="embed") == scaled(3, CLS)
@@ -112,6 +115,8 @@ async def test_rerank_shows_what_is_asked_for(setup: Setup) -> None:
     assert found["results"] == [{"index": 1, "relevance_score": pytest.approx(1 / (1 + math.exp(-6)))}]
     await answer(setup, "/rerank", model="scorer", query="dog", documents=["a dog"], max_tokens_per_doc=1)
     assert list(setup.scorer.texts[-1].ids) == [CLS, DOG, SEP, A, SEP]
+    await answer(setup, "/rerank", model="scorer", query="dog", documents=["a dog"], max_tokens_per_doc=0)
+    assert list(setup.scorer.texts[-1].ids) == [CLS, DOG, SEP, A, DOG, SEP], "0 is no bound"
 
 
 async def test_ranking_by_vectors_uses_the_prompts(setup: Setup) -> None:
@@ -128,6 +133,8 @@ async def test_ranking_by_vectors_uses_the_prompts(setup: Setup) -> None:
         ({"text_1": "dog", "text_2": ["the dog", "dog"]}, [6, 5]),
         ({"text_1": ["dog", "a a"], "text_2": ["the dog", "dog"]}, [6, 6]),
         ({"queries": "dog", "documents": ["the dog", "dog"]}, [6, 5]),
+        ({"queries": "dog", "items": ["the dog", "dog"]}, [6, 5]),
+        ({"data_1": "dog", "data_2": ["the dog", "dog"]}, [6, 5]),
     ],
 )
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
@@ -190,19 +197,19 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     (RERANK, {"model": "scorer", "query": "dog", "documents": [{"image": "x"}]}, None),
     (RERANK, {"model": "scorer", "query": ["dog"], "documents": ["dog"]}, "query"),
     (RERANK, {"model": "scorer", "query": "dog", "documents": ["dog"], "top_n": -1}, "top_n"),
-    (RERANK, {"model": "scorer", "query": "dog", "documents": ["dog"], "max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+    (RERANK, {"model": "scorer", "query": "dog", "documents": ["dog"], "max_tokens_per_doc": -1}, "max_tokens_per_doc"),
     (RERANK, {"model": "embedder", "query": "dog", "documents": ["d"], "max_tokens_per_doc": 1}, "max_tokens_per_doc"),
     (RERANK, {"model": "embedder", "query": "dog " * 15, "documents": ["dog"]}, "query"),
     (RERANK, {"model": "classifier", "query": "dog", "documents": ["dog"]}, "model"),
     (SCORE, {"model": "scorer", "text_1": "dog"}, "text_2"),
     (SCORE, {"model": "scorer", "text_1": "dog", "queries": "dog", "text_2": "dog"}, "text_1"),
+    (SCORE, {"model": "scorer", "text_1": "dog", "items": "dog", "data_2": "dog"}, "text_2"),
     (SCORE, {"model": "scorer", "text_1": ["dog", "a"], "text_2": ["dog", "a", "the"]}, "text_1"),
     (SCORE, {"model": "scorer", "text_1": [], "text_2": ["dog"]}, "text_1"),
     (SCORE, {"model": "scorer", "text_1": "dog", "text_2": []}, "text_2"),
     ("/classify", {"model": "embedder", "input": "dog"}, "model"),
     ("/pooling", {"model": "embedder", "input": "dog", "task": "classify"}, "task"),
     ("/pooling", {"model": "embedder", "input": "dog", "task": "token_embed"}, "task"),
-    ("/pooling", {"model": "embedder", "input": "dog", "use_activation": True}, "use_activation"),
     ("/pooling", {"model": "classifier", "input": "dog", "dimensions": 2}, "dimensions"),
 ]
 

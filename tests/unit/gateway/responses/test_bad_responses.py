@@ -149,7 +149,6 @@ ROWS: list[tuple[dict[str, Any], str]] = [
     (body(text={"format": {"type": "json_schema", "schema": {}}}), "text.format.name"),
     (body(text={"format": {"type": "json_schema", "name": "a", "schema": 5}}), "text.format.schema"),
     (body(text={"format": {}}), "text.format.type"),
-    (body(include=[LOGPROBS]), "include"),
     (body(include=LOGPROBS), "include"),
     (body(top_logprobs=2), "top_logprobs"),
     (body(top_logprobs=21, include=[LOGPROBS]), "top_logprobs"),
@@ -169,6 +168,15 @@ ROWS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("sent", "param"), ROWS)
 async def test_what_is_refused(sent: dict[str, Any], param: str) -> None:
     assert (await refused(sent))["param"] == param
+
+
+async def test_logprobs_that_there_are_not_cost_no_request() -> None:
+    """A model whose answers are divided into parts has none: the answer comes without."""
+    plane = FakeDataPlane(models=[PARSED])
+    answer = await call(build_app(plane, AppSettings()), PATH, body(include=[LOGPROBS], top_logprobs=3))
+    assert (answer.status, answer.headers.get("x-penstock-ignored")) == (200, "include")
+    assert answer.json()["top_logprobs"] == 0
+    assert plane.requests[-1].params.logprobs is None
 
 
 VALUES_OF: dict[str, list[Any]] = {

@@ -15,7 +15,7 @@ from exchanges.test_exchanges import GROUPS, flags
 from helpers_inside import Inside
 from helpers_server import Server, serving
 
-TIMES = 40
+TIMES = 25
 ALLOWED = 0.4
 """Objects for each request, on average: timers and other clients' work go on meanwhile. The smallest cycle has two."""
 EXCHANGES = [

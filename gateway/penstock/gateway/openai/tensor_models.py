@@ -325,6 +325,8 @@ def _text(outputs: Mapping[str, Tensor]) -> str:
     output = outputs.get(OUTPUT)
     if output is None or output.array.size == 0:
         return ""
+    if output.datatype != "BYTES":
+        raise EngineError(f"The model's {OUTPUT} has the datatype {output.datatype} instead of BYTES.")
     if output.array.size > 1:
         raise EngineError(f"The model's {OUTPUT} has {output.array.size} texts in one response instead of one.")
     value = output.array.item()
@@ -334,7 +336,7 @@ def _text(outputs: Mapping[str, Tensor]) -> str:
 def _count(outputs: Mapping[str, Tensor], answer: _Answer, context: RequestContext) -> None:
     """Every response repeats the prompt's tokens, and has its own ones of the answer, as with the vLLM backend."""
     prompt, completion = outputs.get("num_input_tokens"), outputs.get("num_output_tokens")
-    if prompt is None or completion is None or prompt.array.size != 1 or completion.array.size != 1:
+    if prompt is None or completion is None or not (_is_count(prompt) and _is_count(completion)):
         return
     answer.counted = True
     answer.usage.prompt_tokens = int(prompt.array.item())
@@ -342,9 +344,13 @@ def _count(outputs: Mapping[str, Tensor], answer: _Answer, context: RequestConte
     context.record.usage = answer.usage
 
 
+def _is_count(tensor: Tensor) -> bool:
+    return tensor.array.size == 1 and tensor.array.dtype.kind in "iu"
+
+
 def _finish_reason(outputs: Mapping[str, Tensor], before: str) -> str:
     output = outputs.get("finish_reason")
-    if output is None or output.array.size != 1:
+    if output is None or output.datatype != "BYTES" or output.array.size != 1:
         return before
     value = output.array.item()
     text = value if isinstance(value, str) else bytes(value).decode(errors="replace")

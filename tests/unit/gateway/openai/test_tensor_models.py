@@ -314,6 +314,14 @@ async def test_errors_of_the_model(stream: bool) -> None:
     assert two.status == 500
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_character_may_be_cut_by_the_end_of_a_response(stream: bool) -> None:
+    halves = [Tensor("text_output", "BYTES", np.array([half], np.object_)) for half in (b"caf\xc3", b"\xa9 \xe2")]
+    front = Front(streaming(*(InferResponse([half], final=False) for half in halves), InferResponse(None)))
+    answer = await front("/v1/completions", {"model": "m", "prompt": "x", "stream": stream})
+    assert (streamed(answer) if stream else answer.json()["choices"][0]["text"]) == "café \ufffd"
+
+
 async def test_outputs_of_other_datatypes_than_a_text_and_numbers_have() -> None:
     front = Front(streaming(InferResponse([number("text_output", 5)])))
     answer = await front("/v1/chat/completions", {"model": "m", **CHAT})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from helpers_python_backend import CPU, FakeHost, instances, loaded, outputs, request
 
@@ -356,3 +357,18 @@ return set(found), y(ask([4]).exec())
 """
     refused = "The server cannot be asked here: only the model's own process is connected to it."
     assert await said(tmp_path, body) == ({refused}, [[8]])
+
+
+@pytest.mark.parametrize(("leaves", "status"), [("sys.exit(7)", 7), ("raise RuntimeError", 1), ("return None", 0)])
+async def test_a_process_that_the_model_has_forked_ends_where_it_leaves_the_model(
+    tmp_path: Path, leaves: str, status: int
+) -> None:
+    """It does not wait for the model's next requests, which it would take from the model."""
+    body = f"""
+import os, sys
+child = os.fork()
+if not child:
+    {leaves}
+return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), y(ask([4]).exec())
+"""
+    assert await said(tmp_path, body) == (status, [[8]])

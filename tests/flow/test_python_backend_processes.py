@@ -420,3 +420,22 @@ async def test_killed_while_large_tensors_are_on_their_way(tmp_path: Path) -> No
             found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
             assert all(isinstance(one, EngineDeadError) or outputs(one)["OUTPUT0"][0, -1] == 2 for one in found)
             await until(lambda killed=killed: model.ready and instances(model)[0].pid not in (None, killed))
+
+
+async def test_an_unloaded_model_keeps_no_files_open(tmp_path: Path) -> None:
+    """Nor until the next full garbage collection, which may be many loads away."""
+
+    async def used() -> None:
+        async with loaded(tmp_path, ADD_SUB, ADD_SUB_CONFIG) as model:
+            x = np.ones((1, 16), np.float32)
+            await model.infer(request(INPUT0=x, INPUT1=x))
+
+    await asyncio.create_task(used())
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        await asyncio.create_task(used())
+        assert len(os.listdir("/proc/self/fd")) <= before
+    finally:
+        gc.enable()

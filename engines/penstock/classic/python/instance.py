@@ -81,6 +81,7 @@ class PythonInstance(AsyncInstance):
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
+            self._supervision = None  # the frames of its end know this object: its files would stay open
         session, self._session = self._session, None
         if session is not None:
             session.finalize()

@@ -8,6 +8,7 @@ JSON, or to inputs of its own names. Triton's counterpart: python/openai of trit
 from __future__ import annotations
 
 import asyncio
+import codecs
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -292,6 +293,7 @@ async def _deltas(
 ) -> AsyncGenerator[list[ChoiceDelta], None]:
     """Texts up to the first stop string. Raises PenstockError."""
     finish = "stop"
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be cut by the end of a response
     if prefix:
         yield [_delta(prefix)]
     async with aclosing(responses):
@@ -306,13 +308,13 @@ async def _deltas(
                 context.record.enter(Stage.DECODING)
             _count(outputs, answer, context)
             finish = _finish_reason(outputs, finish)
-            text, stopped_by = stops.push(_text(outputs))
+            text, stopped_by = stops.push(decoder.decode(_text(outputs)))
             if stopped_by is not None:
                 yield [_delta(text, "stop", stopped_by)]
                 return
             if text:
                 yield [_delta(text)]
-    rest = stops.flush()
+    rest = stops.push(decoder.decode(b"", final=True))[0] + stops.flush()
     yield [_delta(rest, finish if stops.matched is None else "stop", stops.matched)]
 
 
@@ -320,21 +322,23 @@ def _delta(text: str, finish: str | None = None, stopped_by: str | None = None) 
     return ChoiceDelta(0, text, [], finish, stopped_by, parts=[TextPart(text)] if text else [])
 
 
-def _text(outputs: Mapping[str, Tensor]) -> str:
+def _text(outputs: Mapping[str, Tensor]) -> bytes:
     """Raises EngineError."""
     output = outputs.get(OUTPUT)
     if output is None or output.array.size == 0:
-        return ""
+        return b""
+    if output.datatype != "BYTES":
+        raise EngineError(f"The model's {OUTPUT} has the datatype {output.datatype} instead of BYTES.")
     if output.array.size > 1:
         raise EngineError(f"The model's {OUTPUT} has {output.array.size} texts in one response instead of one.")
     value = output.array.item()
-    return value if isinstance(value, str) else bytes(value).decode(errors="replace")
+    return value.encode(errors="replace") if isinstance(value, str) else bytes(value)
 
 
 def _count(outputs: Mapping[str, Tensor], answer: _Answer, context: RequestContext) -> None:
     """Every response repeats the prompt's tokens, and has its own ones of the answer, as with the vLLM backend."""
     prompt, completion = outputs.get("num_input_tokens"), outputs.get("num_output_tokens")
-    if prompt is None or completion is None or prompt.array.size != 1 or completion.array.size != 1:
+    if prompt is None or completion is None or not (_is_count(prompt) and _is_count(completion)):
         return
     answer.counted = True
     answer.usage.prompt_tokens = int(prompt.array.item())
@@ -342,9 +346,13 @@ def _count(outputs: Mapping[str, Tensor], answer: _Answer, context: RequestConte
     context.record.usage = answer.usage
 
 
+def _is_count(tensor: Tensor) -> bool:
+    return tensor.array.size == 1 and tensor.array.dtype.kind in "iu"
+
+
 def _finish_reason(outputs: Mapping[str, Tensor], before: str) -> str:
     output = outputs.get("finish_reason")
-    if output is None or output.array.size != 1:
+    if output is None or output.datatype != "BYTES" or output.array.size != 1:
         return before
     value = output.array.item()
     text = value if isinstance(value, str) else bytes(value).decode(errors="replace")

@@ -29,6 +29,7 @@ TEXT = f"input {tensor_config('text_input', 'BYTES', [1])} input {tensor_config(
 OUT = f"output {tensor_config('text_output', 'BYTES', [-1])} "
 SAMPLING = f"input {tensor_config('sampling_parameters', 'BYTES', [1], 'optional: true')} "
 DECOUPLED = "model_transaction_policy { decoupled: true } "
+COUNTS = ("num_input_tokens", "num_output_tokens")
 CHAT = {"messages": [{"role": "user", "content": "to be or not"}]}
 
 
@@ -311,6 +312,25 @@ async def test_errors_of_the_model(stream: bool) -> None:
     assert b"not so" in b"".join(answer.bodies)
     two = await Front(streaming(InferResponse([texts("a", "b")])))("/v1/completions", {"model": "m", "prompt": "x"})
     assert two.status == 500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_character_may_be_cut_by_the_end_of_a_response(stream: bool) -> None:
+    halves = [Tensor("text_output", "BYTES", np.array([half], np.object_)) for half in (b"caf\xc3", b"\xa9 \xe2")]
+    front = Front(streaming(*(InferResponse([half], final=False) for half in halves), InferResponse(None)))
+    answer = await front("/v1/completions", {"model": "m", "prompt": "x", "stream": stream})
+    assert (streamed(answer) if stream else answer.json()["choices"][0]["text"]) == "café \ufffd"
+
+
+async def test_outputs_of_other_datatypes_than_a_text_and_numbers_have() -> None:
+    front = Front(streaming(InferResponse([number("text_output", 5)])))
+    answer = await front("/v1/chat/completions", {"model": "m", **CHAT})
+    assert (answer.status, answer.json()["error"]["code"]) == (500, "engine_error")
+    assert "UINT32 instead of BYTES" in answer.json()["error"]["message"]
+    words_for_numbers = [Tensor(name, "BYTES", np.array([b"many"], np.object_)) for name in COUNTS]
+    front = Front(streaming(*words("to be", *words_for_numbers, number("finish_reason", 1))))
+    body = (await front("/v1/chat/completions", {"model": "m", **CHAT})).json()
+    assert (body["usage"], body["choices"][0]["finish_reason"]) == (None, "stop")
 
 
 async def test_a_slow_model_gets_comments_into_its_stream() -> None:

@@ -6,6 +6,7 @@ import io
 import os
 import queue
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -41,13 +42,14 @@ class Connection:
         self._work: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.handlers: dict[str, Callable[[Message], None]] = {}
         """Messages that are dealt with where they are read; all others are work for the main thread."""
-        self._forked = False
+        self.forked = False
+        """This process is one that the model has forked."""
         os.register_at_fork(after_in_child=self._leave)
 
     def _leave(self) -> None:
-        """This process is one that the model has forked. The socket is its parent's: frames of two processes would mix,
-        and the replies go to the parent."""
-        self._forked = True
+        """The socket and the arenas are the parent's: frames of two processes would mix, and what one reads the other
+        waits for."""
+        self.forked = True
         self._lock = threading.RLock()  # another thread of the parent may have held it
 
     def send(self, kind: str, *fields: Any) -> None:
@@ -56,6 +58,8 @@ class Connection:
 
     def send_packed(self, kind: str, pack: Pack, before: Callable[[], None] | None = None) -> None:
         """`before` is called between packing and sending: what it lets go of is given back with this message."""
+        if self.forked:
+            return
         with self._lock:
             packer = Packer(self._outbox)
             try:
@@ -73,7 +77,7 @@ class Connection:
         del packer.blocks[kept:]
 
     def _write(self, data: bytes) -> None:
-        if self._forked:
+        if self.forked:
             return
         try:
             self._socket.sendall(data)
@@ -81,7 +85,10 @@ class Connection:
             os._exit(1)  # the server has gone, and with it everything that this process is for
 
     def next_work(self) -> Message:
-        """The next message for the main thread."""
+        """The next message for the main thread. A process that the model has forked, and that comes back from the
+        model's code, ends."""
+        if self.forked:
+            sys.exit()
         while self._reader is None:
             with self._reading:
                 message = self._read()

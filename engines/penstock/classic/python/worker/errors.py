@@ -75,7 +75,7 @@ def public_text(error: BaseException) -> str:
 
 def report(error: BaseException, headline: str = "") -> None:
     """Into the log: the traceback. A model may have closed or replaced stderr, and what it put there may raise."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(BaseException):
         if headline:
             print(headline, file=sys.stderr)
         traceback.print_exception(error)

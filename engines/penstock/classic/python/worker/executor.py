@@ -82,6 +82,8 @@ class Executor:
                 returned = _result(future)
             answers += self._checked(requests, returned)
         except BaseException as error:
+            if self._connection.forked:  # sys.exit() ends a process that the model has forked
+                raise
             self._failed(requests, error, answers)
 
     def _failed(self, requests: list[ReceivedRequest], error: BaseException, answers: Answers) -> None:

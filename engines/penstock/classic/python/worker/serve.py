@@ -52,6 +52,8 @@ def main(arguments: list[str]) -> None:
             return
         executor = _load(connection, first)
     except BaseException as error:  # sys.exit() in a model's file, too
+        if connection.forked:
+            raise
         connection.send("failed", public_text(error) + clean(place(error)), clean(traceback.format_exc()))
         return
     gc.collect()
@@ -135,4 +137,6 @@ def _serve(connection: Connection, executor: Executor) -> None:
     try:
         executor.stop()
     except BaseException as error:
+        if connection.forked:
+            raise
         report(error)

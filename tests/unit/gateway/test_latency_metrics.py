@@ -162,7 +162,7 @@ def test_first_responses_of_decoupled_models(config: str, bounds: tuple[str, ...
     assert lines == [
         *(f'{family}_bucket{{{labels},le="{bound}"}} {count}' for bound, count in counts.items()),
         f"{family}_count{{{labels}}} 2",
-        f"{family}_sum{{{labels}}} 6002.0",
+        f"{family}_sum{{{labels}}} 6002",
     ]
 
 

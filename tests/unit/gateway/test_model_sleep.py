@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.llm.model_sleep import ModelSleep
+from penstock.gateway.llm.models import LoadedModel
 from penstock.gateway.ollama.keep_alive import keep, seconds_of
 
 
@@ -180,10 +183,14 @@ def test_durations(given: float | str, seconds: float) -> None:
     assert seconds_of(given) == seconds
 
 
+def loaded(stage: Stage) -> LoadedModel:
+    return cast(LoadedModel, SimpleNamespace(sleep=stage.sleep, names=("m",)))
+
+
 @pytest.mark.parametrize("given", ["inf", 1e300, "999999999h", 10**15, -1])
 async def test_longer_than_dates_go_is_for_ever(given: float | str) -> None:
     stage = Stage(idle_seconds=60.0)
-    keep(stage.sleep, given, RequestContext())
+    keep(LanguageModels(), loaded(stage), given, RequestContext())
     assert stage.sleep.seconds_left is None, "else no timer could be set, and no list could show when it sleeps"
 
 
@@ -195,7 +202,7 @@ async def test_a_duration_is_a_number() -> None:
 @pytest.mark.parametrize("given", [0, "0", "0s", "-0"])
 async def test_a_model_that_does_not_fall_asleep_stays_and_the_answer_says_so(given: float | str) -> None:
     stage, context = Stage(idle_seconds=0.0), RequestContext()
-    keep(stage.sleep, given, context)
+    keep(LanguageModels(), loaded(stage), given, context)
     assert (stage.sleep.seconds_left, context.record.ignored) == (None, ("keep_alive",))
-    keep(stage.sleep, "5m", kept := RequestContext())
+    keep(LanguageModels(), loaded(stage), "5m", kept := RequestContext())
     assert kept.record.ignored == ()

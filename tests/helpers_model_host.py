@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
-from penstock.gateway.front.context import Principal
+from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.store import IndexEntry, ModelStore
@@ -113,7 +113,9 @@ class _FrontRegions(SharedMemoryRegions):
         self._owner = owner
         self._front = front
 
-    def of(self, caller: Principal, hold: Callable[[int], None] | None = None) -> SharedMemoryRegions:
+    def of(
+        self, caller: Principal, hold: Callable[[int], None] | None = None, request: RequestContext | None = None
+    ) -> SharedMemoryRegions:
         return _FrontRegions(self._owner.of(caller), self._front.of(caller, hold))
 
     def __getattribute__(self, name: str) -> Any:

@@ -215,7 +215,7 @@ def assert_books(model: ClassicModel, admitted: int) -> None:
         (
             ITERATIVE.replace("iterative_sequence: true", ""),
             f"requests[0].{RESCHEDULE}",
-            "is for models with sequence_batching",
+            "it needs sequence_batching { iterative_sequence: true }",
         ),
     ],
 )

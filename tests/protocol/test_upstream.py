@@ -313,7 +313,6 @@ def test_vectors(fleet: Fleet) -> None:
         ("/v1/responses/input_tokens", {"input": "hello"}),
         ("/tokenize", {"prompt": "hello"}),
         ("/v1/messages", {"messages": [*MESSAGES, {"role": "assistant", "content": "go on"}], "max_tokens": 5}),
-        ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"]}),
         ("/api/generate", {"prompt": "x", "raw": True}),
         ("/api/chat", {"messages": MESSAGES, "logprobs": True}),
         ("/api/generate", {"prompt": "x", "context": [1]}),

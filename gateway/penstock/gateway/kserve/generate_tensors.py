@@ -74,9 +74,14 @@ def _check_keys(text: bytes, fields: _Fields, signature: ModelSignature) -> None
     would be lost."""
     if has_all_members(text, len(fields)):
         return
+    again: dict[int, str] = {}
+    """By the place where the input stands for the second time: Triton names the first of those."""
     for name in signature.inputs.keys() & fields.keys():
-        if len(re.findall(re.escape(encode_json(name)) + rb"\s*:", text)) > 1:
-            raise InvalidRequestError(f"input '{name}' already exists in request")
+        places = [found.start() for found in re.finditer(re.escape(encode_json(name)) + rb"\s*:", text)]
+        if len(places) > 1:
+            again[places[1]] = name
+    if again:
+        raise InvalidRequestError(f"input '{again[min(again)]}' already exists in request")
     raise InvalidRequestError("a key stands more than once in the request")
 
 

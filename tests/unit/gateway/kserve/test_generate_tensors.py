@@ -228,6 +228,12 @@ def test_a_key_that_stands_twice(body: str, text: str) -> None:
         read_generate(body.encode(), signature(("x", "INT32", [1])))
 
 
+@pytest.mark.parametrize(("body", "name"), [('{"x":1,"y":1,"y":2,"x":2}', "y"), ('{"x":1,"y":1,"x":2,"y":2}', "x")])
+def test_of_several_keys_that_stand_twice_the_first_again_is_named(body: str, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"input '{name}' already exists"):
+        read_generate(body.encode(), signature(("x", "INT32", [1]), ("y", "INT32", [1])))
+
+
 TEXTS = st.text('\\":{}[],a', max_size=4)
 
 

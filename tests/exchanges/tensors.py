@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from differential.observe import infer_request, message, parameter, status
+from differential.observe import infer_request, message, parameter, status, stream
 from exchanges.exchange import Exchange, get, request, steady
 from helpers_server import Server, wait_until
 
@@ -127,17 +127,6 @@ def streamed(name: str, *sent: Any) -> Exchange:
 def in_order(answer: Any) -> Any:
     """As HTTP's answers are; maps of protobuf have no order of their own."""
     return json.loads(json.dumps(steady(answer), sort_keys=True))
-
-
-def stream(server: Server, sent: list[Any]) -> list[Any]:
-    seen: list[Any] = []
-    with grpc.insecure_channel(server.grpc) as channel:
-        try:
-            responses = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter(sent), timeout=30)
-            seen.extend(map(message, responses))
-        except grpc.RpcError as error:
-            seen.append(status(error))
-    return seen
 
 
 def whole_text(responses: list[Any]) -> list[Any]:

@@ -83,11 +83,10 @@ class Stream(PushedStream, CancellableStream):
     def cancel(self) -> bool:
         """A call that waits in the queue ends at once, with an error."""
         call = self._call
-        if call is not None and not self._ended:
-            if call.batch is None:
-                self._cancel(call)
-            else:
-                call.cancelled = True
+        if call is not None and call.batch is None:
+            self._cancel(call)
+        elif call is not None:
+            call.cancelled = True
         return True
 
     def close(self) -> None:

@@ -13,8 +13,6 @@ IsLast = Callable[[], bool]
 """Whether no other results will follow, as far as is known now: a step may end long after its last response."""
 Emit = Callable[[Values, IsLast], Awaitable[None]]
 """Takes the results of the last stage."""
-
-
 Infer = Callable[[Step, Values], Awaitable[Values]]
 """The outputs of a step that gives one response."""
 

@@ -28,7 +28,7 @@ def read_model(config: ModelConfig, version_folder: Path) -> Any:
     if path.is_dir() and path.suffix == ".onnx":
         path /= "model.onnx"
     if path.suffix == ".onnx":
-        external_data(path, version_folder)
+        external_data(path, version_folder)  # refuses files elsewhere
     try:
         model = library.core().read_model(str(path))
     except Exception as error:

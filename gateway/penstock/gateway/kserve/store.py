@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
+from penstock.engines.errors import NotReadyError
 from penstock.gateway.front.context import Principal, Role
 
 ModelState = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
@@ -29,6 +30,13 @@ class IndexEntry:
         if self.public_reason is None or Role.ADMIN in principal.roles:
             return self.reason
         return self.public_reason
+
+
+class NotExplicitError(NotReadyError):
+    """Models are not loaded and unloaded by request on this server. With Triton's text, in control mode none too."""
+
+    def __init__(self) -> None:
+        super().__init__("explicit model load / unload is not allowed if polling is enabled")
 
 
 class ServedByOthers(ABC):
@@ -68,7 +76,7 @@ class ModelStore(Protocol):
         loading fails. `config` is a ModelConfig in JSON; `files`, by their path in the model's folder, need a
         config.
 
-        Raises NotReadyError when the control mode is not explicit, InvalidRequestError, EngineError.
+        Raises NotExplicitError, InvalidRequestError, EngineError.
         """
         ...
 

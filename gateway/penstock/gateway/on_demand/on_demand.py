@@ -144,7 +144,7 @@ class OnDemand:
         None: for ever. With 0 it goes when the requests that use it have ended. False: it is not unloaded for that."""
         if name not in self._residents or name in self._residents.kept():
             return False
-        at_once = seconds == 0 and Role.ADMIN in caller.roles  # nobody else can have a model loaded again and again
+        at_once = seconds == 0 and Role.ADMIN in caller.roles  # others could make the server load all the time
         self._residents.keep(name, math.inf if seconds is None else seconds, 0.0 if at_once else math.inf)
         self._watch_idle()
         self._idle_changed.set()

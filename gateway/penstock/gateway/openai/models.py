@@ -8,15 +8,14 @@ from collections.abc import Awaitable
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.text_models import TextModel, TextModels
-from penstock.gateway.kserve.store import ModelStore
+from penstock.gateway.kserve.store import ModelStore, NotExplicitError
 from penstock.gateway.llm.dataplane import DataPlane, ServedModel
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
-from penstock.gateway.repository.manager import EXPLICIT_ONLY
 
 
 class ModelObject(msgspec.Struct):
@@ -128,9 +127,7 @@ async def _explicitly(change: Awaitable[None]) -> None:
     """Without explicit control KServe's answer is 503, as Triton's; clients of this API would try that again."""
     try:
         await change
-    except NotReadyError as error:
-        if error.message != EXPLICIT_ONLY:
-            raise
+    except NotExplicitError:
         raise InvalidRequestError("Loading and unloading models needs --model-control-mode=explicit.") from None
 
 

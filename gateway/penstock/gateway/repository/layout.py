@@ -39,8 +39,8 @@ def check_model_name(name: str) -> str:
         raise InvalidRequestError(EMPTY_NAME)
     if name in (".", "..") or not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            "failed to load the model, invalid model name: a name has letters, digits, '.', '_' and '-' only, and at"
-            " most 255 of them."
+            "failed to load the model, invalid model name: a name has letters, digits, '.', ',', '_' and '-' only, and"
+            " at most 255 of them."
         )
     return name
 

@@ -1,8 +1,8 @@
 """Symbolic links of a local repository: where they lead, and whether others could change what is there.
 
 The rule is that of sshd for the files that it trusts (`StrictModes`): each folder on the way, and what the link leads
-to, belongs to root or to the server's user and cannot be written by its group or by all users. So nobody else can put
-another file in its place, neither before it is looked at nor between that and its use.
+to, belongs to root or to the server's user, and neither its group nor all users can write to it. Then no other user can
+replace the file, before it is checked or between the check and its use.
 """
 
 from __future__ import annotations

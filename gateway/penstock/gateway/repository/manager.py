@@ -25,7 +25,7 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.front.changes import Changes
 from penstock.gateway.front.loading_board import LoadingBoard
-from penstock.gateway.kserve.store import IndexEntry
+from penstock.gateway.kserve.store import IndexEntry, NotExplicitError
 from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.repository.catalogue import DUPLICATE, Catalogue, DuplicateModelError
 from penstock.gateway.repository.dependencies import Dependencies, composing, wire_again
@@ -44,9 +44,6 @@ from penstock.gateway.repository.settings import ALL_MODELS, RepositorySettings
 from penstock.gateway.repository.storage import LocalModel, Repository
 
 logger = logging.getLogger("penstock")
-
-EXPLICIT_ONLY = "explicit model load / unload is not allowed if polling is enabled"
-"""Triton's text, in control mode none too."""
 
 
 class ModelRepository:
@@ -435,7 +432,7 @@ class ModelRepository:
 
     def _check_change(self, name: str) -> None:
         if self._settings.control_mode != "explicit":
-            raise NotReadyError(EXPLICIT_ONLY)
+            raise NotExplicitError
         if self._stopping:
             raise NotReadyError(STOPPING)
         if name in self._known.added:

@@ -16,12 +16,12 @@ from helpers_kserve import FakeModel, FakeModelStore, identity, tensor_config
 from helpers_kserve_http import kserve_context
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
-from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
+from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.kserve.store import NotExplicitError
 from penstock.gateway.openai.tensor_models import TensorModels
 from penstock.gateway.openai.tensor_requests import takes_text
 from penstock.gateway.ports.http_apps import build_app
-from penstock.gateway.repository.manager import EXPLICIT_ONLY
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 
@@ -394,7 +394,7 @@ async def test_load_and_unload() -> None:
     assert (await front("/v1/models/nowhere/unload", {})).status == 404
 
 
-@pytest.mark.parametrize(("error", "status"), [(NotReadyError(EXPLICIT_ONLY), 400), (EngineError("broken"), 500)])
+@pytest.mark.parametrize(("error", "status"), [(NotExplicitError(), 400), (EngineError("broken"), 500)])
 async def test_a_load_that_cannot_be(error: Any, status: int) -> None:
     front = Front()
     front.store.load_error = error

@@ -122,8 +122,8 @@ def _first_of(responses: queue.SimpleQueue[Received], arrived: Future[None], rec
 
 
 class ResponseIterator:
-    """The responses of a decoupled model; the last one may be empty. As in Triton, whoever iterates again after the end
-    gets the same ones, and before it those that are left."""
+    """The responses of a decoupled model; the last one may be empty. As in Triton, a second loop over it gives the same
+    responses again if the stream has ended, and otherwise those that are left."""
 
     def __init__(self, host: Host, number: int, responses: queue.SimpleQueue[Received]) -> None:
         self._host = host

@@ -43,7 +43,7 @@ class _Place:
         self.turn: asyncio.Future[None] | None = None
 
 
-class ResponseOrder:
+class StreamOrder:
     """Whose turn it is to be answered: the first request that has not left the order."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class InferStream:
         self._strict = _STRICT in rpc.invocation_metadata()
         self._slots = asyncio.Semaphore(limit)
         self._writing = asyncio.Lock()
-        self._order = ResponseOrder()
+        self._order = StreamOrder()
         self._turns: WeakValueDictionary[tuple[str, bytes], asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -28,7 +28,7 @@ def server() -> Iterator[Server]:
 def test_the_readme_s_curl_streams_an_answer(server):
     command = block("sh", "/v1/chat/completions").replace("http://127.0.0.1:8000", server.url)
     printed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
-    assert printed.count("data: {") > 1  # how many: on a busy machine several steps leave together
+    assert printed.count("data: {") >= 2  # the role, then the answer; on a busy machine all steps may leave together
     assert printed.rstrip().endswith("data: [DONE]")
 
 

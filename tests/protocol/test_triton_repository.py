@@ -72,7 +72,9 @@ def test_the_curl_example_streams(server: Server) -> None:
         ["sh", str(script), "--url", server.url], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("data: ") > 4
+    repeated, answer = done.stdout.split("chat goes on with a text:")
+    assert repeated.count("data: ") == 3
+    assert answer.count("data: ") >= 1  # how many: on a busy machine all steps may leave together
 
 
 def test_the_readme_s_words_work(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +83,7 @@ def test_the_readme_s_words_work(server: Server, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.strip() == str(np.full((1, 16), 2, np.float32))
     command = block("sh", "generate_stream").replace("http://127.0.0.1:8000", server.url)
     printed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
-    assert printed.count("data: {") > 1
+    assert printed.count("data: {") >= 1  # how many: on a busy machine all steps may leave together
 
 
 @pytest.mark.parametrize("model", ["add_sub", "add_sub_onnx"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.anthropic.chat import read_chat
@@ -12,7 +11,7 @@ from penstock.gateway.anthropic.unsupported import UNSUPPORTED
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.default_model import language_model, no_model, with_model
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
 
@@ -20,14 +19,11 @@ from penstock.gateway.llm.dataplane import DataPlane
 class CountTokens:
     """How long the prompt of a message would be."""
 
-    schema, unsupported = CountTokensRequest, UNSUPPORTED
-
     def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
         self._dataplane = dataplane
         self._settings = settings
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
+    async def handle(self, exchange: Exchange) -> None:
         with exchange.call() as call:
             body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
             request = self._parsed(body, exchange.context)
@@ -42,11 +38,11 @@ class CountTokens:
     def _parsed(self, body: bytes, context: RequestContext) -> CountTokensRequest:
         """Raises InvalidRequestError, UnsupportedError."""
         try:
-            request = parse(body, self.schema, self.unsupported)
+            request = parse(body, CountTokensRequest, UNSUPPORTED)
             if not request.model:
                 raise no_model()
         except InvalidRequestError as error:
             models = self._dataplane.models
             named = with_model(body, error, context, lambda: language_model(self._settings, context, models))
-            return parse(named, self.schema, self.unsupported)
+            return parse(named, CountTokensRequest, UNSUPPORTED)
         return request

@@ -24,10 +24,8 @@ from penstock.tokenizers import Part, TextPart, ToolCallPart
 
 
 class Messages(TranslatingEndpoint[MessagesRequest]):
-    schema, unsupported = MessagesRequest, UNSUPPORTED
-
     def _parse(self, body: bytes) -> MessagesRequest:
-        return parse(body, self.schema, self.unsupported)
+        return parse(body, MessagesRequest, UNSUPPORTED)
 
     def _model_name(self, request: MessagesRequest) -> str:
         return request.model

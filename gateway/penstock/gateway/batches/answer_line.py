@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from starlette.types import ASGIApp
-
 from penstock.engines.errors import EngineDeadError
 from penstock.gateway.anthropic.errors import ANTHROPIC_ERRORS
 from penstock.gateway.batches.lines import Line, answered
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 from penstock.gateway.http.inner_request import InnerAnswer, ask_in_background
+from penstock.gateway.http.routes import Handle
 from penstock.gateway.http.settings import AppSettings
 
 _BUSY = frozenset({429, 503, 529})
@@ -53,7 +52,7 @@ class LineAsker:
     """Asks lines until they have an answer. When an engine dies, one of the lines that it worked on may be the cause.
     So these are asked one at a time: the next death then harms no other line."""
 
-    def __init__(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings, lines_in_flight: int) -> None:
+    def __init__(self, endpoints: Mapping[str, Handle], settings: AppSettings, lines_in_flight: int) -> None:
         self._endpoints = endpoints
         self._settings = settings
         self._seats = asyncio.Semaphore(lines_in_flight)

@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import islice
 
-from starlette.types import ASGIApp
-
 from penstock.gateway.batches.answer_line import LineAsker, Seat
 from penstock.gateway.batches.batch import Batch, Status
 from penstock.gateway.batches.batch_store import BatchStore
@@ -20,6 +18,7 @@ from penstock.gateway.batches.file_store import MESSAGE_BATCH, FileStore
 from penstock.gateway.batches.lines import Line, check_lines, read_lines, unanswered
 from penstock.gateway.database import is_disk_error
 from penstock.gateway.front.context import Principal
+from penstock.gateway.http.routes import Handle
 from penstock.gateway.http.settings import AppSettings
 
 logger = logging.getLogger("penstock")
@@ -43,7 +42,7 @@ class BatchRunner:
         self,
         batches: BatchStore,
         files: FileStore,
-        endpoints: Mapping[str, ASGIApp],
+        endpoints: Mapping[str, Handle],
         settings: AppSettings,
         lines_in_flight: int,
     ) -> None:

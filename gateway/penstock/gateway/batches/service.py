@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from starlette.types import ASGIApp
 
 from penstock.gateway.batches.batch_store import BatchStore
 from penstock.gateway.batches.file_store import FileStore, FolderContents, MemoryContents
@@ -19,6 +18,7 @@ from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.batches.upload import MAX_FILE_BYTES
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.database import Database, is_disk_error
+from penstock.gateway.http.routes import Handle
 from penstock.gateway.http.settings import AppSettings
 
 logger = logging.getLogger("penstock")
@@ -35,7 +35,7 @@ class BatchService:
         database: Database,
         bounds: FileBounds,
         lines_in_flight: int,
-        endpoints: Mapping[str, ASGIApp],
+        endpoints: Mapping[str, Handle],
         settings: AppSettings,
     ) -> None:
         """`folder`: None where files are in memory, as the database is. `endpoints` by their paths: batches may be for

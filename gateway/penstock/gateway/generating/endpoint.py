@@ -7,12 +7,10 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
-from starlette.types import Receive, Scope, Send
-
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.default_model import language_model, no_model, with_model
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
 
@@ -30,8 +28,8 @@ _R = TypeVar("_R", bound=Streamable)
 
 
 class GeneratingEndpoint(ABC, Generic[_R]):
-    """An ASGI application; a protocol fills in the abstract methods. Every step of the engine resumes all coroutines
-    that await a stream, so nothing but `__call__` stands between the stream and the server."""
+    """A protocol fills in the abstract methods. Every step of the engine resumes all coroutines
+    that await a stream, so nothing but `handle` stands between the stream and the server."""
 
     text_api: ClassVar[str | None] = None
     """The API by which models of other servers are asked with the same body; None: they cannot be."""
@@ -42,8 +40,7 @@ class GeneratingEndpoint(ABC, Generic[_R]):
         self._settings = settings
         self._resumable = resumable
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
+    async def handle(self, exchange: Exchange) -> None:
         with exchange.call() as call:
             body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
             call.watch()

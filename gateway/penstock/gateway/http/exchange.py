@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
@@ -23,7 +24,6 @@ from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 
 Headers = list[tuple[bytes, bytes]]
 
-SCOPE_KEY = "penstock.exchange"
 ARRIVAL_KEY = "penstock.arrival"
 """In the scope: when the request's first byte came, of time.monotonic()."""
 SENDER_KEY = "penstock.sender"
@@ -101,11 +101,17 @@ class Exchange:
         self.counts_late = False
         """It may only read another request's stream, which the body tells: its endpoint counts it against the quota."""
         self.error_form: ErrorForm = OPENAI_ERRORS
+        self.names: Mapping[str, str] = {}
+        """What the path has in place of its route's {names}."""
         self.context = read_context(self.headers)
         self.context.arrival = scope.get(ARRIVAL_KEY, self.context.arrival)
         self.context.record.method = scope["method"] if scope["method"] in METHODS else OTHER_METHOD
         self.context.record.http_version = scope.get("http_version", "")
         self.body_writer: BodyWriter | None = scope.get(SENDER_KEY)
+
+    @property
+    def query(self) -> QueryParams:
+        return QueryParams(self.scope["query_string"])
 
     def close_record(self) -> None:
         """At the end of the request, however it ended."""

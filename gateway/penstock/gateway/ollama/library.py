@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import ModelNotFoundError, UnsupportedError
 from penstock.gateway.generating.bodies import parse
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.ollama.models import Models, named_model
 from penstock.gateway.ollama.names import model_name
@@ -22,14 +21,11 @@ _encode = msgspec.json.Encoder().encode
 class Pull:
     """POST /api/pull. Clients ask for a model before they use it: for one that is here, all is done already."""
 
-    schema = PullRequest
-
     def __init__(self, models: Models, settings: AppSettings) -> None:
         self._models = models
         self._settings = settings
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
+    async def handle(self, exchange: Exchange) -> None:
         request = parse(await exchange.body(self._settings.max_body_bytes, from_curl=True), PullRequest, {})
         states = await self._states(named_model(request), exchange)
         if request.stream is False:
@@ -66,11 +62,9 @@ class Pull:
         return [{"status": f"pulling {digest[:12]}", "digest": f"sha256:{digest}", "total": size, "completed": size}]
 
 
-class OperatorsOnly:
+async def operators_only(exchange: Exchange) -> None:
     """/api/create, /api/copy, /api/delete and /api/push: models are the operator's."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise UnsupportedError(
-            "The models of this server are chosen by its operator, and no request creates, copies, deletes or pushes "
-            "them: start it with `penstock serve MODEL` or a model repository."
-        )
+    raise UnsupportedError(
+        "The models of this server are chosen by its operator, and no request creates, copies, deletes or pushes "
+        "them: start it with `penstock serve MODEL` or a model repository."
+    )

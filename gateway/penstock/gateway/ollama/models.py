@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.generating.bodies import parse
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.language_models import LanguageModels
@@ -149,37 +148,23 @@ def _encoder(name: str, model: PoolingModel) -> _Model:
     )
 
 
-class Running:
-    """GET /api/ps: those that are awake, and how long they stay so."""
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        await exchange.respond(200, msgspec.json.encode({"models": await self._models.running(exchange)}))
+async def show_running(models: Models, exchange: Exchange) -> None:
+    """Those that are awake, and how long they stay so."""
+    await exchange.respond(200, msgspec.json.encode({"models": await models.running(exchange)}))
 
 
-class Tags:
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        await exchange.respond(200, msgspec.json.encode({"models": await self._models.listed(exchange)}))
+async def show_all(models: Models, exchange: Exchange) -> None:
+    await exchange.respond(200, msgspec.json.encode({"models": await models.listed(exchange)}))
 
 
-class Show:
-    schema = ShowRequest
+async def show(models: Models, settings: AppSettings, exchange: Exchange) -> None:
+    request = parse(await exchange.body(settings.max_body_bytes, from_curl=True), ShowRequest, {})
+    await exchange.respond(200, msgspec.json.encode(await models.shown(named_model(request), exchange)))
 
-    def __init__(self, models: Models, settings: AppSettings) -> None:
-        self._models = models
-        self._settings = settings
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        request = parse(await exchange.body(self._settings.max_body_bytes, from_curl=True), ShowRequest, {})
-        await exchange.respond(200, msgspec.json.encode(await self._models.shown(named_model(request), exchange)))
+async def show_version(settings: AppSettings, exchange: Exchange) -> None:
+    body = {"version": OLLAMA_VERSION, "penstock_version": settings.version}
+    await exchange.respond(200, msgspec.json.encode(body))
 
 
 def named_model(request: ShowRequest) -> str:
@@ -188,15 +173,6 @@ def named_model(request: ShowRequest) -> str:
     if not tagged_name:
         raise InvalidRequestError("model is missing.", param="model")
     return tagged_name
-
-
-class OllamaVersion:
-    def __init__(self, settings: AppSettings) -> None:
-        self._body = msgspec.json.encode({"version": OLLAMA_VERSION, "penstock_version": settings.version})
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        await exchange.respond(200, self._body)
 
 
 def _entry(model: _Model, files: ModelFiles) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TypeVar
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.errors import HttpError
 from penstock.gateway.front.bounded_json import decode_json
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.adapter_control import AdapterControl
 
@@ -32,40 +31,24 @@ class UnloadRequest(msgspec.Struct):
 _R = TypeVar("_R", LoadRequest, UnloadRequest)
 
 
-class LoadAdapter:
-    schema = LoadRequest
-
-    def __init__(self, adapters: AdapterControl, settings: AppSettings) -> None:
-        self._adapters = adapters
-        self._settings = settings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        with exchange.call() as call:
-            wanted = await _read(exchange, self._adapters, self._settings, self.schema)
-            if wanted.is_3d_lora_weight:
-                raise UnsupportedError("is_3d_lora_weight is not supported.", param="is_3d_lora_weight")
-            call.watch()
-            await self._adapters.load(
-                wanted.lora_name, wanted.lora_path, base=wanted.base_model_name, replace=wanted.load_inplace
-            )
-            await _say(exchange, f"Success: LoRA adapter '{wanted.lora_name}' added successfully.")
+async def load_adapter(adapters: AdapterControl, settings: AppSettings, exchange: Exchange) -> None:
+    with exchange.call() as call:
+        request = await _read(exchange, adapters, settings, LoadRequest)
+        if request.is_3d_lora_weight:
+            raise UnsupportedError("is_3d_lora_weight is not supported.", param="is_3d_lora_weight")
+        call.watch()
+        await adapters.load(
+            request.lora_name, request.lora_path, base=request.base_model_name, replace=request.load_inplace
+        )
+        await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 
-class UnloadAdapter:
-    schema = UnloadRequest
-
-    def __init__(self, adapters: AdapterControl, settings: AppSettings) -> None:
-        self._adapters = adapters
-        self._settings = settings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        with exchange.call() as call:
-            wanted = await _read(exchange, self._adapters, self._settings, self.schema)
-            call.watch()
-            await self._adapters.unload(wanted.lora_name)
-            await _say(exchange, f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.")
+async def unload_adapter(adapters: AdapterControl, settings: AppSettings, exchange: Exchange) -> None:
+    with exchange.call() as call:
+        request = await _read(exchange, adapters, settings, UnloadRequest)
+        call.watch()
+        await adapters.unload(request.lora_name)
+        await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
 
 async def _read(exchange: Exchange, adapters: AdapterControl, settings: AppSettings, kind: type[_R]) -> _R:

@@ -40,7 +40,6 @@ _formed_call_frames = partial(FormedCallFrames, opening=b'"delta":')
 
 
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
-    schema, unsupported = ChatRequest, CHAT
     text_api = "chat"
 
     def __init__(
@@ -55,7 +54,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         self._keeper = keeper
 
     def _parse(self, body: bytes) -> ChatRequest:
-        request = parse(body, self.schema, self.unsupported)
+        request = parse(body, ChatRequest, CHAT)
         if request.store and self._keeper is None:
             raise UnsupportedError("store: lines of batches are not kept.", param="store")
         if request.store and self._keeper is not None and not self._keeper.enabled:

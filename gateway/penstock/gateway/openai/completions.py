@@ -21,11 +21,10 @@ from penstock.gateway.openai.validation import completion_generate_request
 
 
 class Completions(GeneratingEndpoint[CompletionRequest]):
-    schema, unsupported = CompletionRequest, COMPLETION
     text_api = "completions"
 
     def _parse(self, body: bytes) -> CompletionRequest:
-        return parse(body, self.schema, self.unsupported)
+        return parse(body, CompletionRequest, COMPLETION)
 
     def _model_name(self, request: CompletionRequest) -> str:
         return request.model

@@ -6,11 +6,10 @@ import time
 from collections.abc import Awaitable
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
 from penstock.gateway.front.context import Principal
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.text_models import TextModel, TextModels
 from penstock.gateway.kserve.store import ModelStore, NotExplicitError
 from penstock.gateway.llm.dataplane import DataPlane, ServedModel
@@ -52,6 +51,14 @@ class ModelObjects:
         principal.require_model(name)
         return found
 
+    async def show_all(self, exchange: Exchange) -> None:
+        data = self.all(exchange.context.principal)
+        await exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
+
+    async def show(self, exchange: Exchange) -> None:
+        """The id is all of the path after /v1/models/: names may hold slashes."""
+        await exchange.respond(200, msgspec.json.encode(self.one(exchange.names["name"], exchange.context.principal)))
+
     def _found(self, name: str) -> ModelObject:
         pooling = dict(self._pooling.loaded_names()).get(name)
         if pooling is not None:
@@ -63,58 +70,29 @@ class ModelObjects:
         return _model_object(self._dataplane.model(name))
 
 
-class ModelList:
-    def __init__(self, objects: ModelObjects) -> None:
-        self._objects = objects
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        data = self._objects.all(exchange.context.principal)
-        await exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
-
-
-class ModelDetail:
-    """The id is all of the path after /v1/models/: names may hold slashes."""
-
-    def __init__(self, objects: ModelObjects) -> None:
-        self._objects = objects
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        found = self._objects.one(scope["path_params"]["name"], exchange.context.principal)
-        await exchange.respond(200, msgspec.json.encode(found))
-
-
-class LoadModel:
-    """POST /v1/models/{id}/load, where models are loaded by request: the answer comes when the model is ready."""
+class ModelControl:
+    """Loading and unloading by request."""
 
     def __init__(self, models: ModelStore, objects: ModelObjects) -> None:
         self._models = models
         self._objects = objects
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        name = scope["path_params"]["name"]
+    async def load(self, exchange: Exchange) -> None:
+        """The answer comes when the model is ready."""
+        name = exchange.names["name"]
         with exchange.call():
             if self._models.versions(name):
                 raise InvalidRequestError(f"The model `{name[:64]}` is already loaded.", param="model")
             await _explicitly(self._models.load(name))
             try:
-                found = self._objects.one(name, exchange.context.principal)
+                loaded = self._objects.one(name, exchange.context.principal)
             except ModelNotFoundError:  # a model that this API cannot ask
-                found = msgspec.structs.replace(_unloaded(name), created=int(time.time()))
-            await exchange.respond(200, msgspec.json.encode(found))
+                loaded = msgspec.structs.replace(_unloaded(name), created=int(time.time()))
+            await exchange.respond(200, msgspec.json.encode(loaded))
 
-
-class UnloadModel:
-    """POST /v1/models/{id}/unload: new requests are refused from then on, what runs goes on."""
-
-    def __init__(self, models: ModelStore) -> None:
-        self._models = models
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        name = scope["path_params"]["name"]
+    async def unload(self, exchange: Exchange) -> None:
+        """New requests are refused from then on, what runs goes on."""
+        name = exchange.names["name"]
         with exchange.call():
             loaded = bool(self._models.versions(name))
             await _explicitly(self._models.unload(name))

@@ -51,7 +51,6 @@ class CohereErrors:
 
 
 COHERE_ERRORS = CohereErrors()
-PATHS = frozenset({"/v1/embed", "/v2/embed"})
 
 
 class CohereEmbed(PoolingEndpoint[CohereEmbedRequest]):

@@ -6,13 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar
 
-from starlette.types import Receive, Scope, Send
-
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.default_model import default_model, no_model, with_model
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.pooling.schemas import UNSUPPORTED, PoolingRequest
@@ -29,8 +27,6 @@ def check_count(count: int, param: str) -> None:
 
 
 class PoolingEndpoint(ABC, Generic[_R]):
-    """An ASGI application."""
-
     schema: ClassVar[type[PoolingRequest]]
     unsupported: ClassVar[Mapping[str, tuple[str, ...]]] = UNSUPPORTED
     needs: ClassVar[Sequence[str]] = ()
@@ -43,8 +39,7 @@ class PoolingEndpoint(ABC, Generic[_R]):
         self.plane = plane
         self._settings = settings
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
+    async def handle(self, exchange: Exchange) -> None:
         with exchange.call() as call:
             body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
             call.watch()

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping
 from html import escape
 
 import msgspec
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.front.access import PROBE, SEE_METADATA
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.routes import SERVER, Route
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.ports.routes import GuardedRoute
 
 DOCUMENTATION = "https://github.com/penstock-server/penstock-server/tree/main/docs"
 _WHAT = "OpenAI API, Anthropic API and KServe v2 for language models and Triton model repositories"
@@ -27,13 +25,13 @@ _KSERVE = [
 ]
 
 
-def about_route(settings: AppSettings, routes: Iterable[Route], *, kserve: bool = False) -> GuardedRoute:
+def about_route(settings: AppSettings, routes: Iterable[Route]) -> Route:
     """Of a port with these routes. A server with keys answers everybody, as its health does, but says no more than its
     name: neither its version nor what it has."""
     if settings.keys.needed:
-        return GuardedRoute("/", About({"name": "penstock"}, {}), PROBE, methods=["GET"])
+        return Route("GET", "/", PROBE, About({"name": "penstock"}, {}).show, SERVER)
     about = {"name": "penstock", "version": settings.version, "description": _WHAT}
-    return GuardedRoute("/", About(about, _sections(routes, kserve)), SEE_METADATA, methods=["GET"])
+    return Route("GET", "/", SEE_METADATA, About(about, _sections(routes)).show, SERVER)
 
 
 class About:
@@ -50,8 +48,7 @@ class About:
         head = "<!doctype html>\n<title>penstock</title>\n"
         self._html = f'{head}<pre style="white-space: pre-wrap">{escape(text)}{link}</pre>\n'.encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
+    async def show(self, exchange: Exchange) -> None:
         accepted = exchange.headers.get(b"accept", b"").lower()
         if b"application/json" in accepted:
             await exchange.respond(200, self._json)
@@ -61,24 +58,12 @@ class About:
             await exchange.respond(200, self._text, content_type=_TEXT)
 
 
-def _sections(routes: Iterable[Route], kserve: bool) -> dict[str, list[str]]:
+def _sections(routes: Iterable[Route]) -> dict[str, list[str]]:
     """The routes by API; an API without a route has none."""
-    shown = [f"{_verb(route)} {route.path.replace(':path', '')}" for route in routes]
-    anthropic = [each for each in shown if " /v1/messages" in each]
-    ranking = [each for each in shown if each.endswith(("/rerank", "/score", "/classify", "/pooling"))]
-    ranking += [each for each in shown if each.endswith("/embed") and " /api/" not in each]
-    ollama = [each for each in shown if " /api/" in each]
-    openai = [each for each in shown if " /v1/" in each and each not in (*anthropic, *ranking)]
-    sections = {
-        "openai": openai,
-        "anthropic": anthropic,
-        "ollama": ollama,
-        "ranking": ranking,
-        "kserve": _KSERVE if kserve else [],
-        "server": [each for each in shown if each not in (*openai, *anthropic, *ollama, *ranking)],
-    }
+    sections: dict[str, list[str]] = {name: [] for name in ("openai", "anthropic", "ollama", "ranking", "kserve")}
+    for route in routes:
+        if not route.header:
+            sections.setdefault(route.api.name, []).append(f"{route.method} {route.name}")
+    if sections["kserve"]:
+        sections["kserve"] = _KSERVE
     return {name: section for name, section in sections.items() if section}
-
-
-def _verb(route: Route) -> str:
-    return next(method for method in sorted(route.methods or ()) if method != "HEAD")

@@ -1,7 +1,7 @@
 """GET /openapi.json: the public port's routes, and the fields that their readers read.
 
-Paths come from the tables that find routes, fields from the structs that bodies are decoded into, without those that an
-endpoint refuses. What is read of a query or a form stands at the endpoint, as `query` and `form`.
+Paths come from the table that finds routes, fields from the structs that bodies are decoded into, without those that a
+route refuses.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.routes import Route
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.ports.routes import GuardedRoute
 
 _NAME = re.compile(r"{(\w+)}")
 _REF = "#/components/schemas/{name}"
@@ -36,39 +35,32 @@ _ANSWERS = {"200": {"description": "The answer"}, "default": {"description": "An
 class OpenApi:
     """Made when it is asked for first: by then all routes are there."""
 
-    def __init__(
-        self, settings: AppSettings, routes: Sequence[GuardedRoute], kserve_paths: Mapping[str, list[str]]
-    ) -> None:
+    def __init__(self, settings: AppSettings, routes: Sequence[Route]) -> None:
         self._version = settings.version
         self._routes = routes
-        self._kserve_paths = kserve_paths
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
+    async def show(self, exchange: Exchange) -> None:
         await exchange.respond(200, self._json)
 
     @cached_property
     def _json(self) -> bytes:
-        return msgspec.json.encode(description(self._version, self._routes, self._kserve_paths))
+        return msgspec.json.encode(description(self._version, self._routes))
 
 
-def description(version: str, routes: Sequence[GuardedRoute], kserve_paths: Mapping[str, list[str]]) -> dict[str, Any]:
+def description(version: str, routes: Sequence[Route]) -> dict[str, Any]:
     """As OpenAPI 3.1 has it."""
-    kinds = list(dict.fromkeys(kind for route in routes if (kind := _schema_of(route)) is not None))
+    kinds = list(dict.fromkeys(route.schema for route in routes if route.schema is not None))
     of_bodies, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
     bodies = {kind: schemas.pop(body["$ref"].rsplit("/", 1)[1]) for kind, body in zip(kinds, of_bodies, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        kind = _schema_of(route)
-        body = None if kind is None else _accepted(bodies[kind], _refused_by(route))
-        operation = _operation(route.name_in_records, body, getattr(route.app, "query", ()))
-        if (form := getattr(route.app, "form", None)) is not None:
-            operation["requestBody"] = _required("multipart/form-data", form)
-        for method in sorted((route.methods or set()) - {"HEAD"}):
-            paths.setdefault(route.name_in_records, {})[method.lower()] = operation
-    for path, methods in kserve_paths.items():
-        for method in methods:
-            paths.setdefault(path, {})[method.lower()] = _operation(path, None)
+        if not route.is_shown:
+            continue
+        body = None if route.schema is None else _accepted(bodies[route.schema], route.refused)
+        operation = _operation(route.name, body, route.query)
+        if route.form is not None:
+            operation["requestBody"] = _required("multipart/form-data", route.form)
+        paths.setdefault(route.name, {})[route.method.lower()] = operation
     keys = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -103,12 +95,3 @@ def _accepted(body: Mapping[str, Any], refused: Mapping[str, Any]) -> dict[str, 
     """The body's schema without the fields that this endpoint refuses."""
     properties = {name: field for name, field in body["properties"].items() if name not in refused}
     return {**body, "properties": properties}
-
-
-def _schema_of(route: GuardedRoute) -> type[Any] | None:
-    """None: its endpoint reads no JSON."""
-    return getattr(route.app, "schema", None)
-
-
-def _refused_by(route: GuardedRoute) -> Mapping[str, tuple[str, ...]]:
-    return getattr(route.app, "unsupported", {})

@@ -7,13 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.journal import RequestJournal
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
 
 _LIMIT, _MAX_LIMIT = 200, 10_000
 
@@ -38,10 +36,9 @@ class RequestsInFlight:
         self._journal = journal
         self._others = others
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def show(self, exchange: Exchange) -> None:
         """Raises InvalidRequestError."""
-        exchange: Exchange = scope[SCOPE_KEY]
-        query = Request(scope).query_params
+        query = exchange.query
         limit = _limit(query.get("limit"))
         tenant, model = query.get("tenant"), query.get("model")
         own = [context for context in self._journal.in_flight() if context is not exchange.context]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import msgspec
 from sse_starlette import EventSourceResponse
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.host.redaction import Redaction
@@ -18,37 +17,47 @@ from penstock.engines.replicas.state import ReplicaState, Replicated
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.access import OPERATE
 from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.routes import SERVER, Route
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.ports.requests_in_flight import Others, RequestsInFlight
-from penstock.gateway.ports.routes import GuardedRoute
 
 _INTERVAL_SECONDS = 1.0
 
 
-class SchedulerState:
-    """GET /debug/scheduler: for each model queue, batch, blocks, and how requests have ended."""
+def operator_routes(
+    config: Config, dataplane: DataPlane, journal: RequestJournal, others: Others | None = None
+) -> list[Route]:
+    """`others`: of the requests in other processes."""
+    rows = (
+        ("/debug/settings", partial(_show_settings, config)),
+        ("/debug/requests", RequestsInFlight(journal, others).show),
+        ("/debug/scheduler", partial(_show_state, dataplane)),
+        ("/debug/scheduler/stream", partial(_feed, dataplane)),
+    )
+    return [Route("GET", path, OPERATE, handle, SERVER) for path, handle in rows]
 
-    def __init__(self, dataplane: DataPlane) -> None:
-        self._dataplane = dataplane
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = msgspec.json.encode(snapshot(self._dataplane))
-        await Response(body, media_type="application/json")(scope, receive, send)
+async def _show_settings(config: Config, exchange: Exchange) -> None:
+    """The server's settings, without keys and passwords."""
+    body = msgspec.json.encode(Redaction().tree(msgspec.to_builtins(config)))
+    await exchange.respond(200, body)
 
 
-class SchedulerFeed:
-    """GET /debug/scheduler/stream: the same every second, as server-sent events (curl -N, or a browser)."""
+async def _show_state(dataplane: DataPlane, exchange: Exchange) -> None:
+    """For each model queue, batch, blocks, and how requests have ended."""
+    await exchange.respond(200, msgspec.json.encode(snapshot(dataplane)))
 
-    def __init__(self, dataplane: DataPlane) -> None:
-        self._dataplane = dataplane
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await EventSourceResponse(self._events())(scope, receive, send)
+async def _feed(dataplane: DataPlane, exchange: Exchange) -> None:
+    """The same every second, as server-sent events (curl -N, or a browser)."""
+    await EventSourceResponse(_events(dataplane))(exchange.scope, exchange.receive, exchange.send)
 
-    async def _events(self) -> AsyncIterator[dict[str, str]]:
-        while True:
-            yield {"data": msgspec.json.encode(snapshot(self._dataplane)).decode()}
-            await asyncio.sleep(_INTERVAL_SECONDS)
+
+async def _events(dataplane: DataPlane) -> AsyncIterator[dict[str, str]]:
+    while True:
+        yield {"data": msgspec.json.encode(snapshot(dataplane)).decode()}
+        await asyncio.sleep(_INTERVAL_SECONDS)
 
 
 def snapshot(dataplane: DataPlane) -> dict[str, Any]:
@@ -67,26 +76,3 @@ def _state(engine: Engine) -> dict[str, Any]:
 def _replica(replica: ReplicaState) -> dict[str, Any]:
     named = {field.name: getattr(replica, field.name) for field in dataclasses.fields(replica)}
     return named | {"stats": msgspec.structs.asdict(replica.stats)}
-
-
-class SettingsView:
-    """GET /debug/settings: the server's settings, without keys and passwords."""
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = msgspec.json.encode(Redaction().tree(msgspec.to_builtins(self._config)))
-        await Response(body, media_type="application/json")(scope, receive, send)
-
-
-def operator_routes(
-    config: Config, dataplane: DataPlane, journal: RequestJournal, others: Others | None = None
-) -> list[GuardedRoute]:
-    """`others`: of the requests in other processes."""
-    return [
-        GuardedRoute("/debug/settings", SettingsView(config), OPERATE, methods=["GET"]),
-        GuardedRoute("/debug/requests", RequestsInFlight(journal, others), OPERATE, methods=["GET"]),
-        GuardedRoute("/debug/scheduler", SchedulerState(dataplane), OPERATE, methods=["GET"]),
-        GuardedRoute("/debug/scheduler/stream", SchedulerFeed(dataplane), OPERATE, methods=["GET"]),
-    ]

@@ -41,15 +41,13 @@ _BACKGROUND_ROUTE = "/v1/responses/background"
 
 
 class CreateResponse(TranslatingEndpoint[Asked]):
-    schema, unsupported = ResponsesRequest, UNSUPPORTED
-
     def __init__(self, dataplane: DataPlane, settings: AppSettings, responses: ResponseService) -> None:
         super().__init__(dataplane, settings)
         self._responses = responses
         self._stores = responses.store.enabled
 
     def _parse(self, body: bytes) -> Asked:
-        request = parse(body, self.schema, self.unsupported)
+        request = parse(body, ResponsesRequest, UNSUPPORTED)
         needs_store = {
             "store": request.store,
             "conversation": request.conversation_id is not None,

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from penstock.gateway.batches import answer_line, lines, run_batch
 from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.cli import _parser
 from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 
 URL = "/v1/completions"
 
 
-async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+async def busy(exchange: Exchange) -> None:
     raise OverloadedError("There is no model.")
 
 
@@ -46,7 +46,7 @@ async def test_what_kills_engines_fails(source: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.0)
     asked = 0
 
-    async def deadly(scope: Scope, receive: Receive, send: Send) -> None:
+    async def deadly(exchange: Exchange) -> None:
         nonlocal asked
         asked += 1
         raise EngineDeadError("The engine died.") if asked < 10 else InvalidRequestError("It was asked too often.")
@@ -64,7 +64,7 @@ async def test_lines_that_were_with_a_dead_engine_are_asked_one_at_a_time(
     num_asked = num_asked_now = 0
     together: list[int] = []
 
-    async def dies_once(scope: Scope, receive: Receive, send: Send) -> None:
+    async def dies_once(exchange: Exchange) -> None:
         nonlocal num_asked, num_asked_now
         num_asked += 1
         if num_asked <= 4:
@@ -74,8 +74,7 @@ async def test_lines_that_were_with_a_dead_engine_are_asked_one_at_a_time(
         for _ in range(10):
             await asyncio.sleep(0)
         num_asked_now -= 1
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+        await exchange.respond(200, b"{}")
 
     await BatchFile(source, tmp_path / "out", 4).answer({URL: dies_once}, AppSettings(), lambda: True)
     assert together == [1, 1, 1, 1]
@@ -109,9 +108,8 @@ WRONG = [
 ]
 
 
-async def fine(scope: Scope, receive: Receive, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+async def fine(exchange: Exchange) -> None:
+    await exchange.respond(200, b"{}")
 
 
 async def answered(source: Path, target: Path) -> list[Any]:

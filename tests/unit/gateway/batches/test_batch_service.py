@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, NotFoundError, OverloadedError
 from penstock.gateway.batches import answer_line, batch_store, lines, runner
@@ -22,6 +21,7 @@ from penstock.gateway.batches.batch import Batch
 from penstock.gateway.batches.room import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.database import Database
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 
 URL = "/v1/completions"
@@ -43,14 +43,13 @@ class Model:
         self._working: list[asyncio.Event] = []
         """For each prompt, whether its engine has died."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        prompt = json.loads((await receive())["body"])["prompt"]
+    async def __call__(self, exchange: Exchange) -> None:
+        prompt = json.loads(await exchange.read(1 << 20))["prompt"]
         self.asked.append(prompt)
         if await self._died(prompt):
             raise EngineDeadError("The engine died while it worked on this request.")
         status = 503 if prompt[0] in self.no_room_for else 200
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+        await exchange.respond(status, b"{}")
 
     async def _died(self, prompt: str) -> bool:
         if prompt[0] in self.kills:

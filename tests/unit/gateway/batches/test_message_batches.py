@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from penstock.gateway.batches import answer_line, message_batches
@@ -19,7 +19,7 @@ from penstock.gateway.batches.service import BatchService
 from penstock.gateway.database import Database
 from penstock.gateway.front.auth import ApiKeys, key_digest
 from penstock.gateway.front.context import Principal
-from penstock.gateway.http.exchange import SCOPE_KEY
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
@@ -38,8 +38,8 @@ class Messages:
         self.num_asked = 0
         self.busy_once = True
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        say = json.loads((await receive())["body"]).get("say", "")
+    async def __call__(self, exchange: Exchange) -> None:
+        say = json.loads(await exchange.read(1 << 20)).get("say", "")
         self.num_asked += 1
         if say == "busy" and self.busy_once:
             self.busy_once = False
@@ -49,10 +49,9 @@ class Messages:
         if say == "deadly":
             raise EngineDeadError("The engine died.")
         if say == "hint":
-            scope[SCOPE_KEY].context.ignore("say", "nobody listens")
+            exchange.context.ignore("say", "nobody listens")
         await self.open.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": json.dumps({"said": say}).encode(), "more_body": False})
+        await exchange.respond(200, json.dumps({"said": say}).encode())
 
 
 @pytest.fixture

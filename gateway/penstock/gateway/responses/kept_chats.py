@@ -1,4 +1,4 @@
-"""Chats that were kept: https://platform.openai.com/docs/api-reference/chat/list."""
+"""Kept chats: https://platform.openai.com/docs/api-reference/chat/list."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import re
 from collections.abc import Mapping
 
 import msgspec
-from starlette.requests import Request
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.errors import HttpError
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.pages import QUERY, page
+from penstock.gateway.http.pages import page
 from penstock.gateway.openai.metadata import check_metadata
 from penstock.gateway.openai.stored_chat import ID_PREFIX
 from penstock.gateway.responses.chat_store import ChatStore
-from penstock.gateway.responses.response_routes import DEFAULT_PAGE, LONGEST_PAGE
-from penstock.gateway.responses.stored_endpoint import StoredEndpoint
+from penstock.gateway.responses.kept_responses import DEFAULT_PAGE, LONGEST_PAGE
 
 _METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 _MAX_BODY = 64 << 10
@@ -27,25 +25,20 @@ _ELSEWHERE = {
 }
 
 
-class _UpdateChat(msgspec.Struct):
+class UpdateChat(msgspec.Struct):
     metadata: dict[str, str] | None
 
 
-class _Endpoint(StoredEndpoint):
-    kept, id_name = "chats", "completion_id"
+class KeptChats:
+    """Answers about them, as JSON, by the tenant that they belong to and the id in the path."""
 
     def __init__(self, store: ChatStore) -> None:
-        super().__init__(store.enabled)
         self._store = store
 
-
-class ListChats(_Endpoint):
-    """A page of them, the oldest first unless `order` is desc: all, those of a model, or those with some metadata."""
-
-    query = (*QUERY, "model", "metadata")
-
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
-        query = Request(exchange.scope).query_params
+    async def list_all(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+        """A page of them, the oldest first unless `order` is desc: all, those of a model, or those with some
+        metadata."""
+        query = exchange.query
         model, metadata = query.get("model"), _asked_metadata(query)
         ids = [
             {"id": entry.id}
@@ -56,38 +49,25 @@ class ListChats(_Endpoint):
         bodies = await self._store.find_all([each["id"] for each in found["data"]], tenant)
         return msgspec.json.encode(found | {"data": [msgspec.Raw(body) for body in bodies]})
 
-
-class GetChat(_Endpoint):
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+    async def get(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         return await self._store.find(kept_id, tenant)
 
-
-class UpdateChat(_Endpoint):
-    schema = _UpdateChat
-
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+    async def update(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         if not kept_id.startswith(ID_PREFIX):
             raise _no_route(kept_id)
-        metadata = parse(await exchange.body(_MAX_BODY), self.schema, {}).metadata or {}
+        metadata = parse(await exchange.body(_MAX_BODY), UpdateChat, {}).metadata or {}
         check_metadata(metadata)
         await self._store.update(kept_id, tenant, metadata)
         return await self._store.find(kept_id, tenant)
 
-
-class DeleteChat(_Endpoint):
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+    async def delete(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         await self._store.delete(kept_id, tenant)
         return msgspec.json.encode({"object": "chat.completion.deleted", "id": kept_id, "deleted": True})
 
-
-class ChatMessages(_Endpoint):
-    """A page of the request's messages, the first one first unless `order` is desc."""
-
-    query = QUERY
-
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+    async def messages(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+        """A page of the request's messages, the first one first unless `order` is desc."""
         messages = await self._store.messages(kept_id, tenant)
-        query = Request(exchange.scope).query_params
+        query = exchange.query
         return msgspec.json.encode(page(messages, query, default=DEFAULT_PAGE, most=LONGEST_PAGE, order="asc"))
 
 

@@ -1,4 +1,4 @@
-"""/v1/conversations: https://platform.openai.com/docs/api-reference/conversations."""
+"""Conversations: https://platform.openai.com/docs/api-reference/conversations."""
 
 from __future__ import annotations
 
@@ -8,38 +8,36 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.pages import QUERY, page
+from penstock.gateway.http.pages import page
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.openai.metadata import check_metadata
 from penstock.gateway.responses.conversation_store import ConversationStore, Item
 from penstock.gateway.responses.items import input_items, shown_item
-from penstock.gateway.responses.response_routes import DEFAULT_PAGE, LONGEST_PAGE, checked_query
+from penstock.gateway.responses.kept_responses import DEFAULT_PAGE, LONGEST_PAGE, checked_query
 from penstock.gateway.responses.schemas import GivenItem
 from penstock.gateway.responses.service import ResponseService
-from penstock.gateway.responses.stored_endpoint import StoredEndpoint
 
 _MOST_ITEMS = 20
 """Of one request, as in OpenAI's API."""
 
 
-class _CreateConversation(msgspec.Struct):
+class CreateConversation(msgspec.Struct):
     metadata: dict[str, str] | None = None
     items: list[GivenItem] | None = None
 
 
-class _UpdateConversation(msgspec.Struct):
+class UpdateConversation(msgspec.Struct):
     metadata: dict[str, str] | None
 
 
-class _CreateItems(msgspec.Struct):
+class CreateItems(msgspec.Struct):
     items: list[GivenItem]
 
 
-class _Endpoint(StoredEndpoint):
-    kept, id_name = "conversations", "conversation_id"
+class Conversations:
+    """Answers about them, as JSON, by the tenant that they belong to and the id in the path."""
 
     def __init__(self, responses: ResponseService, settings: AppSettings) -> None:
-        super().__init__(responses.store.enabled)
         self._responses = responses
         self._store: ConversationStore = responses.conversations
         self._max_body = settings.max_body_bytes
@@ -53,66 +51,40 @@ class _Endpoint(StoredEndpoint):
         items = await self._responses.looked_up(input_items(given, context, "items"), context.tenant, "items")
         return [shown_item(item) for item in items]
 
-
-class CreateConversation(_Endpoint):
-    schema = _CreateConversation
-
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
-        request = parse(await self._body(exchange) or b"{}", self.schema, {})
+    async def create(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+        request = parse(await self._body(exchange) or b"{}", CreateConversation, {})
         check_metadata(request.metadata)
         items = await self._checked(request.items, exchange.context) if request.items else []
         return msgspec.json.encode(await self._store.create(tenant, request.metadata or {}, items))
 
-
-class GetConversation(_Endpoint):
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+    async def get(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         return msgspec.json.encode(await self._store.find(kept_id, tenant))
 
-
-class UpdateConversation(_Endpoint):
-    schema = _UpdateConversation
-
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
-        metadata = parse(await self._body(exchange), self.schema, {}).metadata or {}
+    async def update(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+        metadata = parse(await self._body(exchange), UpdateConversation, {}).metadata or {}
         check_metadata(metadata)
         return msgspec.json.encode(await self._store.update(kept_id, tenant, metadata))
 
-
-class DeleteConversation(_Endpoint):
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+    async def delete(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         await self._store.delete(kept_id, tenant)
         return msgspec.json.encode({"id": kept_id, "object": "conversation.deleted", "deleted": True})
 
-
-class CreateItems(_Endpoint):
-    schema, query = _CreateItems, ("include",)
-
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+    async def create_items(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         checked_query(exchange)
-        request = parse(await self._body(exchange), self.schema, {})
+        request = parse(await self._body(exchange), CreateItems, {})
         items = await self._checked(request.items, exchange.context)
         added = await self._store.add(kept_id, tenant, items)
         return msgspec.json.encode(page(added, {}, default=_MOST_ITEMS, most=_MOST_ITEMS, order="asc"))
 
-
-class ListItems(_Endpoint):
-    query = (*QUERY, "include")
-
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+    async def list_items(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         query = checked_query(exchange)
         items = msgspec.json.decode(await self._store.items(kept_id, tenant))
         return msgspec.json.encode(page(items, query, default=DEFAULT_PAGE, most=LONGEST_PAGE))
 
-
-class GetItem(_Endpoint):
-    query = ("include",)
-
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+    async def get_item(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         checked_query(exchange)
-        return await self._store.item(kept_id, tenant, exchange.scope["path_params"]["item_id"])
+        return await self._store.item(kept_id, tenant, exchange.names["item_id"])
 
-
-class DeleteItem(_Endpoint):
-    async def _answer(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
-        item_id = exchange.scope["path_params"]["item_id"]
+    async def delete_item(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
+        item_id = exchange.names["item_id"]
         return msgspec.json.encode(await self._store.delete_item(kept_id, tenant, item_id))

@@ -14,9 +14,8 @@ from penstock.gateway.anthropic.schemas import MessagesRequest
 from penstock.gateway.anthropic.unsupported import UNSUPPORTED
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.collect import collect
 from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
-from penstock.gateway.generating.sse import stream
+from penstock.gateway.generating.streams import collect, stream
 from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation

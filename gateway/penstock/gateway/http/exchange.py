@@ -45,12 +45,8 @@ _STREAM_HEADERS = [
 ]
 
 
-class BodyWriter(Protocol):
-    """Shortcuts beside ASGI: past `send`, for more of a body that has begun; past `receive`, to learn that the client
-    has left."""
-
-    written: int
-    """Bytes of the response so far, its head and framing with them."""
+class StreamWriter(Protocol):
+    """More of a body that has begun."""
 
     def write_body(self, data: bytes) -> bool:
         """`data` is not empty. False: wait with `drain` before the next call."""
@@ -60,10 +56,35 @@ class BodyWriter(Protocol):
         """Returns when the client has taken most of what was written, or has left."""
         ...
 
+
+class BodyWriter(StreamWriter, Protocol):
+    """Shortcuts beside ASGI: past `send`, for more of a body that has begun; past `receive`, to learn that the client
+    has left."""
+
+    written: int
+    """Bytes of the response so far, its head and framing with them."""
+
     def watch_client(self, left: Callable[[], None]) -> Callable[[], object]:
         """Calls `left` if the client leaves before its answer is complete, which may be at once. To be called after the
         body has been read. Call what this returns to end the watch."""
         ...
+
+
+class _SendWriter:
+    """Writes with ASGI's `send`, where the server has no shortcut."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._waiting: list[bytes] = []
+
+    def write_body(self, data: bytes) -> bool:
+        self._waiting.append(data)
+        return False
+
+    async def drain(self) -> None:
+        data, self._waiting = b"".join(self._waiting), []
+        if data:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 class Exchange:
@@ -112,6 +133,11 @@ class Exchange:
     @property
     def query(self) -> QueryParams:
         return QueryParams(self.scope["query_string"])
+
+    @property
+    def writer(self) -> StreamWriter:
+        """For the rest of a stream that has begun."""
+        return self.body_writer or _SendWriter(self.raw_send)
 
     def close_record(self) -> None:
         """At the end of the request, however it ended."""

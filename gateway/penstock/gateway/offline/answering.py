@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.collect import collect
+from penstock.gateway.generating.streams import collect
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.offline.model_host import ModelHost

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.gateway.generating.collect import Collected
+from penstock.gateway.generating.streams import Collected
 from penstock.gateway.llm.dataplane import Generation, TokenLogprob, Usage
 from penstock.gateway.openai.message_parts import finish_reason, has_call, message
 

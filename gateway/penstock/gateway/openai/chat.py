@@ -11,9 +11,8 @@ import msgspec
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.collect import Collected, collect, collecting
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
-from penstock.gateway.generating.sse import stream
+from penstock.gateway.generating.streams import Collected, collect, collecting, stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from penstock.gateway.generating.collect import Collected
+from penstock.gateway.generating.streams import Collected
 from penstock.gateway.llm.dataplane import ChoiceDelta, GenerateRequest, Generation, TokenLogprob, Usage
 from penstock.gateway.openai.echo import Echo
 from penstock.gateway.openai.logprobs import completion_logprobs, prompt_logprobs

@@ -7,9 +7,8 @@ from functools import partial
 
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.collect import collect
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
-from penstock.gateway.generating.sse import stream
+from penstock.gateway.generating.streams import collect, stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.openai.completion_result import CompletionResult

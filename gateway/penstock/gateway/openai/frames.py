@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.gateway.generating.stream_frames import COMMENT
+from penstock.gateway.generating.streams import COMMENT
 from penstock.gateway.llm.dataplane import ChoiceDelta
 from penstock.gateway.openai.objects import Head, UsageObject
 

@@ -25,9 +25,8 @@ from penstock.engines.errors import EngineError, InvalidRequestError, Unsupporte
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Stage
 from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.collect import Collected, collect
 from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
-from penstock.gateway.generating.sse import stream
+from penstock.gateway.generating.streams import Collected, collect, stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe

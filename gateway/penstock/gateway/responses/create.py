@@ -13,7 +13,7 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
-from penstock.gateway.generating.sse import stream
+from penstock.gateway.generating.streams import stream
 from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings

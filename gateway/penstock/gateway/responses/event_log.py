@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.gateway.generating.event_log import EventLog
+from penstock.gateway.generating.streams import send_frames
 from penstock.gateway.http.error_form import OpenAIErrors
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.responses.events import error_event
@@ -12,10 +13,7 @@ async def send_events(exchange: Exchange, log: EventLog, after: int, heartbeat_s
     """As a stream, until the last one. Raises InvalidRequestError."""
     log.check(after)
     exchange.error_form = _LogErrors(log)
-    await exchange.start_stream()
-    async for frames in log.follow(after, heartbeat_s or None):
-        await exchange.raw_send({"type": "http.response.body", "body": frames, "more_body": True})
-    await exchange.finish(b"")
+    await send_frames(exchange, log.follow(after, heartbeat_s or None))
 
 
 class _LogErrors(OpenAIErrors):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.gateway.errors import public_message, wire_shape
-from penstock.gateway.generating.stream_frames import COMMENT
+from penstock.gateway.generating.streams import COMMENT
 from penstock.gateway.http.error_form import OpenAIErrors
 from penstock.gateway.llm.dataplane import ChoiceDelta
 from penstock.gateway.openai.objects import ContentLogprob

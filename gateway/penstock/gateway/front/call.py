@@ -1,4 +1,5 @@
-"""A unit of work in flight: counted for the drain, and ended early when its client leaves or the drain expires.
+"""Work in flight: counted for the drain, and ended early when its client leaves or the drain expires; or detached from
+any client.
 
 Everything below learns by cancellation that nobody wants the result any more. gRPC cancels the task of a call whose
 client has left. HTTP does not, so there the call watches its client.
@@ -7,12 +8,13 @@ client has left. HTTP does not, so there the call watches its client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 
-from penstock.engines.errors import NotReadyError
+from penstock.engines.errors import CancelledError, NotReadyError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.journal import RequestJournal
 
 WatchClient = Callable[[Callable[[], None]], Callable[[], object]]
 """Takes what to call once the client has left. Returns a function that ends the watch."""
@@ -74,3 +76,59 @@ class Call:
         if isinstance(self._reason, NotReadyError) and isinstance(error, asyncio.CancelledError):
             raise self._reason from None
         return isinstance(error, asyncio.CancelledError)
+
+
+class Detached:
+    """A request whose client has left, or never was: a response in the background, a stream that goes on, a line of a
+    batch. It is in the journal as all others are."""
+
+    def __init__(
+        self,
+        context: RequestContext,
+        journal: RequestJournal,
+        work: Callable[[], Awaitable[None]],
+        sink: Callable[[BaseException | None], None] = lambda error: None,
+    ) -> None:
+        """`context` is its own, not that of the request that it goes on for, which ends before. `sink` is told the end
+        of its task: None, the error, or asyncio.CancelledError, also where the work has never begun."""
+        self.context = context
+        self._journal = journal
+        self._work = work
+        self._sink = sink
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """The work is done in a task of its own."""
+        self._task = asyncio.create_task(self.run())
+        self._task.add_done_callback(self._ended)
+
+    async def run(self) -> None:
+        """The work, in the caller's task. Raises what it does, which the record has by then."""
+        self._journal.begin(self.context)
+        try:
+            await self._work()
+        except asyncio.CancelledError:
+            self.context.record.failed(CancelledError("Nobody waits for the answer any more."))
+            raise
+        except Exception as error:
+            self.context.record.failed(error)
+            raise
+        finally:
+            self._journal.end(self.context)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.context.end()  # for a task that was cancelled before it ran
+        self._sink(asyncio.CancelledError() if task.cancelled() else task.exception())
+
+    @property
+    def cancelled(self) -> bool:
+        return self._task is not None and self._task.cancelled()
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def wait(self) -> None:
+        """Returns when it has ended, however it does."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))

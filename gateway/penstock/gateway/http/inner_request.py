@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.types import Message
 
 from penstock.engines.errors import PenstockError
+from penstock.gateway.front.call import Detached
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 from penstock.gateway.http.exchange import Exchange
@@ -67,19 +69,16 @@ async def ask_in_background(
     context = exchange.context
     answer = InnerAnswer(context.id)
     context.principal, context.background, context.record.route = principal, True, route
-    settings.journal.begin(context)
+    await Detached(context, settings.journal, partial(_answered, exchange, handle)).run()
+    answer.reason, answer.warnings = context.record.reason, context.record.warnings
+    return answer
+
+
+async def _answered(exchange: Exchange, handle: Handle) -> None:
     try:
         await handle(exchange)
-    except asyncio.CancelledError:
-        context.record.cancelled()
-        raise
     except PenstockError as error:
         await exchange.fail(error)
     except Exception as error:
         logger.exception("Unexpected error")
         await exchange.fail(error)
-    finally:
-        exchange.close_record()
-        answer.reason, answer.warnings = context.record.reason, context.record.warnings
-        settings.journal.end(context)
-    return answer

@@ -125,9 +125,8 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         own.record.route = _BACKGROUND_ROUTE
         context.hand_over_to(own)
         generate = partial(self._dataplane.generate, replace(wanted, context=own))
-        begun = BackgroundResponse(
-            own, response, generate, keeping.end, asked.include, asked.tools, size=size, stream=bool(asked.stream)
-        )
+        events = ResponseEvents(response, keeping.end, asked.include, asked.tools)
+        begun = BackgroundResponse(own, events, generate, size=size, stream=bool(asked.stream))
         store = self._responses.store
         background.begin(begun, store.keep(tenant, response.id, queued, asked.items_json, asked.previous, is_open=True))
         return begun

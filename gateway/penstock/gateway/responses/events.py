@@ -43,7 +43,7 @@ class ResponseEvents(Output):
         super().__init__(include, tools, response.id)
         self.live = 1
         self.begun = False
-        self._response = response
+        self.response = response
         self._keep = keep
         self.number = 0
         """Of the next event."""
@@ -53,7 +53,7 @@ class ResponseEvents(Output):
 
     def opening(self) -> bytes:
         self.begun = True
-        shown = self._response.begun()
+        shown = self.response.begun()
         self._event("response.created", response=shown)
         self._event("response.in_progress", response=shown)
         return self._taken()
@@ -61,13 +61,13 @@ class ResponseEvents(Output):
     def queued(self) -> bytes:
         """Instead of `opening`, for a response that begins later: with `started`."""
         self.begun = True
-        shown = self._response.queued()
+        shown = self.response.queued()
         self._event("response.created", response=shown)
         self._event("response.queued", response=shown)
         return self._taken()
 
     def started(self) -> bytes:
-        self._event("response.in_progress", response=self._response.begun())
+        self._event("response.in_progress", response=self.response.begun())
         return self._taken()
 
     def render(self, deltas: Sequence[ChoiceDelta]) -> bytes:
@@ -78,17 +78,17 @@ class ResponseEvents(Output):
         return self._taken()
 
     def ending(self) -> bytes:
-        response = self._response.ended(self.items, self.finish_reason)
+        response = self.response.ended(self.items, self.finish_reason)
         self._end(response)
         return self._taken()
 
     def failing(self, error: Exception) -> bytes:
         """Instead of `ending`: the item that was being written is incomplete."""
-        return self._cut_off(lambda items: self._response.failed(items, error))
+        return self._cut_off(lambda items: self.response.failed(items, error))
 
     def cancelling(self) -> bytes:
         """Instead of `ending`."""
-        return self._cut_off(self._response.cancelled)
+        return self._cut_off(self.response.cancelled)
 
     def _cut_off(self, ended: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]) -> bytes:
         self.close("incomplete")

@@ -11,7 +11,7 @@ from penstock.gateway.anthropic.blocks import block_text, content_texts
 from penstock.gateway.anthropic.schemas import Block, Message
 from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.tool_use import MALFORMED
+from penstock.gateway.generating.answer_shape import MALFORMED
 
 _ROLES = frozenset({"user", "assistant", "system"})
 _CALL, _RESULT = "tool_use", "tool_result"

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.gateway.anthropic.schemas import OutputConfig, Thinking
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.thought_budget import AskedBudget, asked_budget
+from penstock.gateway.generating.answer_shape import AskedBudget, asked_budget
 from penstock.gateway.llm.model_parsers import ModelParsers
 
 ENABLED = {"enabled": True, "adaptive": True, "disabled": False}

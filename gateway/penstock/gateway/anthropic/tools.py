@@ -12,7 +12,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.anthropic.client_tools import client_tool
 from penstock.gateway.anthropic.schemas import ToolChoice
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse, check_arguments_schema, check_tool_name
+from penstock.gateway.generating.answer_shape import NO_TOOLS, ToolUse, check_arguments_schema, check_tool_name
 from penstock.tokenizers import Tool
 
 _MAX_TOOLS = 512

@@ -14,7 +14,7 @@ from penstock.gateway.batches.upload import checked_lifetime
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import page
-from penstock.gateway.openai.metadata import check_metadata
+from penstock.gateway.openai.validation import check_metadata
 
 _PAGE, _MOST = 20, 100
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")

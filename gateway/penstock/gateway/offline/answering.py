@@ -15,7 +15,7 @@ from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.offline.model_host import ModelHost
 from penstock.gateway.offline.outputs import Answer, chat_answer, completion_answer
-from penstock.gateway.openai.chat_generation import chat_generation
+from penstock.gateway.openai.chat import chat_generation
 from penstock.gateway.openai.messages import template_messages
 from penstock.gateway.openai.schemas import ChatRequest, CompletionRequest
 from penstock.gateway.openai.tools import tool_use

@@ -31,7 +31,7 @@ from penstock.gateway.ollama.translation import (
     template_messages,
     with_images,
 )
-from penstock.gateway.openai.chat_generation import chat_generation
+from penstock.gateway.openai.chat import chat_generation
 from penstock.gateway.openai.other_chat import other_chat
 from penstock.gateway.openai.validation import WHAT_FITS, completion_generate_request
 from penstock.tokenizers import ANY_ROLE

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.gateway.llm.dataplane import ChoiceDelta
 from penstock.gateway.openai.frames import Frames
-from penstock.gateway.openai.message_parts import (
+from penstock.gateway.openai.objects import (
     FUNCTIONS,
     CallForms,
     custom_delta,

@@ -12,12 +12,11 @@ from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.adapter_control import AdapterControl
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.openai.adapters import LoadRequest, UnloadRequest, load_adapter, unload_adapter
-from penstock.gateway.openai.chat import ChatCompletions
+from penstock.gateway.openai.chat import ChatCompletions, ChatKeeper
 from penstock.gateway.openai.completions import Completions
 from penstock.gateway.openai.engine_control import control, is_sleeping, reset_prefix_cache, sleep, wake_up
 from penstock.gateway.openai.models import ModelControl, ModelObjects
-from penstock.gateway.openai.schemas import ChatRequest, CompletionRequest
-from penstock.gateway.openai.stored_chat import ChatKeeper
+from penstock.gateway.openai.schemas import CHAT, COMPLETION, ChatRequest, CompletionRequest
 from penstock.gateway.openai.tokenize import (
     TOKENIZE,
     Detokenize,
@@ -26,7 +25,6 @@ from penstock.gateway.openai.tokenize import (
     TokenizeRequest,
     tokenizer_info,
 )
-from penstock.gateway.openai.unsupported import CHAT, COMPLETION
 
 if TYPE_CHECKING:
     from penstock.gateway.generating.resumable_streams import ResumableStreams

@@ -37,7 +37,6 @@ from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.sampling import stop_strings
 from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.messages import template_messages
-from penstock.gateway.openai.metadata import kept_metadata, with_metadata
 from penstock.gateway.openai.objects import (
     AssistantMessage,
     ChatChoice,
@@ -48,7 +47,14 @@ from penstock.gateway.openai.objects import (
     spliced,
     usage_object,
 )
-from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
+from penstock.gateway.openai.schemas import (
+    CHAT,
+    COMPLETION,
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+    StreamOptions,
+)
 from penstock.gateway.openai.tensor_requests import (
     OUTPUT,
     check_request,
@@ -59,7 +65,7 @@ from penstock.gateway.openai.tensor_requests import (
     takes_text,
     tensor_inputs,
 )
-from penstock.gateway.openai.unsupported import CHAT, COMPLETION
+from penstock.gateway.openai.validation import kept_metadata, with_metadata
 from penstock.tokenizers import ChatTemplate, ChatTemplateError, StopStrings, TextPart, TokenizerError
 from penstock.tokenizers.files import read_tokenizer_files
 

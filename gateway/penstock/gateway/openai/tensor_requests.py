@@ -15,8 +15,7 @@ from penstock.classic.signature import ModelSignature, TensorSignature
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
-from penstock.gateway.openai.unsupported import note_hints
+from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, note_hints
 
 _PROMPT, _STREAM, OUTPUT, _SAMPLING, _STOPS = (
     "text_input",

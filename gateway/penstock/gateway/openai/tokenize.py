@@ -12,16 +12,15 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.formats.model_files import read_json_if_any
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.answer_stages import check_tool_parser
+from penstock.gateway.generating.answer_shape import check_tool_parser
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.default_model import language_model
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.openai.messages import generation_prompt, template_documents, template_kwargs, template_messages
-from penstock.gateway.openai.schemas import ChatMessage, ChatRequest
+from penstock.gateway.openai.schemas import CHAT, ChatMessage, ChatRequest
 from penstock.gateway.openai.tools import tool_use
-from penstock.gateway.openai.unsupported import CHAT
 from penstock.tokenizers import Tokenizer
 
 

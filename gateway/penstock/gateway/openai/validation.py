@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
@@ -15,10 +18,64 @@ from penstock.gateway.llm.sampling import bounded, priority_level, sampling_para
 from penstock.gateway.llm.structured_output import grammar_field
 from penstock.gateway.llm.token_limits import bad_words
 from penstock.gateway.llm.truncation import truncation
-from penstock.gateway.openai.metadata import check_metadata
-from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
-from penstock.gateway.openai.service_tier import note_tier, tier_priority
-from penstock.gateway.openai.unsupported import note_hints
+from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, ServiceTier, note_hints
+
+_MAX_PAIRS = 16
+_MAX_KEY, _MAX_VALUE = 64, 512
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """OpenAI's bounds. Raises InvalidRequestError."""
+    given = metadata or {}
+    if len(given) > _MAX_PAIRS:
+        raise InvalidRequestError(f"metadata: at most {_MAX_PAIRS} pairs are allowed.", param="metadata")
+    if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in given.items()):
+        message = f"metadata: keys may have {_MAX_KEY} characters, values {_MAX_VALUE}."
+        raise InvalidRequestError(message, param="metadata")
+
+
+def kept_metadata(metadata: object, context: RequestContext) -> dict[str, str]:
+    """What of it is texts within OpenAI's bounds."""
+    if not metadata:
+        return {}
+    pairs = metadata.items() if isinstance(metadata, dict) else ()
+    kept = dict([pair for pair in pairs if all(map(isinstance, pair, (str, str)))][:_MAX_PAIRS])
+    kept = {key: value for key, value in kept.items() if len(key) <= _MAX_KEY and len(value) <= _MAX_VALUE}
+    if kept != metadata:
+        context.ignore("metadata", f"up to {_MAX_PAIRS} texts of {_MAX_VALUE} characters are kept.")
+    return kept
+
+
+def with_metadata(body: bytes, metadata: Mapping[str, str]) -> bytes:
+    """A JSON object with this as one more field."""
+    return body[:-1] + b',"metadata":' + msgspec.json.encode(metadata) + b"}"
+
+
+_LEVELS = {"flex": 1, "priority": -1, "fast": -1}
+"""Lower runs earlier. The other tiers are level 0."""
+
+
+_KNOWN = ("auto", "default", "scale", *_LEVELS)
+
+
+def note_tier(tier: ServiceTier | None, context: RequestContext) -> None:
+    """One that this server does not know is the default."""
+    if tier is not None and tier not in _KNOWN:
+        context.ignore("service_tier", f"it must be one of {', '.join(_KNOWN)}.")
+
+
+def tier_priority(tier: ServiceTier | None, policy: str) -> int:
+    """Of requests that name no `priority` themselves. Under other policies all tiers are alike."""
+    return _LEVELS.get(tier or "", 0) if policy == "priority" else 0
+
+
+def real_tier(tier: ServiceTier | None, wanted: GenerateRequest) -> str:
+    """How the request is really served, in OpenAI's words: a key may keep its requests from running early."""
+    asked, level = _LEVELS.get(tier or "", 0), wanted.level
+    if asked < 0 and level < 0:
+        return "priority"
+    return "flex" if asked > 0 and level > 0 else "default"
+
 
 MAX_N = 128
 MAX_LOGPROBS = 20

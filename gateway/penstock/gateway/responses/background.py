@@ -15,10 +15,13 @@ from penstock.gateway.front.call import Call, Detached
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.generating.event_log import EventLog
+from penstock.gateway.generating.streams import send_frames
+from penstock.gateway.http.error_form import OpenAIErrors
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import Generation
 from penstock.gateway.responses.bounds import bounds_of
-from penstock.gateway.responses.events import ResponseEvents
+from penstock.gateway.responses.events import ResponseEvents, error_event
 
 logger = logging.getLogger("penstock")
 
@@ -167,3 +170,20 @@ class BackgroundResponses:
         """Until all have ended."""
         while self._work:
             await asyncio.gather(*(work.wait() for work in self._work.values()))
+
+
+async def send_events(exchange: Exchange, log: EventLog, after: int, heartbeat_s: float) -> None:
+    """As a stream, until the last one. Raises InvalidRequestError."""
+    log.check(after)
+    exchange.error_form = _LogErrors(log)
+    await send_frames(exchange, log.follow(after, heartbeat_s or None))
+
+
+class _LogErrors(OpenAIErrors):
+    """Of one reader: the response itself may go on."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    def last_events(self, error: Exception, request_id: str) -> bytes:
+        return error_event(error, self._log.number)

@@ -10,11 +10,10 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import page
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.responses.event_log import send_events
-from penstock.gateway.responses.include import ENCRYPTED_REASONING, Include
+from penstock.gateway.responses.background import send_events
+from penstock.gateway.responses.schemas import DEFAULT_PAGE, LONGEST_PAGE, checked_query
 from penstock.gateway.responses.service import ResponseService
 
-DEFAULT_PAGE, LONGEST_PAGE = 20, 100
 _LONGEST_NUMBER = 9
 
 
@@ -81,17 +80,6 @@ class KeptResponses:
         if under_way is not None:
             return msgspec.json.encode(under_way.shown())
         return await self._store.find(response_id, tenant)
-
-
-def checked_query(exchange: Exchange) -> Mapping[str, str]:
-    """Raises InvalidRequestError, UnsupportedError."""
-    query = exchange.query
-    include = Include.parse(query.getlist("include") + query.getlist("include[]"), exchange.context)
-    if include.encrypted_reasoning:
-        exchange.context.ignore("include", f"{ENCRYPTED_REASONING} is only for requests that make a response.")
-    if query.get("include_obfuscation", "false") != "false":
-        raise UnsupportedError("include_obfuscation is not supported.", param="include_obfuscation")
-    return query
 
 
 def _wants_stream(query: Mapping[str, str]) -> bool:

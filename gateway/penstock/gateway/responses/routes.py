@@ -12,15 +12,12 @@ from penstock.gateway.http.pages import QUERY
 from penstock.gateway.http.routes import Handle, Route
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.responses.chat_store import ChatStore
 from penstock.gateway.responses.conversations import Conversations, CreateConversation, CreateItems, UpdateConversation
-from penstock.gateway.responses.create import CreateResponse
-from penstock.gateway.responses.input_tokens import InputTokens
-from penstock.gateway.responses.kept_chats import KeptChats, UpdateChat
+from penstock.gateway.responses.create import CreateResponse, InputTokens
+from penstock.gateway.responses.kept_chats import ChatStore, KeptChats, UpdateChat
 from penstock.gateway.responses.kept_responses import KeptResponses
-from penstock.gateway.responses.schemas import ResponsesRequest
+from penstock.gateway.responses.schemas import UNSUPPORTED, ResponsesRequest
 from penstock.gateway.responses.service import ResponseService
-from penstock.gateway.responses.unsupported import UNSUPPORTED
 
 Answer = Callable[[Exchange, str, str], Awaitable[bytes]]
 """Gives JSON for an id in the path, "" where it has none, and a tenant. Raises PenstockError."""
@@ -47,7 +44,7 @@ def conversation_routes(responses: ResponseService, settings: AppSettings) -> li
 
     every, one = "/v1/conversations", "/v1/conversations/{conversation_id}"
     items, item = f"{one}/items", f"{one}/items/{{item_id}}"
-    own = Conversations(responses, settings)
+    own = Conversations(responses.conversations, responses.looked_up, settings.max_body_bytes)
     return [
         Route("POST", every, INFER, kept(own.create), schema=CreateConversation),
         Route("GET", one, INFER, kept(own.get)),

@@ -40,8 +40,7 @@ def _chat() -> Work:
     from penstock.gateway.generating.bodies import parse
     from penstock.gateway.http.settings import AppSettings
     from penstock.gateway.openai.messages import template_messages
-    from penstock.gateway.openai.schemas import ChatRequest
-    from penstock.gateway.openai.unsupported import CHAT
+    from penstock.gateway.openai.schemas import CHAT, ChatRequest
     from penstock.gateway.openai.validation import chat_generate_request
 
     turns = [{"role": role, "content": "word " * 40} for role in ("user", "assistant")] * 4
@@ -61,8 +60,7 @@ def _completion() -> Work:
     from penstock.gateway.front.context import RequestContext
     from penstock.gateway.generating.bodies import parse
     from penstock.gateway.http.settings import AppSettings
-    from penstock.gateway.openai.schemas import CompletionRequest
-    from penstock.gateway.openai.unsupported import COMPLETION
+    from penstock.gateway.openai.schemas import COMPLETION, CompletionRequest
     from penstock.gateway.openai.validation import completion_generate_request
 
     body = _body(prompt=[number * 31 % 32_000 for number in range(1000)])

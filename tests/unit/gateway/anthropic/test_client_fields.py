@@ -14,7 +14,7 @@ from penstock.gateway.anthropic.thinking import thinking_budget
 from penstock.gateway.anthropic.tools import offered_tools
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.journal import RequestJournal, be_strict
-from penstock.gateway.generating.thought_budget import AskedBudget
+from penstock.gateway.generating.answer_shape import AskedBudget
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
 from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers

@@ -12,7 +12,7 @@ from penstock.gateway.anthropic.schemas import CountTokensRequest, Message
 from penstock.gateway.anthropic.thinking import template_kwargs
 from penstock.gateway.anthropic.tools import offered_tools
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.tool_use import NO_TOOLS, ToolUse
+from penstock.gateway.generating.answer_shape import NO_TOOLS, ToolUse
 from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
 from penstock.tokenizers import Tool, find_reasoning_parser
 

@@ -22,7 +22,7 @@ from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ChoiceDelta, GenerateRequest
 from penstock.gateway.ports.http_apps import build_app
 from penstock.gateway.responses import background
-from penstock.gateway.responses.encrypted_content import encode_reasoning
+from penstock.gateway.responses.items import encode_reasoning
 from penstock.gateway.responses.service import ResponseService
 from penstock.tokenizers import ReasoningPart
 from protocol.asgi_client import AsgiCall, call

@@ -28,7 +28,7 @@ from penstock.engines.errors import (
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
-from penstock.gateway.llm.token_limits import word_tokens
+from penstock.gateway.llm.sampling import word_tokens
 
 
 @pytest.fixture

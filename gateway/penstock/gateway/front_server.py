@@ -38,11 +38,10 @@ from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.heap import settle
-from penstock.gateway.front.intake import Intake
+from penstock.gateway.front.intake import Intake, WorkPools
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.server_log import set_up_log
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.fronts.channel import Channel
 from penstock.gateway.fronts.forwarding import Forwarder
 from penstock.gateway.fronts.front_keys import granted_by
@@ -87,7 +86,7 @@ from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.model_host.host_link import HostLink
 from penstock.gateway.open_ports import begin_drain
-from penstock.gateway.ports.requests_in_flight import chosen
+from penstock.gateway.ports.scheduler_state import chosen
 from penstock.gateway.usage.ledger import usage_of
 
 logger = logging.getLogger("penstock")

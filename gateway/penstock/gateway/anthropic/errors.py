@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.engines.errors import NotReadyError, PenstockError, UnsupportedError
-from penstock.gateway.anthropic.unsupported import THREAD
+from penstock.gateway.anthropic.schemas import THREAD
 from penstock.gateway.errors import public_message, wire_shape
 from penstock.gateway.http.routes import Api
 

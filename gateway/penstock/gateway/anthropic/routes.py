@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock.gateway.anthropic.count_tokens import CountTokens
 from penstock.gateway.anthropic.errors import ANTHROPIC
-from penstock.gateway.anthropic.messages import Messages
+from penstock.gateway.anthropic.messages import CountTokens, Messages
 from penstock.gateway.anthropic.models import QUERY, Models, show_model, show_models
-from penstock.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
-from penstock.gateway.anthropic.unsupported import UNSUPPORTED
+from penstock.gateway.anthropic.schemas import UNSUPPORTED, CountTokensRequest, MessagesRequest
 from penstock.gateway.front.access import INFER, SEE_METADATA
 from penstock.gateway.http.routes import Route
 from penstock.gateway.http.settings import AppSettings

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError
-from penstock.gateway.batches.batch import MESSAGE_BATCH_PREFIX, Batch
+from penstock.gateway.batches.batch_store import MESSAGE_BATCH_PREFIX, Batch
 from penstock.gateway.batches.file_store import MESSAGE_BATCH
 from penstock.gateway.batches.lines import MAX_LINES, LineError, check_body
 from penstock.gateway.batches.service import BatchService

@@ -8,9 +8,9 @@ import uuid
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.batches.batch import BATCH_PREFIX, Batch
+from penstock.gateway.batches.batch_store import BATCH_PREFIX, Batch
+from penstock.gateway.batches.files import checked_lifetime
 from penstock.gateway.batches.service import BatchService
-from penstock.gateway.batches.upload import checked_lifetime
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import page

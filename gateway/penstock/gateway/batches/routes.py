@@ -9,8 +9,8 @@ from penstock.engines.errors import UnsupportedError
 from penstock.gateway.anthropic.errors import ANTHROPIC
 from penstock.gateway.anthropic.models import QUERY as MESSAGE_QUERY
 from penstock.gateway.batches import files, message_batches, openai_batches
+from penstock.gateway.batches.files import FORM
 from penstock.gateway.batches.service import BatchService
-from penstock.gateway.batches.upload import FORM
 from penstock.gateway.front.access import INFER, OWN_FILES
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import QUERY

@@ -13,8 +13,7 @@ from typing import IO
 import msgspec
 
 from penstock.engines.errors import EngineDeadError
-from penstock.gateway.batches.answer_line import LineAsker
-from penstock.gateway.batches.lines import Line, WrongLine, read_all, refused
+from penstock.gateway.batches.lines import Line, LineAsker, WrongLine, read_all, refused
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.front.context import ANYONE
 from penstock.gateway.http.routes import Handle

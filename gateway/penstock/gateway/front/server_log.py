@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from penstock.gateway.front.journal import name_request
+from penstock.gateway.front.call import name_request
 from penstock.gateway.front.loading_board import LoadingLog, LoadingView
 from penstock.gateway.front.terminal_log import TerminalLog
 

@@ -18,7 +18,7 @@ from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError
 from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.crash_folder import Crash, keep_evidence
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState
 from penstock.gateway.front.quota import Quota
 from penstock.gateway.fronts.channel import Channel
 from penstock.gateway.fronts.messages import (

@@ -28,7 +28,7 @@ from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.routes import KSERVE, kserve_routes
 from penstock.gateway.ollama import routes as ollama
 from penstock.gateway.ollama.errors import OLLAMA
-from penstock.gateway.ollama.names import model_name
+from penstock.gateway.ollama.schemas import model_name
 from penstock.gateway.openai import routes as openai
 from penstock.gateway.ports.http_apps import App
 

@@ -10,7 +10,7 @@ from penstock.gateway.front.context import Role
 from penstock.gateway.fronts.model_counts import Counts
 from penstock.gateway.fronts.samples import Samples
 from penstock.gateway.llm.models import TextSettings
-from penstock.gateway.ports.requests_in_flight import Chosen
+from penstock.gateway.ports.scheduler_state import Chosen
 from penstock.gateway.usage.ledger import RequestUsage
 
 REQUESTS = "requests"

@@ -8,8 +8,7 @@ from itertools import count
 from penstock.gateway.fronts.doors import door_of
 from penstock.gateway.fronts.messages import AdapterEntry, Holds, ModelEntry, Table, TensorName
 from penstock.gateway.kserve.store import ModelStore
-from penstock.gateway.llm.adapters import Adapter
-from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.adapters import Adapter, CallCounter
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.models import LoadedModel

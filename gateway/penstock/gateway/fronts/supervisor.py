@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.engines.errors import EngineError, PenstockError
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState
 from penstock.gateway.front.quota import Quota
 from penstock.gateway.fronts.front_process import FrontProcess
 from penstock.gateway.fronts.messages import FromSupervisor, Reported, Table
@@ -24,7 +24,7 @@ from penstock.gateway.fronts.model_table import ModelTable, Used
 from penstock.gateway.fronts.samples import Sums, samples_of
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.kserve.language_model import LanguageModel
-from penstock.gateway.ports.requests_in_flight import Chosen
+from penstock.gateway.ports.scheduler_state import Chosen
 from penstock.gateway.usage.ledger import RequestUsage
 
 logger = logging.getLogger("penstock")

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Literal
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
-from penstock.gateway.front.work_pool import WorkPool
+from penstock.gateway.front.intake import WorkPool
 
 Encoding = Literal["identity", "deflate", "gzip"]
 

@@ -12,13 +12,11 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError, drop_traceback, error_headers
 from penstock.gateway.front.bounded_json import BYTE_ORDER_MARK
-from penstock.gateway.front.call import Call, ClientGone
+from penstock.gateway.front.call import Call, ClientGone, DrainState
 from penstock.gateway.front.context import read_context, timeout_seconds
-from penstock.gateway.front.drain import DrainState
-from penstock.gateway.front.intake import SMALL_BODY, BodyBudget
+from penstock.gateway.front.intake import SMALL_BODY, BodyBudget, WorkPool
 from penstock.gateway.front.load_report import FORMAT_HEADER, LoadReporter
 from penstock.gateway.front.record import METHODS, OTHER_METHOD
-from penstock.gateway.front.work_pool import WorkPool
 from penstock.gateway.http.compression import content_coding, decompress
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 

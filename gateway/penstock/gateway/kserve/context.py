@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.engines.errors import PayloadTooLargeError
+from penstock.gateway.front.intake import WorkPools
 from penstock.gateway.front.server_health import ServerHealth
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.on_demand.on_demand import OnDemand
 

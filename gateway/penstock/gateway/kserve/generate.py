@@ -15,7 +15,7 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, PenstockError
-from penstock.gateway.front.work_pool import WorkPool
+from penstock.gateway.front.intake import WorkPool
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe, input_too_large
 from penstock.gateway.kserve.generate_frames import Renderer, error_frame

@@ -12,10 +12,9 @@ from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import RequestOutput
 from penstock.engines.errors import EngineError, PenstockError
 from penstock.gateway.front.record import Outcome, Stage, outcome_of
-from penstock.gateway.llm.choice_output import ChoiceDelta, ChoiceOutput, StagedChoiceOutput
+from penstock.gateway.llm.choice_output import ChoiceDelta, ChoiceOutput, StagedChoiceOutput, TokenLogprob, with_text
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.model_metrics import ModelMetrics
-from penstock.gateway.llm.token_logprobs import TokenLogprob, with_text
 from penstock.tokenizers import StopStrings, Tokenizer
 
 if TYPE_CHECKING:

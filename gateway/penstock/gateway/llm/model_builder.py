@@ -20,9 +20,8 @@ from penstock.engines.replicas.state import Replicated
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.llm.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
-from penstock.gateway.llm.engine_sharing import attached_engine, engine_elsewhere, watchdog_config
+from penstock.gateway.llm.engine_sharing import attached_engine, check_handover, engine_elsewhere, watchdog_config
 from penstock.gateway.llm.engine_spec import engine_spec
-from penstock.gateway.llm.handing_over import check_handover
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.llm.model_texts import read_texts, read_tokenizer, text_settings
 from penstock.gateway.llm.models import LoadedModel, ModelSource

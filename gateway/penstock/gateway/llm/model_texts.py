@@ -8,8 +8,14 @@ from typing import Any
 
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.configuration.sections.language_model import LanguageModelConfig
-from penstock.gateway.llm.model_parsers import ModelParsers, choose_parsers
-from penstock.gateway.llm.models import ModelSource, TextSettings, default_params, load_chat_template
+from penstock.gateway.llm.models import (
+    ModelParsers,
+    ModelSource,
+    TextSettings,
+    choose_parsers,
+    default_params,
+    load_chat_template,
+)
 from penstock.tokenizers import ChatTemplate, SpecialTextGuard, TemplateNeeds, Tokenizer, TokenizerError
 
 

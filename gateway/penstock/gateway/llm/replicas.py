@@ -20,8 +20,13 @@ from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
 from penstock.engines.vllm.versions import is_cpu_build
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.llm.adapters import AdapterSet
-from penstock.gateway.llm.engine_sharing import attached_engine, replicas_elsewhere
-from penstock.gateway.llm.handing_over import check_handover, handover_memory, sharing
+from penstock.gateway.llm.engine_sharing import (
+    attached_engine,
+    check_handover,
+    handover_memory,
+    replicas_elsewhere,
+    sharing,
+)
 from penstock.gateway.llm.models import ModelSource
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
 

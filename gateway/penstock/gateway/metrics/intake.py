@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.gateway.front.intake import Intake
-from penstock.gateway.front.work_pool import WorkPools
+from penstock.gateway.front.intake import Intake, WorkPools
 
 
 class IntakeMetrics:

@@ -9,8 +9,8 @@ from penstock.engines.client.engine import Engine
 from penstock.engines.contract.loading import silent
 from penstock.engines.encoder.sentence_files import makes_vectors
 from penstock.gateway.configuration.config import Config
+from penstock.gateway.front.intake import WorkPools
 from penstock.gateway.front.loading_board import LoadingBoard
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.hub import fetch_draft_model, fetch_model
 from penstock.gateway.llm.model_builder import build_model

@@ -12,8 +12,8 @@ import msgspec
 from penstock.engines.errors import ContextLengthError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import GenerateRequest
-from penstock.gateway.ollama.options import whole
 from penstock.gateway.ollama.schemas import Options
+from penstock.gateway.ollama.translation import whole
 
 Messages = list[dict[str, Any]]
 Render = Callable[[Messages, bool], Awaitable[GenerateRequest]]

@@ -11,8 +11,7 @@ from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.ollama.models import Models, named_model
-from penstock.gateway.ollama.names import model_name
-from penstock.gateway.ollama.schemas import PullRequest
+from penstock.gateway.ollama.schemas import PullRequest, model_name
 
 _JSON_LINES = b"application/x-ndjson"
 _encode = msgspec.json.Encoder().encode

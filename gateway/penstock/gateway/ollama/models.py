@@ -20,8 +20,7 @@ from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.ollama.model_files import ModelFiles, read_model_files
-from penstock.gateway.ollama.names import model_name
-from penstock.gateway.ollama.schemas import ShowRequest
+from penstock.gateway.ollama.schemas import ShowRequest, model_name
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
 

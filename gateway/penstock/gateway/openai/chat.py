@@ -18,7 +18,7 @@ from penstock.gateway.generating.streams import Collected, collect, collecting, 
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation, ServedModel
-from penstock.gateway.openai.frames import Frames
+from penstock.gateway.openai.frames import FormedCallFrames, Frames, NamedCallFrames, PartFrames
 from penstock.gateway.openai.messages import (
     echoed_text,
     generation_prompt,
@@ -42,7 +42,6 @@ from penstock.gateway.openai.objects import (
     spliced,
 )
 from penstock.gateway.openai.other_chat import present
-from penstock.gateway.openai.part_frames import FormedCallFrames, NamedCallFrames, PartFrames
 from penstock.gateway.openai.schemas import CHAT, ChatMessage, ChatRequest, StreamOptions
 from penstock.gateway.openai.tools import tool_use
 from penstock.gateway.openai.validation import chat_generate_request, kept_metadata, real_tier, with_metadata

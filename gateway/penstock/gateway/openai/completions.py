@@ -13,8 +13,8 @@ from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
 from penstock.gateway.generating.streams import Collected, collect, stream
 from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.llm.choice_output import whole_characters
 from penstock.gateway.llm.dataplane import ChoiceDelta, GenerateRequest, Generation, TokenLogprob, Usage
-from penstock.gateway.llm.token_logprobs import whole_characters
 from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.objects import (
     CompletionChoice,

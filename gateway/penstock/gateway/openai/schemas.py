@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.llm.prompts import Side
 from penstock.gateway.llm.sampling import SamplingFields
-from penstock.gateway.llm.truncation import Side
 
 ServiceTier = str
 """auto, default, flex, scale, priority or fast; others are hints that this server does not know."""

@@ -14,10 +14,9 @@ from penstock.gateway.generating.fair_tenant import fair_tenant
 from penstock.gateway.generating.token_inputs import texts_or_ids
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
-from penstock.gateway.llm.sampling import bounded, priority_level, sampling_params, stop_strings
+from penstock.gateway.llm.prompts import truncation
+from penstock.gateway.llm.sampling import bad_words, bounded, priority_level, sampling_params, stop_strings
 from penstock.gateway.llm.structured_output import grammar_field
-from penstock.gateway.llm.token_limits import bad_words
-from penstock.gateway.llm.truncation import truncation
 from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, ServiceTier, note_hints
 
 _MAX_PAIRS = 16

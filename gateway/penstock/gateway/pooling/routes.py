@@ -7,15 +7,12 @@ from typing import Any
 from penstock.gateway.front.access import INFER
 from penstock.gateway.http.routes import OPENAI, Api, Route
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.pooling.classify import Classify
 from penstock.gateway.pooling.cohere import COHERE_ERRORS, CohereEmbed
-from penstock.gateway.pooling.embeddings import Embeddings
+from penstock.gateway.pooling.embeddings import Embeddings, TeiEmbed
 from penstock.gateway.pooling.endpoint import PoolingEndpoint
 from penstock.gateway.pooling.plane import PoolingPlane
-from penstock.gateway.pooling.pooling import Pooling
-from penstock.gateway.pooling.rerank import Rerank
-from penstock.gateway.pooling.score import Score
-from penstock.gateway.pooling.tei import TeiEmbed
+from penstock.gateway.pooling.pooling import Classify, Pooling
+from penstock.gateway.pooling.rerank import Rerank, Score
 
 _RANKING = Api("ranking")
 _COHERE = Api("ranking", COHERE_ERRORS)

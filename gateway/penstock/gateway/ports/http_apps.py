@@ -33,10 +33,8 @@ from penstock.gateway.openai import routes as openai
 from penstock.gateway.openai.models import ModelObjects
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.pooling.routes import pooling_routes
-from penstock.gateway.ports.about import about_route
-from penstock.gateway.ports.health import health_routes, ping_routes
-from penstock.gateway.ports.openapi import OpenApi
-from penstock.gateway.ports.server_info import info_routes
+from penstock.gateway.ports.about import OpenApi, about_route
+from penstock.gateway.ports.health import health_routes, info_routes, ping_routes
 from penstock.gateway.responses.routes import chat_routes, conversation_routes, response_routes
 from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.traffic.routes import traffic_routes

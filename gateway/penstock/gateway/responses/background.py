@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from penstock.engines.errors import OverloadedError, PenstockError
-from penstock.gateway.front.call import Call, Detached
+from penstock.gateway.front.call import Call, Detached, DrainState
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.drain import DrainState
 from penstock.gateway.generating.event_log import EventLog
 from penstock.gateway.generating.streams import send_frames
 from penstock.gateway.http.error_form import OpenAIErrors

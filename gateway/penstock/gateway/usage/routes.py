@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.access import OPERATE
-from penstock.gateway.front.token_budget import utc_now
+from penstock.gateway.front.quota import utc_now
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.routes import SERVER, Route
 from penstock.gateway.usage.ledger import COLUMNS, UsageLedger

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, OverloadedError
-from penstock.gateway.batches import answer_line, lines, run_batch
+from penstock.gateway.batches import lines as batch_lines
+from penstock.gateway.batches import run_batch
 from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.cli import _parser
 from penstock.gateway.configuration.config import ConfigError
@@ -43,7 +44,7 @@ async def test_it_ends_when_no_model_can_answer_any_more(
 
 
 async def test_what_kills_engines_fails(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(batch_lines, "_AGAIN_AFTER_S", 0.0)
     asked = 0
 
     async def deadly(exchange: Exchange) -> None:
@@ -59,7 +60,7 @@ async def test_what_kills_engines_fails(source: Path, tmp_path: Path, monkeypatc
 async def test_lines_that_were_with_a_dead_engine_are_asked_one_at_a_time(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(batch_lines, "_AGAIN_AFTER_S", 0.0)
     source.write_text("".join(json.dumps({"custom_id": i, "url": URL, "body": {}}) + "\n" for i in "abcd"))
     num_asked = num_asked_now = 0
     together: list[int] = []
@@ -155,7 +156,7 @@ async def test_an_empty_file_has_no_results(source: Path, tmp_path: Path) -> Non
 async def test_a_file_with_too_many_lines_is_refused_before_anything_runs(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "MAX_LINES", 2)
+    monkeypatch.setattr(batch_lines, "MAX_LINES", 2)
     source.write_text("".join(json.dumps({"custom_id": i, "url": URL, "body": {}}) + "\n" for i in "abc"))
     with pytest.raises(ConfigError, match="at most 2 lines"):
         await answered(source, tmp_path / "out")
@@ -172,18 +173,18 @@ def test_a_file_may_begin_with_a_byte_order_mark(source: Path) -> None:
     line = source.read_bytes()
     source.write_bytes(b"\xef\xbb\xbf" + line)
     opened = partial(source.open, "rb")
-    assert lines.check_lines(opened, (URL,), 1000).errors == []
-    assert [line.custom_id for line in lines.read_lines(opened, (URL,))] == ["a"]
+    assert batch_lines.check_lines(opened, (URL,), 1000).errors == []
+    assert [line.custom_id for line in batch_lines.read_lines(opened, (URL,))] == ["a"]
     source.write_bytes(line + b"\xef\xbb\xbf" + line)
-    assert [error["line"] for error in lines.check_lines(opened, (URL,), 1000).errors] == [2]
+    assert [error["line"] for error in batch_lines.check_lines(opened, (URL,), 1000).errors] == [2]
 
 
 def test_a_file_of_empty_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_MAX_LINES_OF_FILE", 10)
+    monkeypatch.setattr(batch_lines, "_MAX_LINES_OF_FILE", 10)
     path = tmp_path / "empty"
     path.write_bytes(b"\n" * 1000)
-    errors = lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
+    errors = batch_lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
     assert [(error["code"], error["line"]) for error in errors] == [("too_many_tasks", 11)]
     path.write_bytes(b"\n" * 10)
-    errors = lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
+    errors = batch_lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
     assert [error["code"] for error in errors] == ["empty_file"]

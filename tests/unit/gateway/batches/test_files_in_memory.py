@@ -15,9 +15,9 @@ import pytest
 from starlette.formparsers import MultiPartParser
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError, OverloadedError
-from penstock.gateway.batches.batch import Batch
+from penstock.gateway.batches.batch_store import Batch
+from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.lines import Line, least_result, unanswered
-from penstock.gateway.batches.room import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.database import Database
 from penstock.gateway.http.exchange import Exchange

@@ -13,8 +13,8 @@ import pytest
 from starlette.types import ASGIApp
 
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, OverloadedError
-from penstock.gateway.batches import answer_line, message_batches
-from penstock.gateway.batches.room import FileBounds
+from penstock.gateway.batches import lines, message_batches
+from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.database import Database
 from penstock.gateway.front.auth import ApiKeys, key_digest
@@ -119,7 +119,7 @@ def counts(shown: dict[str, Any]) -> tuple[int, ...]:
 async def test_results_have_the_messages_and_the_errors(
     app: ASGIApp, service: BatchService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(lines, "_AGAIN_AFTER_S", 0.0)
     shown = await ended(app, await created(app, "a", "wrong", "busy", "deadly", "hint"))
     assert counts(shown) == (0, 3, 2, 0, 0)
     assert ("volatile" in shown) == service.volatile

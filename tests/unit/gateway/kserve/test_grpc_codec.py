@@ -18,7 +18,7 @@ from helpers_kserve import FakeModel, identity
 from penstock.classic.messages import InferResponse
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError
-from penstock.gateway.front.work_pool import WorkPools
+from penstock.gateway.front.intake import WorkPools
 from penstock.gateway.kserve.classification import Labels, classified
 from penstock.gateway.kserve.grpc import encode
 from penstock.gateway.kserve.grpc.decode import Decoded, OutputOptions, decode

@@ -9,7 +9,7 @@ import pytest
 
 from helpers_keys import api_keys
 from helpers_responses import validated_item
-from penstock.gateway.front.journal import RequestJournal, be_strict
+from penstock.gateway.front.call import RequestJournal, be_strict
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.ports.http_apps import build_app
 from penstock.gateway.responses.items import encode_reasoning

@@ -11,7 +11,7 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferResponse
 from penstock.classic.tensors import Tensor, to_buffer
 from penstock.gateway.errors import public_message
-from penstock.gateway.front.work_pool import WorkPool
+from penstock.gateway.front.intake import WorkPool
 from penstock.gateway.kserve.classification import Labels, classified
 from penstock.gateway.kserve.grpc.decode import OutputOptions
 from penstock.gateway.kserve.grpc.parameters import FINAL, write_parameters

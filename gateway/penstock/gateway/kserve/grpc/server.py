@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from socket import socket
 
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState, RequestJournal
 from penstock.gateway.front.intake import Intake
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.grpc_transport.connection import FindHandler
 from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.kserve.context import KServe

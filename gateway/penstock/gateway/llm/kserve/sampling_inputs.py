@@ -14,9 +14,8 @@ from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.kserve.tensor_form import text
 from penstock.gateway.llm.models import ServedModel
-from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings
+from penstock.gateway.llm.sampling import SamplingFields, bad_words, bounded, sampling_params, stop_strings
 from penstock.gateway.llm.structured_output import grammar_field
-from penstock.gateway.llm.token_limits import bad_words
 
 _MAX_N = 128
 _MAX_TOKENS = 2**31 - 1

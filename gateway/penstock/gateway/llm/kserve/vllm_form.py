@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 
 from penstock.classic.tensors import Tensor
-from penstock.gateway.llm.choice_output import ChoiceDelta
+from penstock.gateway.llm.choice_output import ChoiceDelta, TokenLogprob
 from penstock.gateway.llm.kserve.request_reader import INPUTS, OUTPUTS, RETURNS, UNSERVED, read_request
 from penstock.gateway.llm.kserve.tensor_form import Form, TextRequest, strings
-from penstock.gateway.llm.token_logprobs import TokenLogprob
 
 
 class VllmWriter:

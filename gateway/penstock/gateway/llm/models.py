@@ -42,7 +42,7 @@ from penstock.tokenizers import (
     find_reasoning_parser,
     find_tool_parser,
 )
-from penstock.tokenizers.gguf import end_token_ids_of, tokenizer_config_of, tokenizer_of
+from penstock.tokenizers.gguf_tokenizer import end_token_ids_of, tokenizer_config_of, tokenizer_of
 from penstock.tokenizers.parsing import harmony
 from penstock.tokenizers.token_table import DecoderFamily
 

@@ -22,7 +22,7 @@ from penstock.gateway.anthropic.schemas import (
 from penstock.gateway.anthropic.tools import offered_tools
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.answer_shape import AnswerShape, AskedBudget, answer_shape, asked_budget
-from penstock.gateway.generating.fair_tenant import fair_tenant
+from penstock.gateway.generating.requests import fair_tenant
 from penstock.gateway.llm.dataplane import ChatPrompt, DataPlane, GenerateRequest, ServedModel
 from penstock.gateway.llm.models import ModelParsers
 from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings

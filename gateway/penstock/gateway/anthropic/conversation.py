@@ -12,7 +12,7 @@ from penstock.gateway.anthropic.schemas import Block, Message
 from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.answer_shape import MALFORMED
-from penstock.gateway.generating.bodies import media_note
+from penstock.gateway.generating.requests import media_note
 
 _TEXTS = ("title", "context", "url", "tool_name", "text", "stdout", "stderr", "error_code")
 """Fields with text, of blocks that other blocks hold and of what tools of Anthropic's servers return."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -30,11 +32,9 @@ from penstock.gateway.anthropic.schemas import (
 )
 from penstock.gateway.anthropic.tools import OfferedTools, offered_tools
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.default_model import language_model, no_model, with_model
-from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat, chat_fields
+from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint, chat_fields
+from penstock.gateway.generating.requests import RequestReader, language_model, parse
 from penstock.gateway.generating.streams import collect, stream
-from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
@@ -152,11 +152,19 @@ class CountTokens:
     def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
         self._dataplane = dataplane
         self._settings = settings
+        self._reader = RequestReader(
+            settings,
+            partial(parse, kind=CountTokensRequest, unsupported=UNSUPPORTED),
+            attrgetter("model"),
+            lambda context: language_model(settings, context, dataplane.models),
+        )
 
     async def handle(self, exchange: Exchange) -> None:
         with exchange.call() as call:
             body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
-            request = self._parsed(body, exchange.context)
+            request = await self._reader.read(exchange, body)
+            if request is None:
+                return
             call.watch()
             exchange.read_deadline()
             await self._dataplane.models.load_on_demand(request.model, exchange.context)
@@ -164,15 +172,3 @@ class CountTokens:
             chat, _ = read_chat(request, model, exchange.context)
             prompt = await chat.prompt(self._dataplane, exchange.context)
             await exchange.respond(200, msgspec.json.encode({"input_tokens": len(prompt.token_ids)}))
-
-    def _parsed(self, body: bytes, context: RequestContext) -> CountTokensRequest:
-        """Raises InvalidRequestError, UnsupportedError."""
-        try:
-            request = parse(body, CountTokensRequest, UNSUPPORTED)
-            if not request.model:
-                raise no_model()
-        except InvalidRequestError as error:
-            models = self._dataplane.models
-            named = with_model(body, error, context, lambda: language_model(self._settings, context, models))
-            return parse(named, CountTokensRequest, UNSUPPORTED)
-        return request

@@ -11,7 +11,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.batches.batch_store import BATCH_PREFIX, Batch
 from penstock.gateway.batches.files import checked_lifetime
 from penstock.gateway.batches.service import BatchService
-from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.requests import parse
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import page
 from penstock.gateway.openai.validation import check_metadata

@@ -120,6 +120,15 @@ class SamplingFields(StructureFields, kw_only=True):
     skip_special_tokens: bool | None = None
 
 
+NUMBERS: Mapping[str, type] = {
+    field.name: kind
+    for field in msgspec.structs.fields(SamplingFields)
+    for kind in (int, float)
+    if field.type == kind | None
+}
+"""The fields that are numbers, each with its type."""
+
+
 def sampling_params(
     request: SamplingFields,
     info: ModelInfo,

@@ -13,10 +13,9 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.quantities import parse_duration
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
+from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint
+from penstock.gateway.generating.requests import parse
 from penstock.gateway.generating.streams import stream
-from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest as WantedText
 from penstock.gateway.llm.dataplane import Generation, ServedModel
@@ -35,8 +34,7 @@ from penstock.gateway.ollama.translation import (
     with_images,
     within_openai,
 )
-from penstock.gateway.openai.chat import chat_generation
-from penstock.gateway.openai.other_chat import other_chat
+from penstock.gateway.openai.chat import chat_generation, other_chat
 from penstock.gateway.openai.validation import WHAT_FITS, completion_generate_request
 from penstock.tokenizers import ANY_ROLE
 

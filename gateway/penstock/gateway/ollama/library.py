@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import ModelNotFoundError, UnsupportedError
-from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.requests import parse
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.ollama.models import Models, named_model

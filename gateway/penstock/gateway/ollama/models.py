@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.requests import parse
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import media_note
+from penstock.gateway.generating.requests import media_note
 from penstock.gateway.llm.dataplane import GenerateRequest as WantedText
 from penstock.gateway.llm.dataplane import ServedModel
 from penstock.gateway.llm.sampling import bounded

@@ -12,8 +12,8 @@ import msgspec
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.answer_shape import answer_shape, asked_budget
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.endpoint import GeneratingEndpoint
+from penstock.gateway.generating.endpoint import GeneratingEndpoint, OtherChat, chat_fields
+from penstock.gateway.generating.requests import parse
 from penstock.gateway.generating.streams import Collected, collect, collecting, stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
@@ -41,7 +41,6 @@ from penstock.gateway.openai.objects import (
     running_usage,
     spliced,
 )
-from penstock.gateway.openai.other_chat import present
 from penstock.gateway.openai.schemas import CHAT, ChatMessage, ChatRequest, StreamOptions
 from penstock.gateway.openai.tools import tool_use
 from penstock.gateway.openai.validation import chat_generate_request, kept_metadata, real_tier, with_metadata
@@ -281,3 +280,23 @@ def _choice(request: ChatRequest, index: int, collected: Collected) -> ChatChoic
 def _names_tool(request: ChatRequest) -> bool:
     choice = request.function_call if request.functions else request.tool_choice
     return isinstance(choice, dict) and not choice.keys().isdisjoint(("function", "custom", "name"))
+
+
+def other_chat(request: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> OtherChat:
+    """`messages` are as chat templates know them; those of `request` are not read."""
+    fields = msgspec.to_builtins(request)
+    shows = fields.pop("include_reasoning") is not False
+    most = fields.pop("max_completion_tokens")
+    if most is not None:
+        fields["max_tokens"] = most  # more servers know it by this name
+    if request.response_format is not None:
+        form = present(fields["response_format"])
+        if "json_schema" in form:
+            form["json_schema"] = present(form["json_schema"])
+        fields["response_format"] = form
+    return OtherChat(chat_fields(fields, messages), show_reasoning=shows)
+
+
+def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}

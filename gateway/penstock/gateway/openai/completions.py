@@ -9,8 +9,8 @@ from functools import partial
 import msgspec
 
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import parse
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
+from penstock.gateway.generating.requests import parse
 from penstock.gateway.generating.streams import Collected, collect, stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.choice_output import whole_characters

@@ -24,8 +24,8 @@ from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Stage
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
+from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat
+from penstock.gateway.generating.requests import parse
 from penstock.gateway.generating.streams import Collected, collect, stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings

@@ -13,8 +13,7 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.formats.model_files import read_json_if_any
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.answer_shape import check_tool_parser
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.default_model import language_model
+from penstock.gateway.generating.requests import language_model, parse
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane

@@ -10,8 +10,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.fair_tenant import fair_tenant
-from penstock.gateway.generating.token_inputs import texts_or_ids
+from penstock.gateway.generating.requests import fair_tenant, texts_or_ids
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.llm.prompts import truncation

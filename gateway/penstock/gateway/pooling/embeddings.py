@@ -11,7 +11,7 @@ import msgspec
 from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.token_inputs import texts_or_ids
+from penstock.gateway.generating.requests import texts_or_ids
 from penstock.gateway.pooling.endpoint import (
     MAX_INPUTS,
     PoolingEndpoint,

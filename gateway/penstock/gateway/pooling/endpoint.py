@@ -7,6 +7,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import ClassVar, Generic, TypeVar
 
 import msgspec
@@ -15,8 +16,7 @@ import numpy as np
 from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.default_model import default_model, no_model, with_model
+from penstock.gateway.generating.requests import RequestReader, default_model, parse
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.pooling.models import PoolingModel
@@ -103,31 +103,20 @@ class PoolingEndpoint(ABC, Generic[_R]):
     def __init__(self, plane: PoolingPlane, settings: AppSettings) -> None:
         self.plane = plane
         self._settings = settings
+        self._reader = RequestReader(settings, self._parse, attrgetter("model"), self._default_model, self.text_api)
 
     async def handle(self, exchange: Exchange) -> None:
         with exchange.call() as call:
             body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
             call.watch()
-            request = await self._own_request(exchange, body)
+            request = await self._reader.read(exchange, body)
             if request is None:
                 return
             exchange.read_deadline()
             await exchange.respond(200, await self.answer(request, exchange.context))  # type: ignore[arg-type]
 
-    async def _own_request(self, exchange: Exchange, body: bytes) -> PoolingRequest | None:
-        """The request for a model of this server; None when another server has answered it. Raises PenstockError."""
-        own_body = await self._settings.text_models.answer(exchange, self.text_api, body)
-        if own_body is None:
-            return None
-        try:
-            request = parse(own_body, self.schema, self.unsupported)
-            if not request.model:
-                raise no_model()
-        except InvalidRequestError as error:
-            context = exchange.context
-            named = with_model(own_body, error, context, lambda: self._default_model(context))
-            return await self._own_request(exchange, named)
-        return request
+    def _parse(self, body: bytes) -> PoolingRequest:
+        return parse(body, self.schema, self.unsupported)
 
     def _default_model(self, context: RequestContext) -> str:
         return default_model(self._settings, context, self.plane.names_with(self.needs), self.text_api or "")

@@ -12,15 +12,13 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, NotFoundError, UnsupportedError
 from penstock.gateway.errors import PreviousResponseError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
+from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint
+from penstock.gateway.generating.requests import parse
 from penstock.gateway.generating.streams import stream
-from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation, Usage
-from penstock.gateway.openai.chat import chat_generation
-from penstock.gateway.openai.other_chat import other_chat
+from penstock.gateway.openai.chat import chat_generation, other_chat
 from penstock.gateway.openai.validation import real_tier
 from penstock.gateway.responses.answer import ResponseObject
 from penstock.gateway.responses.background import BackgroundResponse, send_events

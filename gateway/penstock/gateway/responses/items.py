@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import media_note
+from penstock.gateway.generating.requests import media_note
 from penstock.gateway.responses.schemas import ContentPart, GivenItem, InputItem
 
 # `encrypted_content` of reasoning items: the text as an opaque string, for clients that keep the conversation

@@ -14,7 +14,7 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, NotFoundError
 from penstock.gateway.database import Database
 from penstock.gateway.errors import HttpError
-from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.requests import parse
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import page
 from penstock.gateway.openai.chat import ID_PREFIX, StoredChat

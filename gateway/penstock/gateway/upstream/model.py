@@ -21,7 +21,7 @@ from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettin
 from penstock.gateway.errors import UpstreamUnavailableError
 from penstock.gateway.front.context import RequestContext, until
 from penstock.gateway.front.record import Stage
-from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
+from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.adapters import CallCounter
 from penstock.gateway.llm.generation import Usage

@@ -37,7 +37,7 @@ def _body(**fields: Any) -> bytes:
 def _chat() -> Work:
     """A conversation of 9 messages of 200 characters."""
     from penstock.gateway.front.context import RequestContext
-    from penstock.gateway.generating.bodies import parse
+    from penstock.gateway.generating.requests import parse
     from penstock.gateway.http.settings import AppSettings
     from penstock.gateway.openai.messages import template_messages
     from penstock.gateway.openai.schemas import CHAT, ChatRequest
@@ -58,7 +58,7 @@ def _chat() -> Work:
 def _completion() -> Work:
     """A prompt of 1000 token ids."""
     from penstock.gateway.front.context import RequestContext
-    from penstock.gateway.generating.bodies import parse
+    from penstock.gateway.generating.requests import parse
     from penstock.gateway.http.settings import AppSettings
     from penstock.gateway.openai.schemas import COMPLETION, CompletionRequest
     from penstock.gateway.openai.validation import completion_generate_request

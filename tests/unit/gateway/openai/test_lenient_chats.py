@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.requests import parse
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
 from penstock.gateway.llm.models import ModelParsers

@@ -79,7 +79,7 @@ def _sections(routes: Iterable[Route]) -> dict[str, list[str]]:
 
 _NAME = re.compile(r"{(\w+)}")
 _REF = "#/components/schemas/{name}"
-_TEXT: Mapping[str, Any] = {"schema": {"type": "string"}}
+_PLAIN: Mapping[str, Any] = {"schema": {"type": "string"}}
 _INTEGER: Mapping[str, Any] = {"schema": {"type": "integer"}}
 _QUERY: Mapping[str, Mapping[str, Any]] = {
     "include": {"schema": {"type": "array", "items": {"type": "string"}}},
@@ -138,7 +138,7 @@ def _operation(path: str, body: dict[str, Any] | None, query: Sequence[str] = ()
     names = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _NAME.findall(path)
     ]
-    names += [{"name": name, "in": "query", **_QUERY.get(name, _TEXT)} for name in query]
+    names += [{"name": name, "in": "query", **_QUERY.get(name, _PLAIN)} for name in query]
     operation: dict[str, Any] = {"responses": _ANSWERS}
     if names:
         operation["parameters"] = names

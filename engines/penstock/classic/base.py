@@ -240,6 +240,10 @@ class AsyncInstance(ABC):
     @abstractmethod
     async def unload(self) -> None: ...
 
+    def kill(self) -> None:
+        """Ends what it executes, if it can be ended, so that `unload`, which follows, need not wait for it."""
+        return
+
     @property
     def says_ready(self) -> bool:
         """What the model's own code answers when someone asks whether it is ready. It is only passed on."""

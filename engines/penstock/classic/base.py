@@ -59,6 +59,22 @@ class CancellableStream(ABC):
         """False: it cannot be asked, only closed. Idempotent."""
 
 
+class PacedStream(ABC):
+    """A ResponseStream whose model can be made to wait for its reader."""
+
+    @abstractmethod
+    def pace(self) -> None:
+        """From now on who sends waits while much is unread: for readers that are models themselves, and for long
+        streams. To be called before the event loop turns."""
+
+
+def paced(stream: ResponseStream) -> ResponseStream:
+    """The same stream, which waits for its reader if it can."""
+    if isinstance(stream, PacedStream):
+        stream.pace()
+    return stream
+
+
 class PushedStream(ABC):
     """A ResponseStream that can also call its reader: that saves the resumption of a task for each response."""
 
@@ -171,6 +187,16 @@ class InferCall(Protocol):
     def reschedule(self) -> None:
         """Has it executed again in a later batch, instead of its end. During `execute`, for models with
         `iterative_sequence`."""
+        ...
+
+    @property
+    def paced(self) -> bool:
+        """Who sends many responses should wait for the reader, from time to time."""
+        ...
+
+    async def has_room(self) -> None:
+        """Returns when not too much is unread, or the reader has not read for long. On the event loop. A thread that
+        sends need not call it: `send` waits."""
         ...
 
 

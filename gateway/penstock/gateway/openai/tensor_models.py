@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.classic.base import InferModel
+from penstock.classic.base import InferModel, paced
 from penstock.classic.caching.cached_model import uncached
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
@@ -285,7 +285,7 @@ async def _responses(model: InferModel, request: InferRequest) -> AsyncGenerator
     if not model.signature.decoupled:
         yield await model.infer(request)
         return
-    responses = model.stream(request)
+    responses = paced(model.stream(request))
     try:
         async for response in responses:
             yield response

@@ -9,12 +9,12 @@ computation f32: the plain operations would round scores to bf16, which is off b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
 
+from penstock.engines.openvino.decoder_spec import Attention
 from penstock.engines.openvino.graph_nodes import f32, i32, i64, scaled
 from penstock.engines.openvino.weights import Node
 
@@ -23,20 +23,8 @@ _TILE = 64
 _TABLES = ("past_lens", "subsequence_begins", "block_indices_begins")
 
 
-@dataclass(frozen=True)
-class CappedHeads:
-    """`cap`: no score is farther from zero. `window`: tokens that a token sees, with itself; 0: all before it."""
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    scale: float
-    cap: float
-    window: int
-
-
 def capped_attention(
-    written: Node, q: Node, caches: Sequence[Node], inputs: Mapping[str, Node], shape: CappedHeads
+    written: Node, q: Node, caches: Sequence[Node], inputs: Mapping[str, Node], shape: Attention
 ) -> Node:
     """[T, heads * head_size]. `written`: the result of paged attention over the same tokens; `q`, `caches`, `inputs`:
     as it has them."""
@@ -46,7 +34,7 @@ def capped_attention(
     nothing = ops.multiply(ops.gather(ops.shape_of(written, "i32"), i64([0]), i64(0)), i32(0))
     blocks = ops.add(inputs["block_indices"], nothing)
     outer = {name: inputs[name] for name in _TABLES}
-    outer |= {"q": scaled(q, shape.scale / shape.cap), "tiles": tiles, "tile_ends": ops.cum_sum(tiles, i32(0))}
+    outer |= {"q": scaled(q, shape.scale / shape.score_cap), "tiles": tiles, "tile_ends": ops.cum_sum(tiles, i32(0))}
     # The loop copies what it is given: so it gets the blocks of this step, not the whole caches.
     outer |= {name: ops.gather(cache, blocks, i64(0)) for name, cache in zip(("keys", "values"), caches, strict=True)}
     inner = {name: _parameter_like(node) for name, node in outer.items()}
@@ -64,7 +52,7 @@ def capped_attention(
     return loop.get_iter_value(done_more.output(0), -1)
 
 
-def _tile(number: Node, inputs: Mapping[str, Node], shape: CappedHeads) -> tuple[Node, Node]:
+def _tile(number: Node, inputs: Mapping[str, Node], shape: Attention) -> tuple[Node, Node]:
     """Which of the step's tokens the tile has, and their attention [n, heads * head_size]."""
     ends = inputs["tile_ends"]
     request = ops.reduce_sum(ops.convert(ops.less_equal(ends, number), "i32"), i64([0]), False)
@@ -79,17 +67,17 @@ def _tile(number: Node, inputs: Mapping[str, Node], shape: CappedHeads) -> tuple
     begin_block, end_block = (ops.unsqueeze(bound, i64(0)) for bound in bounds)
     own = [ops.slice(inputs[name], begin_block, end_block, i32([1]), i32([0])) for name in ("keys", "values")]
     keys, values = (_by_head(blocks, num_keys, shape) for blocks in own)
-    group, d = shape.heads // shape.kv_heads, shape.head_size
-    q = ops.reshape(ops.gather(inputs["q"], places, i64(0)), i64([0, shape.kv_heads, group, d]), True)
-    q = ops.reshape(ops.transpose(q, i64([1, 2, 0, 3])), i64([shape.kv_heads, -1, d]), False)
-    scores = ops.multiply(ops.tanh(ops.matmul(q, keys, False, True)), f32(shape.cap))
+    group, d = shape.num_heads // shape.num_kv_heads, shape.head_dim
+    q = ops.reshape(ops.gather(inputs["q"], places, i64(0)), i64([0, shape.num_kv_heads, group, d]), True)
+    q = ops.reshape(ops.transpose(q, i64([1, 2, 0, 3])), i64([shape.num_kv_heads, -1, d]), False)
+    scores = ops.multiply(ops.tanh(ops.matmul(q, keys, False, True)), f32(shape.score_cap))
     sees = _mask(ops.add(places, past), ops.range(i32(0), num_keys, i32(1), "i32"), shape.window)
     length = ops.unsqueeze(num_keys, i64(0))
-    by_query = ops.concat([i32([shape.kv_heads, group, -1]), length], 0)
+    by_query = ops.concat([i32([shape.num_kv_heads, group, -1]), length], 0)
     scores = ops.select(sees, ops.reshape(scores, by_query, False), f32(np.finfo(np.float32).min))
-    shares = ops.reshape(ops.softmax(scores, -1), ops.concat([i32([shape.kv_heads, -1]), length], 0), False)
-    y = ops.reshape(ops.matmul(shares, values, False, False), i64([shape.heads, -1, d]), False)
-    return places, ops.reshape(ops.transpose(y, i64([1, 0, 2])), i64([-1, shape.heads * d]), False)
+    shares = ops.reshape(ops.softmax(scores, -1), ops.concat([i32([shape.num_kv_heads, -1]), length], 0), False)
+    y = ops.reshape(ops.matmul(shares, values, False, False), i64([shape.num_heads, -1, d]), False)
+    return places, ops.reshape(ops.transpose(y, i64([1, 0, 2])), i64([-1, shape.num_heads * d]), False)
 
 
 def _mask(queries: Node, keys: Node, window: int) -> Node:
@@ -99,11 +87,11 @@ def _mask(queries: Node, keys: Node, window: int) -> Node:
     return ops.logical_and(sees, ops.less(distance, i32(window))) if window else sees
 
 
-def _by_head(blocks: Node, num_keys: Node, shape: CappedHeads) -> Node:
+def _by_head(blocks: Node, num_keys: Node, shape: Attention) -> Node:
     """[blocks, kv_heads, tokens, head_size] of the cache as [kv_heads, num_keys, head_size] f32. What lies behind the
     newest token in a block may be anything, also NaN."""
     y = ops.transpose(blocks, i64([1, 0, 2, 3]))
-    y = ops.reshape(y, i64([shape.kv_heads, -1, shape.head_size]), False)
+    y = ops.reshape(y, i64([shape.num_kv_heads, -1, shape.head_dim]), False)
     y = ops.slice(y, i32([0]), ops.unsqueeze(num_keys, i64(0)), i32([1]), i32([1]))
     return ops.convert(y, "f32")
 

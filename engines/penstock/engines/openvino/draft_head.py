@@ -81,7 +81,7 @@ def open_mtp(config: OpenVINOConfig, settings: Mapping[str, Any], target: Decode
     if count != 1:
         raise UnsupportedError(f"config.json has num_nextn_predict_layers={str(count)[:50]}; one layer is supported")
     names = replace(target.names, layers=MTP_LAYERS)
-    decoder = replace(target, num_layers=1, ropes=target.ropes[:1], sliding_windows=(0,), names=names)
+    decoder = replace(target, layers=target.layers[:1], names=names)
     shared = (names.embedding + ".weight", names.head + ".weight")
 
     def rename(name: str) -> str | None:

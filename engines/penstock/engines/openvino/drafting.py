@@ -108,7 +108,7 @@ def _check_draft_model(draft: DecoderSpec, target: DecoderSpec) -> None:
 
 
 def _check_windows(words: str, spec: DecoderSpec) -> None:
-    if any(spec.sliding_windows):
+    if any(spec.windows):
         raise UnsupportedError(f"{words} has layers with sliding windows")
 
 

@@ -153,7 +153,7 @@ def load_files(config: OpenVINOConfig, files: DecoderFiles, report: Report) -> L
         compiled, matrices, projections = _compile(files, plans, report, numerics, integers)
         kept = "as stored" if config.weights == "auto" else str(config.weights)
         types = _types(numerics, kept)
-        groups = group_layers(spec.sliding_windows)
+        groups = group_layers(spec.windows)
         loaded = _loaded(
             config,
             compiled,
@@ -288,8 +288,8 @@ def _numerics(config: OpenVINOConfig, files: DecoderFiles, integers: str | None)
     facts = ModelFacts(
         integers=integers is not None,
         all_integers=config.weights in QUANTIZED and not files.checkpoint.has_mxfp4,
-        head_size=files.spec.head_dim,
-        is_capped=bool(files.spec.score_cap),
+        head_size=files.spec.layers[0].mixer.head_dim,
+        is_capped=any(layer.mixer.score_cap for layer in files.spec.layers),
     )
     return settle(Wish.of(config), facts)
 

@@ -22,8 +22,8 @@ from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig
 from penstock.engines.openvino.device import all_threads, compile_encoder
-from penstock.engines.openvino.loading_memory import mapped_pages_released
 from penstock.engines.openvino.numerics import ModelFacts, Wish
+from penstock.engines.openvino.process_memory import mapped_pages_released
 from penstock.engines.openvino.trials import settle
 from penstock.engines.openvino.weights import Weights, open_weights
 

@@ -11,7 +11,7 @@ from penstock.engines.openvino.decoder import DecoderBuilder, check_all_used
 from penstock.engines.openvino.decoder_inputs import FEATURES
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.graph_nodes import i64
-from penstock.engines.openvino.lora_graph import Projection
+from penstock.engines.openvino.lora import Projection
 from penstock.engines.openvino.weights import Node, Weights
 
 HeadGraph = tuple[ov.Model, dict[str, Projection]]

@@ -19,9 +19,9 @@ from penstock.engines.kit.cache_size import num_blocks
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.drafting import draft_model_of, load_drafts, open_drafts
-from penstock.engines.openvino.huge_pages import collapse_filled_memory
 from penstock.engines.openvino.loaded_decoder import load_decoder
 from penstock.engines.openvino.lora import Pairs
+from penstock.engines.openvino.process_memory import collapse_filled_memory
 from penstock.kvcache import KVGroup
 
 _COLLAPSE_SECONDS = 3.0

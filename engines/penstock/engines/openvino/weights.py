@@ -25,19 +25,17 @@ from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.quantized.schemes import QuantizedTensor
 from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.host.user_cache import user_cache
-from penstock.engines.openvino.carried import (
+from penstock.engines.openvino.checkpoint import Checkpoint, Tensor
+from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
+from penstock.engines.openvino.quantization import (
+    GROUP,
     beyond_float16,
     carried_groups,
     carried_rows,
     column_order,
     is_rows,
-    obstacle,
-)
-from penstock.engines.openvino.checkpoint import Checkpoint, Tensor
-from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
-from penstock.engines.openvino.quantization import (
-    GROUP,
     keeps_8_bits,
+    obstacle,
     quantize_groups,
     quantize_rows,
     row_chunks,

@@ -16,8 +16,7 @@ from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.memory import parse_memory
 from penstock.engines.offload import READING_BYTES, WRITING_BYTES
 from penstock.engines.openvino.config import QUANTIZED, WeightsType
-from penstock.engines.openvino.kv_types import QUANTIZED_KV, quantized_bytes
-from penstock.engines.openvino.numerics import ModelFacts, Numerics, Wish
+from penstock.engines.openvino.numerics import QUANTIZED_KV, ModelFacts, Numerics, Wish, quantized_bytes
 from penstock.engines.openvino.trials import predict
 from penstock.engines.registry import EngineSpec
 from penstock.engines.vllm.versions import is_cpu_build

@@ -1,22 +1,68 @@
-"""Attention whose scores are capped, cap * tanh(score / cap), as Gemma 2 has it.
+"""Paged attention in a graph: the plugin's, and around it one whose scores are capped, as Gemma 2 has it.
 
-The plugin's paged attention cannot cap scores. It still writes keys and values into the cache; its result is thrown
-away, and plain operations compute attention from the cache, in a loop over tiles: some queries of one request. Block
-tables, windows, prefix hits and offload are those of any other layer. Keys and values have to be floats, and the
+The plugin's paged attention cannot cap scores. For that it still writes keys and values into the cache; its result is
+thrown away, and plain operations compute attention from the cache, in a loop over tiles: some queries of one request.
+Block tables, windows, prefix hits and offload are those of any other layer. Keys and values have to be floats, and the
 computation f32: the plain operations would round scores to bf16, which is off by 0.125 at 50.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
+from openvino.op import _PagedAttentionExtension as PagedAttention
 
 from penstock.engines.openvino.decoder_spec import Attention
 from penstock.engines.openvino.graph_nodes import f32, i32, i64, scaled
 from penstock.engines.openvino.weights import Node
+
+
+def paged_attention(
+    qkv: Sequence[Node],
+    caches: Sequence[Node],
+    inputs: Mapping[str, Node],
+    *,
+    kv_heads: int,
+    head_size: int,
+    scale: float,
+    window: int = 0,
+    slopes: Sequence[float] = (),
+    sinks: Node | None = None,
+) -> Node:
+    """[T, heads * head_size], as are the queries; keys and values are [T, kv_heads * head_size]. `caches`: of keys and
+    of values. `inputs`: `decoder_inputs.GROUP_INPUTS` and subsequence_begins. `window`: tokens that a token sees, with
+    itself; 0: all before it. `slopes` of ALiBi, and `sinks` [1, heads, 1, 1], for each head; none by default."""
+    ints, floats = i32([]), f32([])
+    operands = [*qkv, *caches, inputs["past_lens"], inputs["subsequence_begins"]]
+    operands += [inputs["block_indices"], inputs["block_indices_begins"], f32(scale), i32(window)]
+    operands += [f32(slopes), inputs["max_context_len"]]
+    # The op's optional parts, most of them empty: score aggregation, cache rotation, xattention, eviction ...
+    operands += [ints, ints, ints, floats, floats, i32(0), i32(0)]
+    operands += [f32(np.zeros((0, 0, 0, 0))) if sinks is None else sinks]
+    operands += [i32(0), ints, ints, ints, ints, ops.constant(np.zeros(0, np.uint8)), ints]
+    attention = PagedAttention([operand.output(0) for operand in operands])
+    for kind in ("k", "v"):
+        attention.get_rt_info()[f"num_{kind}_heads"] = kv_heads
+        attention.get_rt_info()[f"{kind}_head_size"] = head_size
+    return attention.output(0)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """By which a head's scores fall with each token of distance. Powers of one number; with a number of heads that is
+    no power of two, the rest comes from the powers for twice as many heads, every other one."""
+    whole = 1 << (heads.bit_length() - 1)
+    rest = _powers(2 * whole)[::2][: heads - whole]
+    return _powers(whole) + rest
+
+
+def _powers(heads: int) -> list[float]:
+    base = 2.0 ** -(2.0 ** -(math.log2(heads) - 3))
+    return [base**n for n in range(1, heads + 1)]
+
 
 _TILE = 64
 """Queries that are computed together. It bounds the memory for scores: heads * 64 * context floats."""

@@ -19,8 +19,8 @@ from penstock.engines.kit.layer_groups import LayerGroup
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import QUANTIZED, WeightsType
 from penstock.engines.openvino.decoder_spec import DecoderSpec
-from penstock.engines.openvino.device import ThreadPlan, compile_encoder
-from penstock.engines.openvino.numerics import Dtype, Numerics
+from penstock.engines.openvino.device import ThreadPlan, compile_graph
+from penstock.engines.openvino.numerics import Dtype, IntegersType, Numerics
 from penstock.engines.openvino.weights import Weights
 
 _BITS = {"bf16": 16, "f16": 16, "f32": 32}
@@ -131,7 +131,7 @@ def product_speeds(
         dtype=cast(Dtype, work.precision),
         activations=work.activations,
         kv=None,
-        integers=work.weights in QUANTIZED,
+        integers=cast(IntegersType, work.weights) if work.weights in QUANTIZED else None,
     )
     request = _compile(numerics, cast(WeightsType, work.weights), threads).create_infer_request()
     request.set_input_tensor(ov.Tensor(np.random.default_rng(1).standard_normal((_ROWS, _SIZE), np.float32)))
@@ -149,7 +149,7 @@ def _compile(numerics: Numerics, kept: WeightsType, threads: int) -> Any:
         for _ in range(_PRODUCTS):
             x = weights.project(x, _NAME, (_SIZE, _SIZE))
         model = ov.Model([ops.result(x)], [given], "products")
-        return compile_encoder(ov.Core(), model, numerics, threads)
+        return compile_graph(ov.Core(), model, numerics, ThreadPlan(threads), has_experts=False)
 
 
 def _write_matrix(path: Path) -> None:

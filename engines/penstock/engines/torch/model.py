@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from penstock.engines.kit.batch import Batch, Int32s, Ints, Outputs
-from penstock.engines.torch.attention import attach
+from penstock.engines.torch.attention import PagedAttention, Step, attach, make_step
 from penstock.engines.torch.kv_cache import TorchKVCache
 from penstock.engines.torch.lora import TorchAdapters, UsedAdapter
-from penstock.engines.torch.paged import PagedAttention
-from penstock.engines.torch.step import Step, make_step
 
 
 class PagedModel:

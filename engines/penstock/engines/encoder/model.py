@@ -9,11 +9,9 @@ import numpy as np
 import openvino as ov
 
 from penstock.engines.contract.loading import Loading, Report, silent
-from penstock.engines.encoder.exported import build_exported
-from penstock.engines.encoder.graph import build_encoder
-from penstock.engines.encoder.layout import batch_inputs
-from penstock.engines.encoder.outline import EncoderOutline, outline_of
-from penstock.engines.encoder.sentence_files import SentenceRecipe
+from penstock.engines.encoder.graph import build_encoder, build_exported
+from penstock.engines.encoder.model_folder import EncoderOutline, SentenceRecipe, outline_of
+from penstock.engines.encoder.rows import batch_inputs
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.model_files import read_json

@@ -18,12 +18,12 @@ from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.gguf.files import gguf_files, read_tensors
 from penstock.engines.formats.gguf.tensors import BlockTensor
 from penstock.engines.formats.model_files import weight_files
-from penstock.engines.formats.quantized.codebook import CodebookTensor
+from penstock.engines.formats.model_settings import text_name
+from penstock.engines.formats.quantized.bitsandbytes import CodebookTensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
 from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.quantized.schemes import QuantizedTensor, Scheme
 from penstock.engines.formats.safetensors_file import StoredTensor, read_safetensors
-from penstock.engines.formats.text_part import text_name
 from penstock.engines.host.content_digest import content_digest, file_state
 from penstock.engines.openvino.numerics import StoredTypes
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from penstock.engines.contract.loading import Report
 from penstock.engines.errors import PenstockError, UnsupportedError
-from penstock.engines.formats.draft_heads import has_mtp_head, is_eagle3
-from penstock.engines.formats.exported_graph import exported_graph
-from penstock.engines.formats.model_files import read_json
+from penstock.engines.formats.model_files import exported_graph, read_json
+from penstock.engines.formats.model_settings import has_mtp_head, is_eagle3
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.kit.batch import Ints
 from penstock.engines.kit.cache_size import max_model_len

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.formats.model_settings import TEXT_PARTS, text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
-from penstock.engines.formats.text_part import TEXT_PARTS, text_settings
 from penstock.engines.kit.cache_size import check_model_sizes
 from penstock.engines.openvino import families_dense, families_experts  # noqa: F401  they register themselves
 from penstock.engines.openvino.decoder_spec import DecoderSpec

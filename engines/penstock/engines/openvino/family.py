@@ -1,4 +1,4 @@
-"""Tools for families of decoders: config.json's usual settings as a plain decoder, and changes to its layers.
+"""Parts of families of decoders: config.json's usual settings as a plain decoder, and changes to its layers.
 
 A family is a function from config.json to a `DecoderSpec`. Most take the plain decoder, or another family's, and change
 fields of it.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.formats.context_length import context_length
+from penstock.engines.formats.model_settings import context_length
 from penstock.engines.kit.cache_size import check_model_sizes
 from penstock.engines.openvino.decoder_spec import MLP, Activation, Attention, DecoderSpec, Experts, LayerSpec
 from penstock.engines.openvino.rope import Rope, parse_rope

@@ -15,10 +15,9 @@ import openvino as ov
 from penstock.engines import __version__
 from penstock.engines.contract.loading import Loading, Report
 from penstock.engines.contract.model_info import ModelWork
-from penstock.engines.formats.exported_graph import exported_graph, graph_key, weights_of
-from penstock.engines.formats.model_files import eos_token_ids, read_json
+from penstock.engines.formats.model_files import eos_token_ids, exported_graph, graph_key, read_json, weights_of
+from penstock.engines.formats.model_settings import text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
-from penstock.engines.formats.text_part import text_settings
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables, Ints
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len

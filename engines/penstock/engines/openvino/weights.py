@@ -19,7 +19,7 @@ from openvino.op import Constant
 
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.formats.quantized.float8 import Float8Tensor
+from penstock.engines.formats.quantized.fp8 import Float8Tensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
 from penstock.engines.formats.quantized.mxfp4 import GROUP as MXFP4_GROUP
 from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor

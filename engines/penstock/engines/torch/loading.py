@@ -1,7 +1,7 @@
 """Loading: from a folder to a transformers model whose attention is ours.
 
-Only config.json and safetensors are read, and nothing that runs code: transformers is told not to trust remote code, and
-what could ask it to run some is refused here, before it sees the folder (CVE-2026-4372:
+Only config.json and safetensors are read, and nothing that runs code: transformers is told not to trust remote code,
+and what could ask it to run some is refused here, before it sees the folder (CVE-2026-4372:
 `_attn_implementation_internal` in config.json fetched kernels from a hub).
 """
 
@@ -23,8 +23,8 @@ from transformers.utils import logging
 
 from penstock.engines.contract.loading import Loading, Report
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.formats.context_length import context_length, rope_settings
 from penstock.engines.formats.model_files import INDEX, SINGLE, read_json, real_path, weight_files
+from penstock.engines.formats.model_settings import context_length, rope_settings
 from penstock.engines.formats.safetensors_file import read_header
 from penstock.engines.torch.attention import ATTENTION, register
 

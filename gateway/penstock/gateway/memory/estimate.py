@@ -25,7 +25,7 @@ from penstock.engines.openvino.numerics import (
 )
 from penstock.engines.openvino.trials import predict
 from penstock.engines.registry import EngineSpec
-from penstock.engines.vllm.versions import is_cpu_build
+from penstock.engines.vllm.contract import is_cpu_build
 from penstock.gateway.memory.demand import CacheWish, Demand, MemoryNeeds
 from penstock.gateway.memory.model_shape import FLOAT_BYTES, ModelShape, StoredSize, read_shape, stored_sizes
 

@@ -1,5 +1,5 @@
-"""`engine_args`, settings of vLLM's own by the names of its EngineArgs, and models that it runs but that cannot be driven
-through our block tables. Imports nothing of vLLM."""
+"""`engine_args`, settings of vLLM's own by the names of its EngineArgs, and models that it runs but that cannot be
+driven through our block tables. Imports nothing of vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint by the matrix that they belong to."""
+"""Settings of a quantized checkpoint, and its tensors by the matrix that they belong to."""
 
 from __future__ import annotations
 

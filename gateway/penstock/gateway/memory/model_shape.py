@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
-from penstock.engines.formats.context_length import context_length
-from penstock.engines.formats.draft_heads import is_eagle3
-from penstock.engines.formats.exported_graph import exported_graph, weights_of
 from penstock.engines.formats.gguf.files import gguf_files, read_parts
-from penstock.engines.formats.model_files import read_json, weight_files
+from penstock.engines.formats.model_files import exported_graph, read_json, weight_files, weights_of
+from penstock.engines.formats.model_settings import context_length, is_eagle3, text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.formats.safetensors_file import Described, read_header
-from penstock.engines.formats.text_part import text_settings
 
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 _WORDS = (".qweight", ".weight_packed")

@@ -28,8 +28,8 @@ from penstock.engines.host.black_box import StepRing, unrecorded
 from penstock.engines.offload.opening import OffloadTier, offload_tier
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_idle, check_integrity
+from penstock.engines.scheduler.running import StepUnderWay
 from penstock.engines.scheduler.scheduler import Scheduler
-from penstock.engines.scheduler.step import StepUnderWay
 from penstock.kvcache import IntegrityError, KVCacheManager
 
 if TYPE_CHECKING:

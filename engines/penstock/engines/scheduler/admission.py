@@ -8,9 +8,8 @@ from functools import partial
 from penstock.engines.scheduler.drafts import DraftModelGuesses, Guesser, PredictedOutput, PromptLookup
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.prefetch import Prefetches
-from penstock.engines.scheduler.request import Request, Run
-from penstock.engines.scheduler.running import RunningRequests
-from penstock.engines.scheduler.step import StepUnderWay
+from penstock.engines.scheduler.request import Request
+from penstock.engines.scheduler.running import Run, RunningRequests, StepUnderWay
 from penstock.kvcache import BlockHash, BlockTables, HashChain, KVCacheManager
 
 _MAX_RESERVE_SHIFT = 16

@@ -6,8 +6,7 @@ import math
 
 from penstock.engines.scheduler.budget import StepBudget
 from penstock.engines.scheduler.queues import RequestQueue
-from penstock.engines.scheduler.request import Run
-from penstock.engines.scheduler.running import RunningRequests
+from penstock.engines.scheduler.running import Run, RunningRequests
 
 _LATELY = 2.0
 """Seconds after a request in which the next one is likely to come."""

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.contract.step import Drafting, SchedulerOutput
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.request import Request, Run
+from penstock.engines.scheduler.request import Request
+from penstock.engines.scheduler.running import Run
 
 _PROMPT_FLOOR = 32
 """Tokens that prompts get of every step, even if those that generate take longer than the target by themselves."""

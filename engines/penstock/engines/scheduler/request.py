@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from penstock.engines.contract.messages import (
     AddRequest,
@@ -17,7 +18,10 @@ from penstock.engines.contract.messages import (
 )
 from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.drafts import Guesser
-from penstock.kvcache import BlockTables, HashChain, Retention
+from penstock.kvcache import HashChain, Retention
+
+if TYPE_CHECKING:
+    from penstock.engines.scheduler.running import Run
 
 _MAX_TRACED_CHUNKS = 128
 
@@ -183,47 +187,3 @@ class Request:
         for request in followers:
             request.leader = None
         return followers
-
-
-class Run:
-    """A request's state while it runs: from its seat on, until no step writes for it.
-
-    The invariant that scheduling rests on: `num_computed_tokens` catches up with the request's known and pending
-    tokens. What a step computes is some of the difference, whether that is a prompt, a part of one, the newest token,
-    or everything after a preemption.
-    """
-
-    __slots__ = ("forced", "has_seat", "id", "last_step", "num_computed_tokens", "request", "tables", "verifies")
-
-    def __init__(self, request: Request, tables: BlockTables, num_computed_tokens: int) -> None:
-        self.id = request.id
-        self.request = request
-        self.tables = tables
-        self.has_seat = True
-        """False once the request ended or was preempted."""
-        self.num_computed_tokens = num_computed_tokens
-        """Steps under way included."""
-        self.last_step = 0
-        """Number of the newest step that computes tokens of it."""
-        self.verifies = False
-        """A step under way verifies guesses for it: how many tokens that gives is not known yet."""
-        self.forced: Sequence[int] = ()
-        """The tokens behind `request.token_ids`, as far as its grammar leaves no choice."""
-
-    @property
-    def num_pending_tokens(self) -> int:
-        """Tokens behind `request.token_ids` that steps under way will add: one if all known tokens are computed, and
-        forced ones. Not for a run that `verifies`."""
-        return max(0, self.num_computed_tokens + 1 - self.request.num_tokens)
-
-    def verified(self, start: int, num_tokens: int) -> int:
-        """A step that computed from `start` on has given so many tokens: those guesses that were right, and the token
-        behind them. Returns up to where the request's known tokens are computed now."""
-        self.verifies = False
-        self.num_computed_tokens = start + num_tokens
-        return min(self.num_computed_tokens, self.request.num_tokens)
-
-    def rewind(self, num_computed_tokens: int) -> None:
-        """Forgets steps under way: their tokens will be computed again."""
-        self.num_computed_tokens = num_computed_tokens
-        self.verifies = False

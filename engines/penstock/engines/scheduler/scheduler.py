@@ -27,9 +27,8 @@ from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, Guesser, Predicted
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.prefetch import Prefetches
 from penstock.engines.scheduler.queues import Policy
-from penstock.engines.scheduler.request import Request, RequestStatus, Run
-from penstock.engines.scheduler.running import RunningRequests
-from penstock.engines.scheduler.step import StepUnderWay
+from penstock.engines.scheduler.request import Request, RequestStatus
+from penstock.engines.scheduler.running import Run, RunningRequests, StepUnderWay
 from penstock.engines.scheduler.trials import Trials
 from penstock.kvcache import BlockTables, KVCacheManager, largest_chunk
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from penstock.engines.scheduler.request import Run
+from penstock.engines.scheduler.running import Run
 
 
 class Trials:

@@ -16,7 +16,7 @@ from penstock.engines.kit.batch import Outputs
 from penstock.engines.kit.request_table import RequestTable
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.scheduler.budget import Plan
-from penstock.engines.scheduler.request import Run
+from penstock.engines.scheduler.running import Run
 
 
 class Watch:

@@ -13,7 +13,8 @@ from penstock.engines.scheduler.budget import _PROMPT_FLOOR, Pace, StepBudget
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.drafts import DraftModelGuesses
 from penstock.engines.scheduler.queues import Policy
-from penstock.engines.scheduler.request import Request, Run
+from penstock.engines.scheduler.request import Request
+from penstock.engines.scheduler.running import Run
 from penstock.kvcache import BlockTables
 from unit.engines.scheduler.harness import FIRST, Rig, make_rig
 

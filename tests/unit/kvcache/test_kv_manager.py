@@ -14,8 +14,8 @@ from penstock.kvcache import (
     KVGroup,
     largest_chunk,
 )
-from penstock.kvcache.groups import blocks_of_request
 from penstock.kvcache.hashing import group_key
+from penstock.kvcache.table import blocks_of_request
 
 ALL = 1000
 """A chunk that is never the limit."""

@@ -22,8 +22,8 @@ from penstock.kvcache import (
     KVGroup,
     Retention,
 )
-from penstock.kvcache.groups import blocks_of_request
 from penstock.kvcache.retention import Mark
+from penstock.kvcache.table import blocks_of_request
 from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings
 
 pytestmark = MACHINE_TIMEOUT

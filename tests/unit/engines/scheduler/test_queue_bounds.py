@@ -17,7 +17,7 @@ from penstock.engines.scheduler.queues import KeyedQueue, Policy, make_queue
 from penstock.engines.scheduler.request import Request
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import KVGroup
-from penstock.kvcache.computing_prompts import ComputingPrompts
+from penstock.kvcache.prefixes import ComputingPrompts
 from unit.engines.scheduler.harness import Rig, alone, make_rig
 
 INFO = ModelInfo(

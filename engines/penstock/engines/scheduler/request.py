@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from penstock.engines.contract.messages import (
     AddRequest,
@@ -16,12 +15,9 @@ from penstock.engines.contract.messages import (
     SamplingParams,
     TokenLogprobs,
 )
-from penstock.engines.scheduler.compilation import Compilation
-from penstock.engines.scheduler.drafts import Guesser
-from penstock.kvcache import HashChain, Retention
-
-if TYPE_CHECKING:
-    from penstock.engines.scheduler.running import Run
+from penstock.engines.scheduler.guessers import Guesser
+from penstock.engines.scheduler.pending import Compilation, Pending
+from penstock.kvcache import BlockTables, HashChain, Retention
 
 _MAX_TRACED_CHUNKS = 128
 
@@ -51,12 +47,14 @@ class Request:
         "first_scheduled",
         "followers",
         "grammar",
+        "guesser",
         "id",
         "key",
         "leader",
-        "lookup",
+        "looks_ahead",
         "max_num_tokens",
         "min_num_tokens",
+        "needs",
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -81,7 +79,7 @@ class Request:
         message: AddRequest,
         seed: int,
         stop: frozenset[int],
-        grammar: Compilation | None = None,
+        needs: Sequence[Pending] = (),
     ) -> None:
         wanted, prompt, output = message.params, message.prompt_token_ids, message.output_token_ids
         params = SamplingParams(max_tokens=1) if isinstance(wanted, PoolingParams) else wanted
@@ -109,8 +107,10 @@ class Request:
         self.cache_salt = message.cache_salt
         self.retention = Retention(message.cache_retention, message.tenant) if message.cache_retention else None
         self.adapter = message.adapter
-        self.grammar = grammar
-        """Of `params.grammar`; the request waits until it is compiled."""
+        self.needs = needs
+        """What it waits for before it can run, as far as that is known from its arrival on."""
+        self.grammar = next((need for need in needs if isinstance(need, Compilation)), None)
+        """Of `params.grammar`."""
         self.status = RequestStatus.WAITING
         self.key: tuple[float, int] = (0.0, request_id)
         """The policy's order, fixed at arrival: lower runs first, and the highest is preempted first. That it never
@@ -123,8 +123,9 @@ class Request:
         """Samples that will fork from this one once its prompt is computed."""
         self.leader: Request | None = None
         """The sample that this one follows, until it has forked."""
-        self.lookup: Guesser | None = None
-        """Guesses its next tokens, where that is switched on."""
+        self.looks_ahead = False
+        """Its next tokens are guessed, or a grammar may force them (`Speculation`)."""
+        self.guesser: Guesser | None = None
         self.first_scheduled: float | None = None
         self.num_preemptions = 0
         self.num_shortages = 0
@@ -134,6 +135,14 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.chunks: list[PromptChunk] | None = [] if message.traced else None
         """What steps computed of its prompt, for traced requests."""
+
+    @property
+    def pending(self) -> Pending | None:
+        """What it has to wait for first, of its `needs`."""
+        for need in self.needs:
+            if need.is_pending:
+                return need
+        return None
 
     @property
     def scores_prompt(self) -> bool:
@@ -187,3 +196,47 @@ class Request:
         for request in followers:
             request.leader = None
         return followers
+
+
+class Run:
+    """A request's state while it runs: from its seat on, until no step writes for it.
+
+    The invariant that scheduling rests on: `num_computed_tokens` catches up with the request's known and pending
+    tokens. What a step computes is some of the difference, whether that is a prompt, a part of one, the newest token,
+    or everything after a preemption.
+    """
+
+    __slots__ = ("forced", "has_seat", "id", "last_step", "num_computed_tokens", "request", "tables", "verifies")
+
+    def __init__(self, request: Request, tables: BlockTables, num_computed_tokens: int) -> None:
+        self.id = request.id
+        self.request = request
+        self.tables = tables
+        self.has_seat = True
+        """False once the request ended or was preempted."""
+        self.num_computed_tokens = num_computed_tokens
+        """Steps under way included."""
+        self.last_step = 0
+        """Number of the newest step that computes tokens of it."""
+        self.verifies = False
+        """A step under way verifies guesses for it: how many tokens that gives is not known yet."""
+        self.forced: Sequence[int] = ()
+        """The tokens behind `request.token_ids`, as far as its grammar leaves no choice."""
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens behind `request.token_ids` that steps under way will add: one if all known tokens are computed, and
+        forced ones. Not for a run that `verifies`."""
+        return max(0, self.num_computed_tokens + 1 - self.request.num_tokens)
+
+    def verified(self, start: int, num_tokens: int) -> int:
+        """A step that computed from `start` on has given so many tokens: those guesses that were right, and the token
+        behind them. Returns up to where the request's known tokens are computed now."""
+        self.verifies = False
+        self.num_computed_tokens = start + num_tokens
+        return min(self.num_computed_tokens, self.request.num_tokens)
+
+    def rewind(self, num_computed_tokens: int) -> None:
+        """Forgets steps under way: their tokens will be computed again."""
+        self.num_computed_tokens = num_computed_tokens
+        self.verifies = False

@@ -1,4 +1,4 @@
-"""Requests that run: their seats, blocks and progress, the steps that compute them, and what the runner knows."""
+"""Requests that run: their seats and blocks, the steps that compute them, and what the runner knows of them."""
 
 from __future__ import annotations
 
@@ -7,52 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.engines.contract.step import BlockUpdate, NewRequest, SchedulerOutput
-from penstock.engines.scheduler.request import Request, RequestStatus
+from penstock.engines.scheduler.request import Request, RequestStatus, Run
 from penstock.kvcache import BlockTables, KVCacheManager
-
-
-class Run:
-    """A request's state while it runs: from its seat on, until no step writes for it.
-
-    The invariant that scheduling rests on: `num_computed_tokens` catches up with the request's known and pending
-    tokens. What a step computes is some of the difference, whether that is a prompt, a part of one, the newest token,
-    or everything after a preemption.
-    """
-
-    __slots__ = ("forced", "has_seat", "id", "last_step", "num_computed_tokens", "request", "tables", "verifies")
-
-    def __init__(self, request: Request, tables: BlockTables, num_computed_tokens: int) -> None:
-        self.id = request.id
-        self.request = request
-        self.tables = tables
-        self.has_seat = True
-        """False once the request ended or was preempted."""
-        self.num_computed_tokens = num_computed_tokens
-        """Steps under way included."""
-        self.last_step = 0
-        """Number of the newest step that computes tokens of it."""
-        self.verifies = False
-        """A step under way verifies guesses for it: how many tokens that gives is not known yet."""
-        self.forced: Sequence[int] = ()
-        """The tokens behind `request.token_ids`, as far as its grammar leaves no choice."""
-
-    @property
-    def num_pending_tokens(self) -> int:
-        """Tokens behind `request.token_ids` that steps under way will add: one if all known tokens are computed, and
-        forced ones. Not for a run that `verifies`."""
-        return max(0, self.num_computed_tokens + 1 - self.request.num_tokens)
-
-    def verified(self, start: int, num_tokens: int) -> int:
-        """A step that computed from `start` on has given so many tokens: those guesses that were right, and the token
-        behind them. Returns up to where the request's known tokens are computed now."""
-        self.verifies = False
-        self.num_computed_tokens = start + num_tokens
-        return min(self.num_computed_tokens, self.request.num_tokens)
-
-    def rewind(self, num_computed_tokens: int) -> None:
-        """Forgets steps under way: their tokens will be computed again."""
-        self.num_computed_tokens = num_computed_tokens
-        self.verifies = False
 
 
 @dataclass(slots=True)
@@ -83,17 +39,9 @@ class StepUnderWay:
             run.num_computed_tokens += 1
             run.last_step = number
 
-    def include(self, run: Run, count: int, guesses: Sequence[int] = (), forced: Sequence[int] = ()) -> None:
-        """Adds the request's next `count` tokens, and either guesses of those behind its last known one to verify, or
-        forced ones behind its last one."""
+    def include(self, run: Run, count: int) -> None:
+        """Adds the request's next `count` tokens."""
         step, start = self.step, run.num_computed_tokens
-        if forced:
-            step.forced[run.id] = list(forced)
-            count += len(forced)
-        if guesses:
-            step.drafts[run.id] = list(guesses)
-            run.verifies = True
-            count += len(guesses)
         step.request_ids.append(run.id)
         step.num_scheduled_tokens.append(count)
         step.num_computed_tokens.append(start)
@@ -102,6 +50,11 @@ class StepUnderWay:
         if start + count < run.request.num_tokens:
             self.cut.append(len(self.runs))
         self.runs.append(run)
+
+    def add(self, index: int, count: int) -> None:
+        """Gives request `index` of this step so many tokens more."""
+        self.step.num_scheduled_tokens[index] += count
+        self.runs[index].num_computed_tokens += count
 
     def top_up(self, left: int, chunk: int) -> None:
         """Gives `left` tokens that no waiting request could use to the prompts of this step, in order, up to `chunk`
@@ -112,8 +65,7 @@ class StepUnderWay:
             start = run.num_computed_tokens
             more = min(left, run.request.num_tokens - start, chunk - counts[index])
             if more > 0 and start + more <= run.tables.capacity:  # where a window would have to grow: next time
-                counts[index] += more
-                run.num_computed_tokens = start + more
+                self.add(index, more)
                 left -= more
 
     def complete(self) -> None:

@@ -32,8 +32,9 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.fair_queue import make_queue
 from penstock.engines.scheduler.pending import NeedsOf, Pending, no_needs
-from penstock.engines.scheduler.queues import make_queue, order_key
+from penstock.engines.scheduler.queues import order_key
 from penstock.engines.scheduler.request import Request, RequestStatus
 from penstock.kvcache.integrity import require
 

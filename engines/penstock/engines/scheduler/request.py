@@ -21,6 +21,9 @@ from penstock.kvcache import BlockTables, HashChain, Retention
 
 _MAX_TRACED_CHUNKS = 128
 
+OrderKey = tuple[bool, float, int]
+"""(in the background, since when it waits by the policy, id)"""
+
 
 class RequestStatus(IntEnum):
     """Ordered so that "finished" is one comparison."""
@@ -112,7 +115,7 @@ class Request:
         self.grammar = next((need for need in needs if isinstance(need, Compilation)), None)
         """Of `params.grammar`."""
         self.status = RequestStatus.WAITING
-        self.key: tuple[float, int] = (0.0, request_id)
+        self.key: OrderKey = (False, 0.0, request_id)
         """The policy's order, fixed at arrival: lower runs first, and the highest is preempted first. That it never
         changes is why preemption cannot livelock: the lowest key always advances."""
         self.run: Run | None = None

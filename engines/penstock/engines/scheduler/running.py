@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.engines.contract.step import BlockUpdate, NewRequest, SchedulerOutput
-from penstock.engines.scheduler.request import Request, RequestStatus, Run
+from penstock.engines.scheduler.request import OrderKey, Request, RequestStatus, Run
 from penstock.kvcache import BlockTables, KVCacheManager
 
 
@@ -212,7 +212,7 @@ class RunningRequests:
                 self.vacate(run)
 
 
-def _key(run: Run) -> tuple[float, int]:
+def _key(run: Run) -> OrderKey:
     return run.request.key
 
 

@@ -12,8 +12,9 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput
 from penstock.engines.scheduler import admission
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.fair_queue import make_queue
 from penstock.engines.scheduler.intake import _Deadlines
-from penstock.engines.scheduler.queues import KeyedQueue, Policy, make_queue
+from penstock.engines.scheduler.queues import KeyedQueue, Policy
 from penstock.engines.scheduler.request import Request
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import KVGroup

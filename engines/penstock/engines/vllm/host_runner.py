@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from penstock.engines import __version__
-from penstock.engines.door.fingerprint import model_digests
+from penstock.engines.host.content_digest import model_digests
 from penstock.engines.kit.block_rows import Bytes
 from penstock.engines.vllm.block_memory import BlockMemory, cache_tensors
 from penstock.engines.vllm.config import VLLMConfig

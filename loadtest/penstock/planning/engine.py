@@ -20,7 +20,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput
 from penstock.engines.errors import EngineDeadError, NotReadyError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.step import StepUnderWay
+from penstock.engines.scheduler.running import StepUnderWay
 from penstock.engines.simulated import LatencyModel
 from penstock.kvcache import BlockHash, BlockHasher, KVCacheManager
 from penstock.planning.clock import EventQueue

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from penstock.engines import __version__
-from penstock.engines.door.fingerprint import model_digests
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.host.content_digest import model_digests
 from penstock.engines.kit.block_rows import BlockRows, Bytes
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.requests import to_vllm_blocks

@@ -1,9 +1,9 @@
-"""Where guesses come from. Prompt lookup: the next tokens are guessed from what followed the newest ones when they
-occurred before. A request may also say what its output will be; then guesses are taken from that. Both cost nothing to
-make. A draft model in the runner guesses better, and takes time.
+"""Sources of guesses for a request's next tokens.
 
-Guesses are verified by the model, several in one step (Saxena, "Prompt Lookup Decoding", 2023;
-Leviathan et al., arXiv:2211.17192, for the verification). How many are made follows how many were right.
+Prompt lookup: the next tokens are guessed from what followed the newest ones when they occurred before (Saxena, "Prompt
+Lookup Decoding", 2023). A request may also say what its output will be; then guesses are taken from that. Both cost
+nothing to make. A draft model in the runner guesses better, and takes time. How many are made follows how many were
+right.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from penstock.engines.contract.step import TO_BE_DRAFTED, Drafting, SchedulerOutput
+from penstock.engines.contract.step import TO_BE_DRAFTED
 
 _LONGEST, _SHORTEST = 4, 2
 """Newest tokens that must have occurred before: longer matches first, since they are right more often."""
@@ -167,12 +167,6 @@ class PredictedOutput(PromptLookup):
         newest = self._text[-_LONGEST:]
         at = self._prediction.find(newest, self._passed) if len(newest) >= _SHORTEST else -1
         return at + len(newest) if at >= 0 else None
-
-
-def num_guesses(step: SchedulerOutput, drafting: Drafting | None) -> dict[int, int]:
-    """id -> guesses that the step has verified. `drafting`: what its result says of the draft model."""
-    counts = {request_id: len(guesses) for request_id, guesses in step.drafts.items()}
-    return counts if drafting is None else counts | drafting.num_guesses
 
 
 def _find_last(text: str, size: int) -> int:

@@ -12,11 +12,8 @@ from penstock.gateway.http.http2_heads import AskedHead, asked_head, error_answe
 from penstock.gateway.http.http2_stream import Http2Stream, whole_answer
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.stream import HttpPort, connection_scope
-from penstock.gateway.http2.events import DataReceived, RequestStarted, StreamEvent
-from penstock.gateway.http2.fields import RequestHead
-from penstock.gateway.http2.limits import Http2Limits
-from penstock.gateway.http2.pings import PingRules
-from penstock.gateway.http2.recent import Recent
+from penstock.gateway.http2.bounds import Http2Limits, PingRules
+from penstock.gateway.http2.heads import DataReceived, Recent, RequestHead, RequestStarted, StreamEvent
 from penstock.gateway.http2_sockets.connection import Http2SocketConnection
 from penstock.gateway.http2_sockets.settings import SocketSettings
 

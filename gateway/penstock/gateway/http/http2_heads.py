@@ -13,9 +13,8 @@ from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.stream import WITHOUT_BODY, AnswerHead
-from penstock.gateway.http2.fields import RequestHead
-from penstock.gateway.http2.hpack_decoder import Field
-from penstock.gateway.http2.hpack_encoder import encode_fields
+from penstock.gateway.http2.heads import RequestHead
+from penstock.gateway.http2.hpack import Field, encode_fields
 
 _PATH = re.compile(rb"/[!-~]*")
 _OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})

@@ -15,7 +15,7 @@ from penstock.gateway.front.intake import SMALL_BODY
 from penstock.gateway.http.http2_heads import CONTINUE, AskedHead, answer_head, error_answer
 from penstock.gateway.http.stream import AnswerHead, Field, HttpPort, HttpStream, wake
 from penstock.gateway.http2.connection import Http2Connection
-from penstock.gateway.http2.errors import ErrorCode
+from penstock.gateway.http2.frames import ErrorCode
 
 _HIGH_WATER = 32 << 10
 """Bytes of a stream that wait for the client before its writer has to wait, too. The state machine tells when less than

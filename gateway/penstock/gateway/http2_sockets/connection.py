@@ -9,8 +9,8 @@ from abc import abstractmethod
 
 from penstock.gateway.front.connection_share import ConnectionShare
 from penstock.gateway.http2.connection import Http2Connection
-from penstock.gateway.http2.errors import ErrorCode
-from penstock.gateway.http2.events import (
+from penstock.gateway.http2.frames import ErrorCode
+from penstock.gateway.http2.heads import (
     ClientLeaving,
     ConnectionFailed,
     DataReceived,

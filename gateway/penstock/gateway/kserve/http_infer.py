@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from penstock.classic.base import InferModel
-from penstock.classic.messages import InferResponse
-from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.http.compression import accepted_coding, compress, content_coding
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.kserve.classification import Labels
-from penstock.gateway.kserve.context import KServe, input_too_large
-from penstock.gateway.kserve.http_request import begin_trace, complete_request, found_model, model_before_body
-from penstock.gateway.kserve.infer_request import Inference, parse_infer
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.headers import forwarded_http
+from penstock.gateway.kserve.http_bodies import read_input
+from penstock.gateway.kserve.infer_request import parse_infer
 from penstock.gateway.kserve.infer_response import encode_infer
-from penstock.gateway.kserve.tracing import RequestTrace
+from penstock.gateway.kserve.tensor_plane import LONG_BODY, LONG_TEXT, Moments, TensorPlane
 
+HTTP_MOMENTS = Moments(
+    began="HTTP_RECV_START", received="HTTP_RECV_END", sending="HTTP_SEND_START", sent="HTTP_SEND_END"
+)
 _HEADER_LENGTH = b"inference-header-content-length"
-_LONG_BODY = 1 << 20
-_LONG_TEXT = 1 << 16
-_LONG_ANSWER = 1 << 17
-"""From so many bytes of a request, of its JSON or strings, and elements of an answer, coding them is left to a thread:
-it would hold up all other requests."""
-
 _JOINED = 1 << 16
 """Bytes of a binary answer up to which it leaves in one piece."""
 
@@ -31,106 +26,55 @@ _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
 
 
-class Infer:
-    """Answers one exchange per call. Raises PenstockError."""
-
-    def __init__(self, context: KServe) -> None:
-        self._context = context
-        self._labels = Labels()
-
-    async def __call__(self, exchange: Exchange, name: str, version: str) -> None:
-        context = self._context
-        with exchange.call() as call:
-            received = time.monotonic_ns()
-            model = await model_before_body(context, exchange, name, version)
-            if model is not None:
-                _check_takes_infer(model)
-            coding = content_coding(exchange.headers.get(b"content-encoding"))
-            length = _header_length(exchange)
-            try:
-                body = await exchange.read(context.max_input_bytes)
-                call.watch()
-                if coding:
-                    body = await exchange.decompressed(coding, body, context.max_input_bytes)
-            except PayloadTooLargeError as error:
-                raise input_too_large(error) from None
-            if model is None:
-                model = await found_model(context, exchange, name, version)
-                _check_takes_infer(model)
-            inference = await self._parsed(body, length, model, exchange)
-            complete_request(inference.request, context, exchange, model.name)
-            model = context.models.model(name, version, inference.request)  # a reload may have replaced it
-            trace = context.tracing.start(model.name, model.version, inference.request.id)
-            if trace is not None:
-                await self._traced(trace, received, exchange, model, inference)
-            else:
-                response = await model.infer(inference.request)
-                await self._answer(exchange, model, inference, response)
-
-    async def _parsed(self, body: bytes, length: int | None, model: InferModel, exchange: Exchange) -> Inference:
-        request = exchange.context
-        regions = self._context.shared_memory.of(request.principal, exchange.hold_body, request)
-        if self._takes_long(body, length):
-            return await self._context.pools.tensors.run(len(body), parse_infer, body, length, model, regions)
-        return parse_infer(body, length, model, regions)
-
-    def _takes_long(self, body: bytes, length: int | None) -> bool:
-        """A short head can name any number of strings, in the body or in shared memory."""
-        size = len(body)
-        head = size if length is None else length
-        if size >= _LONG_TEXT and (size >= _LONG_BODY or head >= _LONG_TEXT or b'"BYTES"' in body[:head]):
-            return True
-        return self._context.shared_memory.allowed and b"shared_memory_region" in body[:head]
-
-    async def _traced(
-        self,
-        trace: RequestTrace,
-        received: int,
-        exchange: Exchange,
-        model: InferModel,
-        inference: Inference,
-    ) -> None:
-        try:
-            begin_trace(trace, inference.request, received)
-            response = await model.infer(inference.request)
-            trace.mark_now("REQUEST_END")
-            trace.outputs(response.outputs or ())
-            trace.mark_now("HTTP_SEND_START")
-            await self._answer(exchange, model, inference, response)
-            trace.mark_now("HTTP_SEND_END")
-        finally:
-            trace.finish()
-
-    async def _answer(
-        self,
-        exchange: Exchange,
-        model: InferModel,
-        inference: Inference,
-        response: InferResponse,
-    ) -> None:
-        labels: dict[str, Sequence[str]] = {}
-        for output, form in inference.forms.items():
-            if form.classes:
-                labels[output] = await self._labels.of(model, output)
-        tensors = self._context.pools.tensors
-        size = sum([tensor.array.size for tensor in response.outputs or ()])
-        if size < _LONG_ANSWER:
-            parts = encode_infer(inference, model, response, labels)
+async def infer(context: KServe, exchange: Exchange, name: str, version: str) -> None:
+    """Answers the exchange. Raises PenstockError."""
+    plane = context.plane
+    with exchange.call() as client:
+        began = time.monotonic_ns()
+        model = await plane.find_before_body(name, version, exchange.context)
+        if model is not None:
+            _check_takes_infer(model)
+        coding = content_coding(exchange.headers.get(b"content-encoding"))
+        length = _header_length(exchange)
+        body = await read_input(exchange, client, context.max_input_bytes, coding)
+        exchange.read_deadline()
+        if model is None:
+            model = await plane.find(name, version, exchange.context)
+            _check_takes_infer(model)
+        regions = plane.regions(exchange.context, exchange.hold_body)
+        if _takes_long(body, length, plane):
+            inference = await plane.in_thread(len(body), parse_infer, body, length, model, regions)
         else:
-            parts = await tensors.run(size, encode_infer, inference, model, response, labels)
-        binary = len(parts) > 1
-        extra = [_BINARY, (_HEADER_LENGTH, b"%d" % len(parts[0]))] if binary else [_JSON]
-        coding = accepted_coding(exchange.headers.get(b"accept-encoding"))
-        if coding:
-            parts = [await tensors.run(sum(map(len, parts)), compress, coding, parts)]
-            extra += [(b"content-encoding", coding), (b"vary", b"accept-encoding")]
-        await _respond(exchange, extra, parts)
+            inference = parse_infer(body, length, model, regions)
+        request = inference.request
+        if context.header_forward_pattern is not None:
+            request.parameters |= forwarded_http(exchange.scope["headers"], context.header_forward_pattern)
+        call = plane.begin(model, version, request, exchange.context, HTTP_MOMENTS, began)
+        try:
+            response = await call.infer()
+            outputs = response.outputs or []
+            if inference.forms:
+                outputs = await plane.in_forms(call.model, outputs, inference.forms)
+            parts = await plane.encode(outputs, encode_infer, inference, call.model, outputs, response.parameters)
+            await _respond(exchange, parts, plane)
+            call.sent()
+        finally:
+            call.close()
 
 
 def _check_takes_infer(model: InferModel) -> None:
     """Raises UnsupportedError."""
     if not model.takes_infer:
         raise UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
+
+
+def _takes_long(body: bytes, length: int | None, plane: TensorPlane) -> bool:
+    """A short head can name any number of strings, in the body or in shared memory."""
+    size = len(body)
+    head = size if length is None else length
+    if size >= LONG_TEXT and (size >= LONG_BODY or head >= LONG_TEXT or b'"BYTES"' in body[:head]):
+        return True
+    return plane.takes_memory and b"shared_memory_region" in body[:head]
 
 
 def _header_length(exchange: Exchange) -> int | None:
@@ -144,8 +88,14 @@ def _header_length(exchange: Exchange) -> int | None:
     return int(given)
 
 
-async def _respond(exchange: Exchange, headers: list[tuple[bytes, bytes]], parts: list[bytes]) -> None:
-    """Long parts leave one after the other, so that they need not be copied together."""
+async def _respond(exchange: Exchange, parts: list[bytes], plane: TensorPlane) -> None:
+    """`parts`: the head and binary outputs. Long ones leave one after the other, so that they need not be copied
+    together."""
+    headers = [_BINARY, (_HEADER_LENGTH, b"%d" % len(parts[0]))] if len(parts) > 1 else [_JSON]
+    coding = accepted_coding(exchange.headers.get(b"accept-encoding"))
+    if coding:
+        parts = [await plane.in_thread(sum(map(len, parts)), compress, coding, parts)]
+        headers += [(b"content-encoding", coding), (b"vary", b"accept-encoding")]
     size = sum(map(len, parts))
     if size <= _JOINED:
         parts = [b"".join(parts)]

@@ -21,6 +21,7 @@ from penstock.gateway.kserve.infer_raw import binary_tensor, raw_input
 from penstock.gateway.kserve.parameters import MAX_MEMBERS, boolean, take_parameters
 from penstock.gateway.kserve.parameters import from_json as parameter_from_json
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
+from penstock.gateway.kserve.tensor_plane import OutputForm
 
 _MAX_CLASSES = 2**31
 
@@ -65,14 +66,10 @@ class _Body(Struct):
 
 
 @dataclass(slots=True)
-class OutputForm:
-    """How an output is to be sent."""
+class HttpForm(OutputForm):
+    """A JSON array, or with `binary` the elements behind the JSON."""
 
-    binary: bool
-    classes: int = 0
-    """0: as a tensor."""
-    memory: SharedMemorySlice | None = None
-    """Where it is to be written."""
+    binary: bool = False
 
 
 @dataclass(slots=True)
@@ -80,7 +77,7 @@ class Inference:
     """A request as it came over HTTP: what the model is asked, and how the answer is to be written."""
 
     request: InferRequest
-    forms: dict[str, OutputForm] = field(default_factory=dict)
+    forms: dict[str, HttpForm] = field(default_factory=dict)
     """Of the outputs that were asked for by name."""
     binary: bool = False
     """The form of all others."""
@@ -187,20 +184,19 @@ def _memory(name: str, parameters: _Region, regions: SharedMemoryRegions) -> Sha
     return regions.slice(region, parameters.shared_memory_offset, size)
 
 
-def _form(output: _Output, binary: bool, regions: SharedMemoryRegions) -> OutputForm:
+def _form(output: _Output, binary: bool, regions: SharedMemoryRegions) -> HttpForm:
     parameters = output.parameters
     if parameters is None:
-        return OutputForm(binary)
-    form = OutputForm(binary if parameters.binary_data is UNSET else parameters.binary_data, parameters.classification)
-    if not 0 <= form.classes < _MAX_CLASSES:
+        return HttpForm(binary=binary)
+    classes = parameters.classification
+    if not 0 <= classes < _MAX_CLASSES:
         raise InvalidRequestError(f"'classification' of output '{output.name[:128]}' is out of range")
     if parameters.shared_memory_region is UNSET and parameters.shared_memory_byte_size is UNSET:
-        return form
-    if form.classes or parameters.binary_data is True:
-        other = "classification" if form.classes else "binary_data"
+        return HttpForm(classes, binary=binary if parameters.binary_data is UNSET else parameters.binary_data)
+    if classes or parameters.binary_data is True:
+        other = "classification" if classes else "binary_data"
         raise InvalidRequestError(f"Output can't set both 'shared_memory_region' and '{other}'")
-    form.memory = _memory(output.name, parameters, regions)
-    return form
+    return HttpForm(memory=_memory(output.name, parameters, regions))
 
 
 def _one_source() -> InvalidRequestError:

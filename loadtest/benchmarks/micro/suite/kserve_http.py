@@ -40,7 +40,7 @@ def _encode(kind: str, *, binary: bool) -> Work:
     inference = Inference(InferRequest(inputs={}), binary=binary)
 
     def run() -> None:
-        encode_infer(inference, served, answer, {})
+        encode_infer(inference, served, answer.outputs or (), {})
 
     return Work(run)
 

@@ -16,31 +16,19 @@ from penstock.gateway.kserve.grpc.contents import from_contents
 from penstock.gateway.kserve.grpc.field_limits import check_fields
 from penstock.gateway.kserve.grpc.parameters import take_request_parameters
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
+from penstock.gateway.kserve.tensor_plane import OutputForm
 
 _LONG_MESSAGE = 1 << 16
 """Bytes from which the fields of a message are counted before it is parsed."""
 
 
 @dataclass(slots=True)
-class OutputOptions:
-    """What the caller asks for one output."""
-
-    classes: int = 0
-    """Answer with that many best classes; 0: with the tensor."""
-    region: SharedMemorySlice | None = None
-    """Write it there; the response has only its shape."""
-    region_name: str = ""
-
-
-@dataclass(slots=True)
 class Decoded:
     request: InferRequest
-    options: dict[str, OutputOptions] | None
-    """By output; None when no output has any."""
+    forms: dict[str, OutputForm] | None
+    """By output, of those that are not answered by their tensors in the response; None: there is none."""
     empty_final: bool
     """The end is to be told even by an empty response."""
-    ended: bool = False
-    """The last response is being written."""
 
 
 def parse(data: bytes) -> Any:
@@ -56,11 +44,11 @@ def parse(data: bytes) -> Any:
 def decode(message: Any, model: InferModel, regions: SharedMemoryRegions) -> Decoded:
     """Raises InvalidRequestError, NotFoundError and UnsupportedError. Inputs are views of the message's bytes."""
     request = InferRequest(inputs=_inputs(message, model, regions), id=message.id)
-    options = None
+    forms = None
     if message.outputs:
-        request.outputs, options = _outputs(message.outputs, regions)
+        request.outputs, forms = _outputs(message.outputs, regions)
     empty_final = take_request_parameters(request, message.parameters) if message.parameters else False
-    return Decoded(request, options, empty_final)
+    return Decoded(request, forms, empty_final)
 
 
 def _inputs(message: Any, model: InferModel, regions: SharedMemoryRegions) -> dict[str, Tensor]:
@@ -113,21 +101,21 @@ def _no_data(name: str, model: InferModel) -> InvalidRequestError:
     return InvalidRequestError(f"unable to find data for input tensor '{name}' for model '{model.name}' in request.")
 
 
-def _outputs(outputs: Any, regions: SharedMemoryRegions) -> tuple[tuple[str, ...], dict[str, OutputOptions] | None]:
-    options: dict[str, OutputOptions] = {}
+def _outputs(outputs: Any, regions: SharedMemoryRegions) -> tuple[tuple[str, ...], dict[str, OutputForm] | None]:
+    forms: dict[str, OutputForm] = {}
     names: dict[str, None] = {}
     for each in outputs:
         if each.name in names:
             raise InvalidRequestError(f"output '{each.name}' already exists in request", param=each.name)
         names[each.name] = None
         if each.parameters:
-            region = _region(each, regions)
-            region_name = each.parameters["shared_memory_region"].string_param if region is not None else ""
-            option = options[each.name] = OutputOptions(_classes(each), region, region_name)
-            if option.classes and region is not None:
+            form = OutputForm(memory=_region(each, regions))
+            form.classes = _classes(each)
+            if form.classes and form.memory is not None:
                 raise InvalidRequestError("Output can't set both 'shared_memory_region' and 'classification'")
-    found = {name: option for name, option in options.items() if option.classes or option.region}
-    return tuple(names), found or None
+            if form.classes or form.memory is not None:
+                forms[each.name] = form
+    return tuple(names), forms or None
 
 
 def _classes(output: Any) -> int:

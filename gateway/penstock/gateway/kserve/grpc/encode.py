@@ -2,60 +2,38 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferResponse
 
-from penstock.classic.base import InferModel
-from penstock.classic.messages import InferResponse
+from penstock.classic.messages import Parameter
 from penstock.classic.tensors import Tensor, to_buffer
 from penstock.gateway.errors import public_message
-from penstock.gateway.front.work_pool import WorkPool
-from penstock.gateway.kserve.classification import Labels, classified
-from penstock.gateway.kserve.grpc.decode import OutputOptions
 from penstock.gateway.kserve.grpc.parameters import FINAL, write_parameters
-
-Options = dict[str, OutputOptions] | None
-
-
-async def with_classes(
-    outputs: list[Tensor], model: InferModel, options: Options, labels: Labels, pool: WorkPool
-) -> list[Tensor]:
-    """The outputs with those as classes of which the caller wants classes. A million of them take a second: `pool` has
-    threads for that."""
-    if options is None:
-        return outputs
-    batched = model.config.max_batch_size > 0
-    found = []
-    for tensor in outputs:
-        option = options.get(tensor.name)
-        if option is not None and option.classes:
-            names = await labels.of(model, tensor.name)
-            making = partial(classified, tensor, option.classes, batched=batched, labels=names)
-            found.append(await pool.run(tensor.array.size, making))
-        else:
-            found.append(tensor)
-    return found
+from penstock.gateway.kserve.tensor_plane import OutputForm
 
 
-def fill_response(message: Any, response: InferResponse, outputs: list[Tensor], options: Options) -> None:
-    """Outputs go to raw_output_contents, an empty entry for those that went to shared memory."""
+def fill_response(
+    message: Any, outputs: Iterable[Tensor], parameters: Mapping[str, Parameter], forms: Mapping[str, OutputForm] | None
+) -> None:
+    """Outputs go to raw_output_contents, an empty entry for those that go to shared memory. `parameters` are those of
+    the response."""
     add, append = message.outputs.add, message.raw_output_contents.append
     for tensor in outputs:
-        option = options.get(tensor.name) if options is not None else None
+        form = forms.get(tensor.name) if forms is not None else None
         data = to_buffer(tensor)
-        if option is None or option.region is None:
+        if form is None or form.memory is None:
             add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
             append(data)
             continue
-        option.region.write(data)
+        form.memory.write(data)
         output = add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
-        output.parameters["shared_memory_region"].string_param = option.region_name
+        output.parameters["shared_memory_region"].string_param = form.memory.region_name
         output.parameters["shared_memory_byte_size"].int64_param = len(data)
         append(b"")
-    if response.parameters:
-        write_parameters(message.parameters, response.parameters)
+    if parameters:
+        write_parameters(message.parameters, parameters)
 
 
 def stream_error(error: Exception, request_id: str, model_name: str = "", final: bool | None = None) -> bytes:

@@ -29,11 +29,10 @@ from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.administration import Administration
 from penstock.gateway.kserve.grpc.describe import Describe
 from penstock.gateway.kserve.grpc.health import CHECK, WATCH, Health
-from penstock.gateway.kserve.grpc.infer import Inference
+from penstock.gateway.kserve.grpc.infer import InferRpcs
 from penstock.gateway.kserve.grpc.reflection import PATHS, reflection_method
 from penstock.gateway.kserve.grpc.rpc import Guard, Message, Method, Rpc, UnaryHandler
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
-from penstock.gateway.kserve.grpc.stream import InferStream
 
 _SERVICE = "/inference.GRPCInferenceService/"
 INFER_PATH = _SERVICE + "ModelInfer"
@@ -60,21 +59,18 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSettings) -> Service:
     """Health, ServerLive and ServerReady need no key and answer while draining; all others are guarded."""
-    describe, inference = Describe(kserve, lambda: health.serving), Inference(kserve, settings.header_forward_pattern)
+    describe, infer = Describe(kserve, lambda: health.serving), InferRpcs(kserve, guard, settings)
     methods = {
         CHECK: guard.open(health_pb2.HealthCheckRequest, health.check),
         WATCH: Method(PROBE, lambda _: health.watch_handler()),
         _SERVICE + "ServerLive": guard.open(pb.ServerLiveRequest, describe.server_live),
         _SERVICE + "ServerReady": guard.open(pb.ServerReadyRequest, describe.server_ready),
-        INFER_PATH: guard.unary(INFER, inference.infer),
+        INFER_PATH: guard.unary(INFER, infer.infer),
     }
     for name, (access, handler) in _plain(describe, Administration(kserve)).items():
         methods[_SERVICE + name] = guard.unary(access, _of_message(name, handler))
 
-    async def stream(rpc: Rpc, context: RequestContext) -> None:
-        await InferStream(inference, guard, rpc, context, settings.max_requests_per_stream).run()
-
-    methods[STREAM_PATH] = guard.stream(INFER, stream)
+    methods[STREAM_PATH] = guard.stream(INFER, infer.stream)
     methods |= dict.fromkeys(PATHS, reflection_method(guard))
     return Service(methods, guard)
 

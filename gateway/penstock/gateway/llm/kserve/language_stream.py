@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from penstock.classic.base import PushedStream
+from penstock.classic.base import PushedStream, ResponseListener
 from penstock.classic.messages import InferResponse, Timings
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Tensor
@@ -44,7 +44,7 @@ class LanguageStream(PushedStream):
         self._timings = timings
         self._on_end = on_end
         self.pushes = request.stream and on_end is None
-        self._listener: Callable[[InferResponse], None] | None = None
+        self._listener: ResponseListener | None = None
         self._generation: Generation | None = None
         self._beginning: asyncio.Task[Generation] | None = None
         self._cancelled = False
@@ -107,7 +107,7 @@ class LanguageStream(PushedStream):
 
     # Pushing, once the first response has been fetched
 
-    def listen(self, listener: Callable[[InferResponse], None] | None) -> None:
+    def listen(self, listener: ResponseListener | None) -> None:
         self._listener = listener
         if self._generation is not None:
             self._generation.listen(None if listener is None else self)
@@ -116,12 +116,12 @@ class LanguageStream(PushedStream):
         self._count(deltas)
         response = self._response(deltas)
         if self._listener is not None:
-            self._listener(response)
+            self._listener.take(response)
 
     def fail(self, error: Exception) -> None:
         failure = error if isinstance(error, PenstockError) else EngineError(str(error))
         if self._listener is not None:
-            self._listener(self._error(failure))
+            self._listener.take(self._error(failure))
 
     async def _begin(self) -> Generation:
         if self._cancelled:

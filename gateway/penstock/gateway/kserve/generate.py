@@ -8,19 +8,29 @@ is told in its own words.
 from __future__ import annotations
 
 import logging
+import math
+import re
 import time
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from msgspec import Raw
+from msgspec.json import encode as encode_json
 
 from penstock.classic.base import ResponseStream
-from penstock.classic.messages import InferResponse
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.signature import ModelSignature, TensorSignature
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.gateway.front.bounded_json import decode_checked, decode_json, has_all_members
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.generate_frames import Renderer, error_frame
-from penstock.gateway.kserve.generate_tensors import read_generate
-from penstock.gateway.kserve.headers import forwarded_http
+from penstock.gateway.kserve.errors import kserve_error_body
 from penstock.gateway.kserve.http_bodies import check_plain, read_input
 from penstock.gateway.kserve.http_infer import HTTP_MOMENTS
+from penstock.gateway.kserve.infer_json import from_json, to_json
+from penstock.gateway.kserve.parameters import MAX_MEMBERS, forwarded_http, take_parameters
+from penstock.gateway.kserve.parameters import from_json as parameter_from_json
 from penstock.gateway.kserve.tensor_plane import LONG_BODY, TensorCall, TensorPlane
 
 logger = logging.getLogger(__name__)
@@ -135,3 +145,192 @@ async def next_together(stream: ResponseStream) -> list[InferResponse]:
             break
         found.append(more)
     return found
+
+
+# The body of a request, for models that know nothing of JSON: a key that is the name of an input makes a tensor, any
+# other one a parameter
+
+_NESTED = "parameters"
+_ID = "id"
+_BLANK = b"[] \t\r\n"
+
+_Fields = Mapping[str, Raw]
+"""Values are decoded when it is known what they are, so that long arrays never become Python lists as a whole."""
+
+
+def read_generate(body: bytes, signature: ModelSignature) -> InferRequest:
+    """Raises InvalidRequestError."""
+    fields = decode_json(body, dict[str, Raw], most_members=MAX_MEMBERS)
+    _check_keys(body, fields, signature)
+    request = InferRequest(inputs={})
+    nested = fields.pop(_NESTED, None)
+    if _ID in fields:
+        request.id = _id(fields.pop(_ID))
+    parameters = _taken(request, fields, signature)
+    if nested is not None:
+        parameters |= _taken(request, _nested(nested, signature), signature)
+    take_parameters(request, parameters)
+    return request
+
+
+def _taken(request: InferRequest, fields: _Fields, signature: ModelSignature) -> dict[str, object]:
+    """Gives the request its tensors; returns the parameters."""
+    parameters: dict[str, object] = {}
+    for name, value in fields.items():
+        tensor = signature.inputs.get(name)
+        if tensor is None:
+            parameters[name] = parameter_from_json(value)
+        elif name in request.inputs:
+            raise InvalidRequestError(f"input '{name}' already exists in request")
+        else:
+            request.inputs[name] = _tensor(tensor, bytes(value), signature.batched)
+    return parameters
+
+
+def _nested(value: Raw, signature: ModelSignature) -> _Fields:
+    if _NESTED in signature.inputs:
+        raise InvalidRequestError(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
+    if bytes(value)[:1] != b"{":
+        raise InvalidRequestError(f"Expected JSON object for keyword: '{_NESTED}'")
+    fields = decode_checked(bytes(value), dict[str, Raw])
+    _check_keys(bytes(value), fields, signature)
+    return fields
+
+
+def _check_keys(text: bytes, fields: _Fields, signature: ModelSignature) -> None:
+    """Raises InvalidRequestError, for an input in Triton's words, where a key stands twice in an object: one of the two
+    would be lost."""
+    if has_all_members(text, len(fields)):
+        return
+    again: dict[int, str] = {}
+    """By the place where the input stands for the second time: Triton names the first of those."""
+    for name in signature.inputs.keys() & fields.keys():
+        places = [found.start() for found in re.finditer(re.escape(encode_json(name)) + rb"\s*:", text)]
+        if len(places) > 1:
+            again[places[1]] = name
+    if again:
+        raise InvalidRequestError(f"input '{again[min(again)]}' already exists in request")
+    raise InvalidRequestError("a key stands more than once in the request")
+
+
+def _id(value: Raw) -> str:
+    if bytes(value)[:1] != b'"':
+        raise InvalidRequestError(f"Unable to parse '{_ID}': it must be a string")
+    return decode_checked(bytes(value), str)
+
+
+def _tensor(signature: TensorSignature, text: bytes, batched: bool) -> Tensor:
+    """A scalar or an array in the shape that it must have. How an array is nested is not looked at, as in Triton."""
+    if text[:1] != b"[":
+        text = b"[" + text + b"]"
+    shape = _shape(signature, _count(signature.datatype, text), batched)
+    return from_json(signature.name, signature.datatype, shape, Raw(text))
+
+
+def _count(datatype: str, text: bytes) -> int:
+    """Elements of an array, if those are what the datatype asks for; decoding finds out."""
+    if datatype == "BYTES":
+        return text.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"') // 2
+    return text.count(b",") + 1 if text.translate(None, _BLANK) else 0
+
+
+def _shape(signature: TensorSignature, count: int, batched: bool) -> tuple[int, ...]:
+    """The innermost variable dimension takes what the fixed ones leave of the elements; the others are 1."""
+    dims = [-1, *signature.dims] if batched else list(signature.dims)
+    fixed = math.prod(dim for dim in dims if dim >= 0)
+    variable = [index for index, dim in enumerate(dims) if dim < 0]
+    if count % fixed if fixed and variable else count != fixed:
+        raise InvalidRequestError(f"The schema can not convert input '{signature.name}' to tensor with proper shape")
+    shape = [max(dim, 1) if dim < 0 else dim for dim in dims]
+    if variable and fixed:
+        shape[variable[-1]] = count // fixed
+    return tuple(shape)
+
+
+# Responses as flat JSON objects with sorted keys, alone or as server-sent events
+
+_encode = msgspec.json.Encoder().encode
+_DATA = b"data: "
+_END = b"\n\n"
+_HALF = ("FP16", "BF16")
+
+
+class Renderer:
+    """Renders the responses of one request to a model. Nearly all of a stream's frames is the same from response to
+    response, so it is rendered once for each set of outputs and only the tensors' JSON is spliced in."""
+
+    def __init__(self, model: str, version: int, request: InferRequest) -> None:
+        self._head = {"model_name": _encode(model), "model_version": _encode(str(version))}
+        if request.id:
+            self._head["id"] = _encode(request.id)
+        self._names: tuple[str, ...] | None = None
+        self._layout: list[tuple[bytes, int | None]] = []
+        """For each key that holds a tensor: what stands before its value, and which tensor of the response it is. The
+        last one is what ends the object."""
+
+    def body(self, response: InferResponse) -> bytes:
+        """The response as an object."""
+        return b"{" + self._fields(response) + b"}"
+
+    def frames(self, responses: Iterable[InferResponse]) -> bytes:
+        """The responses as events; those that are nothing but the final flag give none."""
+        parts: list[bytes] = []
+        for response in responses:
+            if response.error is not None:
+                parts.append(error_frame(response.error))
+            elif response.outputs is not None:
+                parts += (_DATA, b"{", self._fields(response), b"}", _END)
+        return b"".join(parts)
+
+    def _fields(self, response: InferResponse) -> bytes:
+        outputs = response.outputs or []
+        if response.parameters:
+            values = {tensor.name: _json(tensor) for tensor in outputs}
+            values |= {name: _encode(value) for name, value in response.parameters.items()}
+            return _object(self._head | values)
+        names = tuple([tensor.name for tensor in outputs])
+        if names != self._names:
+            self._lay_out(names)
+        parts: list[bytes] = []
+        for before, index in self._layout:
+            parts.append(before)
+            if index is not None:
+                parts.append(_json(outputs[index]))
+        return b"".join(parts)
+
+    def _lay_out(self, names: tuple[str, ...]) -> None:
+        values: dict[str, bytes | int] = {**self._head, **{name: index for index, name in enumerate(names)}}
+        layout: list[tuple[bytes, int | None]] = []
+        before = b""
+        for name in sorted(values):
+            before += (b"," if before or layout else b"") + _encode(name) + b":"
+            value = values[name]
+            if isinstance(value, int):
+                layout.append((before, value))
+                before = b""
+            else:
+                before += value
+        self._layout = [*layout, (before, None)]
+        self._names = names
+
+
+def error_frame(error: Exception) -> bytes:
+    """The error as an event. Triton's own says `An Error Occurred` or what the model said."""
+    return _DATA + kserve_error_body(error) + _END
+
+
+def _object(values: dict[str, bytes]) -> bytes:
+    return b",".join([_encode(name) + b":" + values[name] for name in sorted(values)])
+
+
+def _json(tensor: Tensor) -> bytes:
+    """One element as a scalar, more of them or none as a flat array. NaN and infinities, which JSON lacks, are null;
+    bytes that are no UTF-8 text are replaced: this front has no binary form to refer to."""
+    array = tensor.array
+    if tensor.datatype == "BYTES":
+        texts = [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in array.flat]
+        return _encode(texts[0] if len(texts) == 1 else texts)
+    if array.size != 1:
+        return _encode(to_json(tensor))
+    value = array.item()
+    return _encode(float(value) if tensor.datatype in _HALF else value)

@@ -31,7 +31,7 @@ from penstock.gateway.generating.sse import stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.headers import forwarded_http
+from penstock.gateway.kserve.parameters import forwarded_http
 from penstock.gateway.kserve.tensor_plane import TensorCall
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.dataplane import DataPlane, Usage

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferResponse
 
 from penstock.classic.tensors import Tensor, to_buffer
-from penstock.gateway.kserve.grpc.encode import fill_response
-from penstock.gateway.kserve.grpc.parameters import FINAL
-from penstock.gateway.kserve.grpc.response_forms import ResponseEncoder, ResponseForms
+from penstock.gateway.kserve.grpc.encode import ResponseEncoder, ResponseForms, fill_response
+from penstock.gateway.kserve.parameters import FINAL
 
 
 def text(name: str, *values: bytes) -> Tensor:

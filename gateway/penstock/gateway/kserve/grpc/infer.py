@@ -24,13 +24,11 @@ from penstock.gateway.front.record import REQUEST_ON_STREAM
 from penstock.gateway.grpc_transport.call import Call
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.decode import Decoded, decode, parse
-from penstock.gateway.kserve.grpc.encode import empty_final, fill_response, stream_error
-from penstock.gateway.kserve.grpc.parameters import FINAL
+from penstock.gateway.kserve.grpc.encode import ResponseEncoder, ResponseForms, empty_final, fill_response, stream_error
 from penstock.gateway.kserve.grpc.request_forms import KnownRequest, RequestForms
-from penstock.gateway.kserve.grpc.response_forms import ResponseEncoder, ResponseForms
 from penstock.gateway.kserve.grpc.rpc import Guard, Message, Rpc, call_in_flight
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
-from penstock.gateway.kserve.headers import forwarded
+from penstock.gateway.kserve.parameters import FINAL, forwarded
 from penstock.gateway.kserve.tensor_plane import LONG_ANSWER, LONG_BODY, LONG_TEXT, Moments, TensorCall
 
 _UNARY_MOMENTS = Moments(received="GRPC_WAITREAD_END", sending="GRPC_SEND_START")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from penstock.classic.base import PushedStream, ResponseListener, ResponseStream
-from penstock.classic.messages import InferRequest, InferResponse, Timings
+from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
@@ -26,9 +27,11 @@ from penstock.engines.errors import (
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.generation import Generation
-from penstock.gateway.llm.kserve.tensor_form import Form, TextRequest, Writer
+from penstock.gateway.llm.kserve.tensor_form import Form, TextRequest
 from penstock.gateway.llm.kserve.vllm_form import VLLM_FORM
 from penstock.gateway.llm.models import LoadedModel
+
+CANCELLED = "Request cancelled by client"
 
 _Key = tuple[str, str]
 """A request's tenant and id."""
@@ -81,21 +84,23 @@ class LanguageModel:
         return self._stream(request, self._read(request))
 
     def _stream(self, request: InferRequest, text: TextRequest) -> LanguageStream:
-        writer = self.form.writer(text)
-        about = (self._dataplane, self._model, text, writer, self.statistics, request.outputs, request.timings)
         if not request.id or self.form.cancels is None:
-            return LanguageStream(*about)
+            return LanguageStream(self, request, text)
         key = (request.tenant, request.id)
-
-        def forget(ended: LanguageStream) -> None:
-            streams = self._by_id[key]
-            streams.discard(ended)
-            if not streams:
-                del self._by_id[key]
-
-        stream = LanguageStream(*about, on_end=forget)
+        stream = LanguageStream(self, request, text, key)
         self._by_id.setdefault(key, set()).add(stream)
         return stream
+
+    def generate(self, text: TextRequest) -> Coroutine[Any, Any, Generation]:
+        """As DataPlane.generate_on, on this model."""
+        return self._dataplane.generate_on(self._model, text.generate, adapter=text.adapter)
+
+    def forget(self, key: _Key, stream: LanguageStream) -> None:
+        """It has ended and cannot be cancelled any more."""
+        streams = self._by_id[key]
+        streams.discard(stream)
+        if not streams:
+            del self._by_id[key]
 
     def _read(self, request: InferRequest) -> TextRequest:
         """Raises CancelledError for a request that has cancelled others: that is its answer."""
@@ -129,42 +134,28 @@ class LanguageModel:
         await self._model.stop()
 
 
-CANCELLED = "Request cancelled by client"
-
-
 class LanguageStream(PushedStream):
     """The responses of one request: deltas as they come, or everything at the end."""
 
-    def __init__(
-        self,
-        dataplane: DataPlane,
-        model: LoadedModel,
-        request: TextRequest,
-        writer: Writer,
-        statistics: ModelStatistics,
-        outputs: Sequence[str] = (),
-        timings: Timings | None = None,
-        on_end: Callable[[LanguageStream], None] | None = None,
-    ) -> None:
-        """`on_end` is called once. Only where it is given may the request be cancelled by another one."""
-        self._dataplane = dataplane
+    def __init__(self, model: LanguageModel, request: InferRequest, text: TextRequest, key: _Key | None = None) -> None:
+        """`key`: by which another request may cancel this one."""
         self._model = model
-        self._request = request
-        self._writer = writer
-        self._statistics = statistics
-        self._outputs = frozenset(outputs)
-        self._timings = timings
-        self._on_end = on_end
-        self.pushes = request.stream and on_end is None
+        self._text = text
+        self._writer = model.form.writer(text)
+        self._outputs = frozenset(request.outputs)
+        self._timings = request.timings
+        self._key = key
+        self.pushes = text.stream and key is None
         self._listener: ResponseListener | None = None
         self._generation: Generation | None = None
         self._beginning: asyncio.Task[Generation] | None = None
         self._cancelled = False
-        self._live = request.generate.n
+        self._live = text.generate.n
         self._begun = time.monotonic_ns()
         self._has_responded = False
         self._ended = False
-        statistics.pending += 1
+        self._statistics = model.statistics
+        self._statistics.pending += 1
 
     def __aiter__(self) -> LanguageStream:
         return self
@@ -174,7 +165,7 @@ class LanguageStream(PushedStream):
             raise StopAsyncIteration
         try:
             deltas = await self._advance()
-            while not self._request.stream and self._live:
+            while not self._text.stream and self._live:
                 deltas = _merged(deltas, await self._advance())
         except PenstockError as error:
             return self._error(error)
@@ -238,8 +229,8 @@ class LanguageStream(PushedStream):
     async def _begin(self) -> Generation:
         if self._cancelled:
             raise CancelledError(CANCELLED)
-        begin = self._dataplane.generate_on(self._model, self._request.generate, adapter=self._request.adapter)
-        if self._on_end is None:
+        begin = self._model.generate(self._text)
+        if self._key is None:
             return await begin
         beginning = self._beginning = asyncio.create_task(begin)
         try:
@@ -306,11 +297,11 @@ class LanguageStream(PushedStream):
 
     def _end(self) -> None:
         self._ended = True
-        if self._on_end is not None:
-            self._on_end(self)
+        if self._key is not None:
+            self._model.forget(self._key, self)
 
     def _tensors(self, deltas: list[ChoiceDelta]) -> list[Tensor]:
-        by_index: list[ChoiceDelta | None] = [None] * self._request.generate.n
+        by_index: list[ChoiceDelta | None] = [None] * self._text.generate.n
         for delta in deltas:
             by_index[delta.index] = delta
         tensors = self._writer.tensors(by_index, self._generation.usage.prompt_tokens if self._generation else 0)

@@ -83,6 +83,10 @@ class SharedMemorySlice:
         self._hold = hold
         self.byte_size = byte_size
 
+    @property
+    def region_name(self) -> str:
+        return self._region.status.name
+
     def read(self) -> memoryview:
         """A copy of the contents. Raises InvalidRequestError when the object has shrunk meanwhile, and what `hold` of
         `SharedMemoryRegions.of` raises."""

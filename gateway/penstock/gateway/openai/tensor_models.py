@@ -31,7 +31,8 @@ from penstock.gateway.generating.sse import stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.http_request import complete_request, found_model
+from penstock.gateway.kserve.parameters import forwarded_http
+from penstock.gateway.kserve.tensor_plane import TensorCall
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.dataplane import DataPlane, Usage
 from penstock.gateway.llm.kserve.language_model import LanguageModel
@@ -234,16 +235,19 @@ class TensorModel:
     ) -> AsyncIterator[_Answer]:
         """Raises PenstockError."""
         context = exchange.context
-        model = await found_model(self._kserve, exchange, self._name, "")
+        plane = self._kserve.plane
+        exchange.read_deadline()
+        model = await plane.find(self._name, "", context)
         check_request(request)
         note_ignored(request, context)
         inner = InferRequest(inputs=tensor_inputs(model.signature, request, prompt, context))
-        complete_request(inner, self._kserve, exchange, self._name)
-        model = self._kserve.models.model(self._name, "", inner)  # a reload may have replaced it meanwhile
+        if self._kserve.header_forward_pattern is not None:
+            inner.parameters |= forwarded_http(exchange.scope["headers"], self._kserve.header_forward_pattern)
+        call = plane.begin(model, "", inner, context)
         stops = StopStrings(stop_strings(request.stop), bool(request.include_stop_str_in_output))
         usage = Usage()
         answer = _Answer(usage, pulse if request.stream else None)
-        answer.deltas = _deltas(_responses(model, inner), stops, echoed_prompt(request, prompt), answer, context)
+        answer.deltas = _deltas(_responses(call), stops, echoed_prompt(request, prompt), answer, context)
         async with aclosing(answer):
             yield answer
 
@@ -281,11 +285,11 @@ class _Answer:
         await self.deltas.aclose()
 
 
-async def _responses(model: InferModel, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-    if not model.signature.decoupled:
-        yield await model.infer(request)
+async def _responses(call: TensorCall) -> AsyncGenerator[InferResponse, None]:
+    if not call.model.signature.decoupled:
+        yield await call.infer()
         return
-    responses = paced(model.stream(request))
+    responses = paced(call.stream())
     try:
         async for response in responses:
             yield response

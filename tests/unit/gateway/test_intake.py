@@ -15,7 +15,7 @@ from penstock.engines.errors import CancelledError, OverloadedError
 from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.intake import SMALL_BODY, BodyBudget, Intake, LoopLag, WorkPool, WorkPools
-from penstock.gateway.metrics.intake import IntakeMetrics
+from penstock.gateway.metrics.requests import IntakeMetrics
 
 MIB = 1 << 20
 

@@ -29,7 +29,7 @@ from penstock.gateway.kserve import http_models, repository_http, settings_http
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.errors import KSERVE_ERRORS
 from penstock.gateway.kserve.generate import generate
-from penstock.gateway.kserve.http_infer import Infer
+from penstock.gateway.kserve.http_infer import infer
 
 KSERVE = Api("kserve", KSERVE_ERRORS, prefix="/v2", as_triton=True)
 
@@ -73,7 +73,7 @@ def _model_rows(context: KServe) -> list[Row]:
     one, traced = "/v2/models/{model}", "/v2/models/{model}/trace/setting"
     answers: tuple[tuple[str, str, Access, AnswerModel], ...] = (
         ("GET", "", SEE_METADATA, partial(http_models.metadata, context)),
-        ("POST", "/infer", INFER, Infer(context)),
+        ("POST", "/infer", INFER, partial(infer, context)),
         ("POST", "/generate", INFER, partial(generate, context, stream=False)),
         ("POST", "/generate_stream", INFER, partial(generate, context, stream=True)),
         ("GET", "/ready", SEE_READINESS, partial(http_models.model_ready, context)),

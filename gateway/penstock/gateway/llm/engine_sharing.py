@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.engines.contract.messages import StepRecord
-from penstock.engines.door.spec import DoorAddress, DoorSpec, ModelDigests
+from penstock.engines.door.spec import DoorAddress, DoorSpec
+from penstock.engines.host.content_digest import ModelDigests
 from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
-from penstock.engines.vllm.versions import is_cpu_build
+from penstock.engines.vllm.contract import is_cpu_build
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.language_model import (
     DoorConfig,
@@ -237,7 +238,7 @@ def _check_private(folder: Path) -> None:
 
 
 def _digests(source: ModelSource) -> ModelDigests:
-    from penstock.engines.door.fingerprint import model_digests
+    from penstock.engines.host.content_digest import model_digests
 
     try:
         return model_digests(source.folder)

@@ -13,9 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
-from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.gguf.files import gguf_files
-from penstock.engines.formats.model_files import read_json
+from penstock.engines.formats.model_files import exported_graph, read_json
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.placement import Placement, find_place
 from penstock.engines.kv_events.settings import KVEventsConfig

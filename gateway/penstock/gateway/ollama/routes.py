@@ -35,7 +35,7 @@ def embedding_routes(pooling: PoolingPlane, settings: AppSettings) -> list[Route
 
 
 def model_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> list[Route]:
-    models = Models(dataplane, pooling)
+    models = Models(dataplane, pooling, settings.text_models)
     shown, pull = partial(show, models, settings), Pull(models, settings).handle
     return [
         Route("GET", "/api/tags", SEE_METADATA, partial(show_all, models), OLLAMA),

@@ -12,11 +12,9 @@ import numpy as np
 from penstock.engines.client.engine import Engine
 from penstock.engines.contract.loading import Report
 from penstock.engines.contract.messages import AddRequest, PoolingParams, RequestOutput
-from penstock.engines.encoder.engine import EncoderEngine
-from penstock.engines.encoder.outline import is_encoder_folder, outline_of
-from penstock.engines.encoder.sentence_files import SentenceRecipe, read_recipe
+from penstock.engines.encoder.engine import EncoderEngine, TextQueue
+from penstock.engines.encoder.model_folder import SentenceRecipe, is_encoder_folder, outline_of, read_recipe
 from penstock.engines.encoder.text import Encoder, EncoderInfo, TokenizedText, Vectors
-from penstock.engines.encoder.text_queue import TextQueue
 from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
 from penstock.engines.formats.model_files import read_json
 from penstock.engines.host.failure_text import as_load_error

@@ -21,6 +21,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,12 @@ class TracedServer:
                 return ports
         raise SystemExit("the server did not start:\n" + "".join(log))
 
+    @cached_property
+    def model(self) -> str:
+        """The language model's name. Asked for once: it is no part of what is traced."""
+        with urllib.request.urlopen(self.http + "/v1/models", timeout=60) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+
     def post(self, path: str, body: dict[str, Any]) -> bytes:
         request = urllib.request.Request(
             self.http + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -111,7 +118,7 @@ class TracedServer:
 
 
 def send_chat(server: TracedServer) -> None:
-    assert b"[DONE]" in server.post("/v1/chat/completions", {"model": model_name(server), **CHAT})
+    assert b"[DONE]" in server.post("/v1/chat/completions", {"model": server.model, **CHAT})
 
 
 def send_infer(server: TracedServer) -> None:
@@ -128,7 +135,7 @@ def send_stream_infer(server: TracedServer) -> None:
         for name, datatype in (("text_input", "BYTES"), ("stream", "BOOL"))
     ]
     request = service_pb2.ModelInferRequest(
-        model_name=model_name(server),
+        model_name=server.model,
         inputs=tensors,
         raw_input_contents=[len(text).to_bytes(4, "little") + text, b"\1"],
         parameters={"max_tokens": service_pb2.InferParameter(int64_param=24)},
@@ -138,11 +145,6 @@ def send_stream_infer(server: TracedServer) -> None:
         responses = list(stub.ModelStreamInfer(iter([request]), timeout=60))
     assert len(responses) > 1, responses
     assert not responses[0].error_message, responses[0].error_message
-
-
-def model_name(server: TracedServer) -> str:
-    with urllib.request.urlopen(server.http + "/v1/models", timeout=60) as answer:
-        return str(json.load(answer)["data"][0]["id"])
 
 
 SCENARIOS = (

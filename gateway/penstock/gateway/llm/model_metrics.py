@@ -93,26 +93,26 @@ class ModelMetrics:
         self._batch.observe(step.num_requests)
         self._batch_tokens.observe(step.num_tokens)
 
-    def tokens(self, count: int, last: float | None, now: float, arrival: float) -> None:
-        """`count` tokens of a choice came at `now`; the one before at `last`, None if these are the first.
+    def tokens(self, count: int, last: float | None, now: float, arrival: float, choices: int = 1) -> None:
+        """`count` tokens of so many equal choices came at `now`; the one before at `last`, None if these are the first.
 
         Tokens that come together share the time since the last one evenly.
         """
         if last is not None:
-            self._itl.observe((now - last) / count, count)
+            self._itl.observe((now - last) / count, count * choices)
             return
-        self._ttft.observe(now - arrival)
+        self._ttft.observe(now - arrival, choices)
         if count > 1:
-            self._itl.observe(0.0, count - 1)
+            self._itl.observe(0.0, (count - 1) * choices)
 
     def queued(self, seconds: float) -> None:
         self._queue.observe(seconds)
 
-    def finished(self, reason: str, seconds: float) -> None:
-        """A choice has ended: stop, length, abort, or error:<code>. Only complete ones have a duration to speak of."""
-        self._finished[reason] += 1
+    def finished(self, reason: str, seconds: float, choices: int = 1) -> None:
+        """Choices have ended: stop, length, abort, or error:<code>. Only complete ones have a duration to speak of."""
+        self._finished[reason] += choices
         if reason in ("stop", "length"):
-            self._e2e.observe(seconds)
+            self._e2e.observe(seconds, choices)
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_engine()

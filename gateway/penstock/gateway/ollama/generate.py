@@ -14,6 +14,7 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.quantities import parse_duration
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint
+from penstock.gateway.generating.fitting import only_prompt
 from penstock.gateway.generating.requests import parse
 from penstock.gateway.generating.streams import stream
 from penstock.gateway.http.exchange import Exchange
@@ -22,7 +23,7 @@ from penstock.gateway.llm.dataplane import Generation, ServedModel
 from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.llm.models import LoadedModel
 from penstock.gateway.ollama.answers import Answer, Lines, now
-from penstock.gateway.ollama.fitting import Window, fitted_chat, only_prompt, window, with_prompt
+from penstock.gateway.ollama.fitting import Window, fitted_chat, window, with_prompt
 from penstock.gateway.ollama.schemas import ChatRequest, GenerateRequest, Options, model_name
 from penstock.gateway.ollama.translation import (
     openai_chat,

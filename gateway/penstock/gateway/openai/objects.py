@@ -47,7 +47,7 @@ def chat_usage(usage: Usage) -> UsageObject:
 
 def running_usage(generation: Generation, index: int | None) -> UsageObject:
     """What one choice has used so far; None for one that has not begun."""
-    return _usage(generation.usage, 0 if index is None else generation.usage_by_choice[index])
+    return _usage(generation.usage, 0 if index is None else generation.tokens_of(index))
 
 
 def _usage(usage: Usage, completion_tokens: int) -> UsageObject:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -176,6 +176,17 @@ def _suffix(request: CompletionRequest, model: ServedModel) -> str | None:
     return request.suffix
 
 
+class _OwnFields(TypedDict, total=False):
+    """Of a GenerateRequest, those that chats and text completions have each in their own way."""
+
+    add_special_tokens: bool
+    prediction: str
+    tenant: str
+    cache_retention: int
+    session: str
+    priority: int
+
+
 def _generate_request(
     request: CommonRequest,
     prompts: list[str | list[int]],
@@ -186,9 +197,8 @@ def _generate_request(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
-    **own: Any,
+    **own: Unpack[_OwnFields],
 ) -> GenerateRequest:
-    """`own`: fields that chats and text completions have each in their own way."""
     if request.spaces_between_special_tokens is False and not model.joins_special_tokens:
         message = "spaces_between_special_tokens: this model's tokenizer puts spaces between all tokens."
         raise UnsupportedError(message, param="spaces_between_special_tokens")

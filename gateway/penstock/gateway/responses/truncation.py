@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from penstock.engines.errors import ContextLengthError
+from penstock.gateway.generating.fitting import longest_that_fits, within
 from penstock.gateway.llm.dataplane import GenerateRequest
 
-_MOST_TRIES = 8
-"""Each renders the template and encodes the text. Of a conversation of more than 64 turns, a few may go that would have
-fitted."""
 _ANSWER_SHARE = 4
 """Of the context, a quarter is left to an answer without a bound, and no more to one that has."""
 
@@ -23,50 +20,32 @@ async def truncated(messages: Messages, context_length: int, max_tokens: int | N
     them where they do. System messages at the beginning and the user's last message stay. Raises what `render` does,
     and ContextLengthError where nothing more can go."""
     share = context_length // _ANSWER_SHARE
-    least = min(max_tokens or 1, share)
-
-    async def fitting(kept: Messages, room: int) -> GenerateRequest | None:
-        try:
-            wanted = await render(kept)
-        except ContextLengthError:
-            return None
-        return wanted if len(wanted.prompts[0]) + room <= context_length else None
-
-    found = await fitting(messages, least)
-    shorter = _Shorter(messages)
-    if found is not None or not shorter.starts:
-        return found or await render(messages)
+    whole = await within(context_length - min(max_tokens or 1, share), render(messages))
+    starts = _starts(messages)
+    if whole is not None or not starts:
+        return whole or await render(messages)
     room = min(max_tokens or share, share)
-    best = await fitting(shorter[-1], room)
-    if best is None:
-        return await render(shorter[-1])
-    low, high = 0, len(shorter.starts) - 1
-    for _ in range(_MOST_TRIES - 2):
-        if low >= high:
-            break
-        middle = (low + high) // 2
-        found = await fitting(shorter[middle], room)
-        if found is None:
-            low = middle + 1
-        else:
-            best, high = found, middle
-    return best
+
+    def shorter(start: int) -> Awaitable[GenerateRequest]:
+        return render(_from(messages, start))
+
+    found = await longest_that_fits(messages, starts, shorter, context_length - room)
+    return found or await shorter(starts[-1])
 
 
-class _Shorter:
-    """The same conversation, from long to short: it begins with a turn of the user, or has the user's last message, and
-    begins behind it with a later turn of the assistant."""
+def _starts(messages: Messages) -> list[int]:
+    """Where a shorter conversation may begin: at a turn of the user, or, behind the user's last message, which stays,
+    at a later turn of the assistant."""
+    roles = [message["role"] for message in messages]
+    head = next((number for number, role in enumerate(roles) if role != "system"), len(roles))
+    users = [number for number, role in enumerate(roles) if role == "user"]
+    last_user = users[-1] if users else len(roles)
+    turns = [number for number in range(last_user + 2, len(roles)) if roles[number] == "assistant"]
+    return [*(number for number in users if number > head), *turns]
 
-    def __init__(self, messages: Messages) -> None:
-        self._messages = messages
-        roles = [message["role"] for message in messages]
-        self._head = next((number for number, role in enumerate(roles) if role != "system"), len(roles))
-        users = [number for number, role in enumerate(roles) if role == "user"]
-        self._last_user = users[-1] if users else len(roles)
-        turns = [number for number in range(self._last_user + 2, len(roles)) if roles[number] == "assistant"]
-        self.starts = [*(number for number in users if number > self._head), *turns]
 
-    def __getitem__(self, number: int) -> Messages:
-        start = self.starts[number]
-        question = [self._messages[self._last_user]] if self._last_user < start else []
-        return [*self._messages[: self._head], *question, *self._messages[start:]]
+def _from(messages: Messages, start: int) -> Messages:
+    head = next((number for number, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    last_user = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=start)
+    question = [messages[last_user]] if last_user < start else []
+    return [*messages[:head], *question, *messages[start:]]

@@ -15,7 +15,7 @@ from helpers_dataplane import Setup
 from helpers_keys import api_keys
 from helpers_tokenizers import byte_level, save_folder
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
 from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.limits import ConnectionLimits

@@ -35,7 +35,7 @@ from penstock.gateway.composition.ports import (
 )
 from penstock.gateway.composition.records import RequestRecords
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.access import ApiKeys
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.heap import settle
 from penstock.gateway.front.intake import Intake, WorkPools

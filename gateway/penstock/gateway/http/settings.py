@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from penstock.gateway.front.access import Restrictions
-from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.access import ApiKeys, Restrictions
 from penstock.gateway.front.browser_rules import BrowserRules
 from penstock.gateway.front.call import DrainState, RequestJournal
 from penstock.gateway.front.intake import Intake, WorkPools

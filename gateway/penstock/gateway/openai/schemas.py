@@ -7,12 +7,10 @@ OpenAI nor vLLM knows are ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
 
-from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.prompts import Side
 from penstock.gateway.llm.sampling import SamplingFields
 
@@ -215,31 +213,3 @@ COMPLETION: Mapping[str, tuple[str, ...]] = _BOTH | {
     "top_logprobs": ("null", "0"),
 }
 """With fields of chats that would change the answer."""
-
-_HINTS: Mapping[str, tuple[object, ...]] = {
-    "audio": (None,),
-    "guided_decoding_backend": (None,),
-    "length_penalty": (None, 1),
-    "media_io_kwargs": (None, {}),
-    "mm_processor_kwargs": (None, {}),
-    "moderation": (None,),
-    "stream_interval": (None, 1),
-    "web_search_options": (None,),
-}
-
-_hints_of = attrgetter(*_HINTS)
-_SILENT = (None,) * len(_HINTS)
-"""Most requests: that is seen at once."""
-
-
-def note_hints(request: CommonRequest, context: RequestContext) -> None:
-    """Of those that are the same for every model. What a chat's `audio` would change, its `modalities` say."""
-    if _hints_of(request) != _SILENT:
-        for name, neutral in _HINTS.items():
-            if getattr(request, name) not in neutral:
-                context.ignore(name, "this server does nothing by it.")
-    if request.stream_options is not None:
-        if not request.stream:
-            context.ignore("stream_options", "the answer is no stream.")
-        elif request.stream_options.include_obfuscation:
-            context.ignore("stream_options.include_obfuscation", "this server pads no chunks.")

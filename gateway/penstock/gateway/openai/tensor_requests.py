@@ -16,7 +16,8 @@ from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.sampling import NUMBERS
-from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, note_hints
+from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
+from penstock.gateway.openai.validation import note_hints
 
 _PROMPT, _STREAM, OUTPUT, _SAMPLING, _STOPS = (
     "text_input",

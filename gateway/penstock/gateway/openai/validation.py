@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import TypedDict, Unpack
 
 import msgspec
@@ -14,9 +15,15 @@ from penstock.gateway.generating.requests import fair_tenant, texts_or_ids
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.llm.prompts import truncation
-from penstock.gateway.llm.sampling import bad_words, bounded, priority_level, sampling_params, stop_strings
+from penstock.gateway.llm.sampling import (
+    bad_words,
+    bounded,
+    priority_level,
+    sampling_params,
+    stop_strings,
+)
 from penstock.gateway.llm.structured_output import grammar_field
-from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, ServiceTier, note_hints
+from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, ServiceTier
 
 _MAX_PAIRS = 16
 _MAX_KEY, _MAX_VALUE = 64, 512
@@ -307,3 +314,31 @@ def _cache_salt(salt: str | None) -> str:
         message = f"cache_salt must have 1 to {_MAX_CACHE_SALT} characters, none of them @, /, \\ or NUL."
         raise InvalidRequestError(message, param="cache_salt")
     return salt
+
+
+_HINTS: Mapping[str, tuple[object, ...]] = {
+    "audio": (None,),
+    "guided_decoding_backend": (None,),
+    "length_penalty": (None, 1),
+    "media_io_kwargs": (None, {}),
+    "mm_processor_kwargs": (None, {}),
+    "moderation": (None,),
+    "stream_interval": (None, 1),
+    "web_search_options": (None,),
+}
+_hints_of = attrgetter(*_HINTS)
+_SILENT = (None,) * len(_HINTS)
+"""Most requests: that is seen at once."""
+
+
+def note_hints(request: CommonRequest, context: RequestContext) -> None:
+    """Of those that are the same for every model. What a chat's `audio` would change, its `modalities` say."""
+    if _hints_of(request) != _SILENT:
+        for name, neutral in _HINTS.items():
+            if getattr(request, name) not in neutral:
+                context.ignore(name, "this server does nothing by it.")
+    if request.stream_options is not None:
+        if not request.stream:
+            context.ignore("stream_options", "the answer is no stream.")
+        elif request.stream_options.include_obfuscation:
+            context.ignore("stream_options.include_obfuscation", "this server pads no chunks.")

@@ -17,7 +17,7 @@ from penstock.gateway.batches import lines, message_batches
 from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.database import Database
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
 from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.quota import Limits, Quota

@@ -13,7 +13,7 @@ from helpers_messages import events_of
 from helpers_responses import accumulated, validated_response
 from penstock.engines.errors import ContextLengthError, EngineError, PenstockError
 from penstock.gateway.database import Database
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
 from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal
 from penstock.gateway.front.quota import Limits, Quota

@@ -20,8 +20,8 @@ from penstock.gateway.kserve.store import IndexEntry
 from penstock.gateway.llm.adapters import Adapter, AdapterSet
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.kserve.language_model import LanguageModel
+from penstock.gateway.llm.model_builder import ModelTexts, read_texts, read_tokenizer
 from penstock.gateway.llm.model_metrics import ModelMetrics
-from penstock.gateway.llm.model_texts import ModelTexts, read_texts, read_tokenizer
 from penstock.gateway.llm.models import LoadedModel, TextSettings
 from penstock.gateway.model_host.remote_models import RemoteModels
 

@@ -11,8 +11,7 @@ from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.ollama.embed import Embed, OldEmbed
 from penstock.gateway.ollama.errors import OLLAMA
 from penstock.gateway.ollama.generate import Chat, Generate
-from penstock.gateway.ollama.library import Pull, operators_only
-from penstock.gateway.ollama.models import Models, show, show_all, show_running, show_version
+from penstock.gateway.ollama.models import Models, Pull, operators_only, show, show_all, show_running, show_version
 from penstock.gateway.ollama.schemas import ChatRequest, GenerateRequest, PullRequest, ShowRequest
 from penstock.gateway.pooling.plane import PoolingPlane
 

@@ -11,11 +11,21 @@ from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.adapter_control import AdapterControl
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.openai.adapters import LoadRequest, UnloadRequest, load_adapter, unload_adapter
 from penstock.gateway.openai.chat import ChatCompletions, ChatKeeper
 from penstock.gateway.openai.completions import Completions
-from penstock.gateway.openai.engine_control import control, is_sleeping, reset_prefix_cache, sleep, wake_up
-from penstock.gateway.openai.models import ModelControl, ModelObjects
+from penstock.gateway.openai.models import (
+    LoadRequest,
+    ModelControl,
+    ModelObjects,
+    UnloadRequest,
+    control,
+    is_sleeping,
+    load_adapter,
+    reset_prefix_cache,
+    sleep,
+    unload_adapter,
+    wake_up,
+)
 from penstock.gateway.openai.schemas import CHAT, COMPLETION, ChatRequest, CompletionRequest
 from penstock.gateway.openai.tokenize import (
     TOKENIZE,

@@ -26,9 +26,8 @@ from penstock.gateway.llm.engine_spec import choose_engine
 from penstock.gateway.llm.model_builder import build_model
 from penstock.gateway.llm.models import ModelSource
 from penstock.gateway.memory.budget import MemoryBudget
-from penstock.gateway.pooling.heads import Head, read_head
 from penstock.gateway.pooling.metrics import EncoderMetrics
-from penstock.gateway.pooling.models import PoolingModel
+from penstock.gateway.pooling.models import Head, PoolingModel, read_head
 from penstock.tokenizers import Tokenizer, TokenizerError
 
 _TOGETHER = 128

@@ -12,8 +12,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.pooling.embeddings import rows_of_inputs, vectors_of
 from penstock.gateway.pooling.endpoint import PoolingEndpoint, list_object, written
-from penstock.gateway.pooling.heads import Head
-from penstock.gateway.pooling.models import PoolingModel
+from penstock.gateway.pooling.models import Head, PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.pooling.schemas import ClassifyRequest, InputRequest, PoolingTaskRequest
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from penstock.engines.kit.batch import Batch, Int32s, Ints, Outputs
-from penstock.engines.torch.attention import PagedAttention, Step, attach, make_step
-from penstock.engines.torch.kv_cache import TorchKVCache
+from penstock.engines.torch.attention import PagedAttention, Step, TorchKVCache, attach, make_step
 from penstock.engines.torch.lora import TorchAdapters, UsedAdapter
 
 

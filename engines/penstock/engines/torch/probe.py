@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.kit.batch import Batch, GroupTables, Int32s, Ints
-from penstock.engines.torch.attention import ATTENTION, attach
+from penstock.engines.torch.attention import ATTENTION, LayerLayout, TorchKVCache, attach, groups_of
 from penstock.engines.torch.config import NAMES
-from penstock.engines.torch.kv_cache import LayerLayout, TorchKVCache, groups_of
 from penstock.engines.torch.model import PagedModel
 
 _UNDERSTOOD = {"scaling", "sliding_window", "softcap", "s_aux", "position_ids", "is_causal", "dropout"}

@@ -75,7 +75,7 @@ class _Source:
 
     def make(self) -> ov.Model:
         if self.outline.spec is None or self.weights is None:
-            return build_exported(ov.Core(), self.outline, self.recipe)
+            return build_exported(self.outline, self.recipe)
         graph = build_encoder(self.outline.spec, self.recipe, self.weights)
         self.weights.finish()
         return graph

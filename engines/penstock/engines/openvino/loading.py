@@ -40,7 +40,11 @@ from penstock.engines.openvino.work import MatrixWork, count_matrices, model_wor
 BuildGraph = Callable[[DecoderSpec, Weights, str], tuple[ov.Model, dict[str, Projection]]]
 """As `build_decoder`."""
 
-_STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
+_STORED: dict[str, np.dtype[Any]] = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+}
 
 _ROWS_OF_EXPERT = 8
 """Mean number of an expert's rows when the model is loaded: an expert's weights are packed at its first row."""
@@ -244,7 +248,7 @@ def _open_exported(config: OpenVINOConfig, file: Path, report: Report) -> Export
     settings = read_json(config.model_dir / "config.json")
     model_len = max_model_len(config.max_model_len, context_of(settings, config))
     report(Loading("weights"))
-    exported = read_exported(ov.Core(), file)
+    exported = read_exported(file)
     facts = ModelFacts(StoredTypes(integers=exported.integers), exported.head_size, is_exported=True)
     return ExportedDecoder(
         numerics=settle(Wish.of(config), facts),
@@ -299,7 +303,7 @@ def _loaded(config: OpenVINOConfig, source: DecoderSource, plans: list[ThreadPla
 
 def _stored_type(source: DecoderSource) -> np.dtype[Any]:
     """Of features that are kept."""
-    return np.dtype(_STORED[source.numerics.dtype])
+    return _STORED[source.numerics.dtype]
 
 
 def _warm_up(loaded: LoadedDecoder, plans: list[ThreadPlan], least: int, report: Report) -> None:

@@ -17,7 +17,7 @@ from penstock.engines.contract.continuous_batcher import BatcherOutput, StartReq
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.tensorrt_llm.arguments import TensorRTLLMAdapters
+from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
 from penstock.engines.tensorrt_llm.config import CheckpointFacts, TensorRTLLMConfig
 from penstock.engines.tensorrt_llm.contract import Sample
 from penstock.engines.tensorrt_llm.sampling import BACKEND, TRTLLM_SAMPLER, bias, guide, sampling_arguments, stop_tokens

@@ -71,7 +71,7 @@ def load(options: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
     check_settings(config, checkpoint)
     CONTRACT.check("TensorRT-LLM", version)
     check_engine_args(config.engine_args, field_names(resolve(LLM_ARGS)), field_names(resolve(KV_CACHE_CONFIG)))
-    from penstock.engines.tensorrt_llm.arguments import TensorRTLLMAdapters
+    from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
     from penstock.engines.tensorrt_llm.batcher import TensorRTLLMBatcher
 
     adapters = TensorRTLLMAdapters(config)

@@ -80,7 +80,7 @@ class ThreadedModel:
         self._prepared: dict[int, _Prepared] = {}
         self._results: dict[int, Future[Outputs]] = {}
         device = model.device
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def adapter_slot(self, key: str) -> int | None:
         """`Model.adapter_slot`."""

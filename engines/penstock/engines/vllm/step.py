@@ -1,4 +1,5 @@
-"""Steps and the requests that live in them, from our SchedulerOutput to vLLM's: who is new, who goes on, who comes back, and whose blocks have changed."""
+"""Steps and the requests in them, from our SchedulerOutput to vLLM's: which are new, go on or come back, and whose
+blocks have changed."""
 
 from __future__ import annotations
 

@@ -104,12 +104,12 @@ def _tile(number: Node, inputs: Mapping[str, Node], shape: Attention) -> tuple[N
     request = ops.reduce_sum(ops.convert(ops.less_equal(ends, number), "i32"), i64([0]), False)
     following = ops.add(request, i32(1))
     tiles_before = ops.subtract(_at(ends, request), _at(inputs["tiles"], request))
-    first, last = (_at(inputs["subsequence_begins"], each) for each in (request, following))
+    first, last = (_at(inputs["subsequence_begins"], place) for place in (request, following))
     begin = ops.add(first, ops.multiply(ops.subtract(number, tiles_before), i32(_TILE)))
     places = ops.range(begin, ops.minimum(ops.add(begin, i32(_TILE)), last), i32(1), "i32")
     past = ops.subtract(_at(inputs["past_lens"], request), first)
     num_keys = ops.add(past, last)
-    bounds = [_at(inputs["block_indices_begins"], each) for each in (request, following)]
+    bounds = [_at(inputs["block_indices_begins"], place) for place in (request, following)]
     begin_block, end_block = (ops.unsqueeze(bound, i64(0)) for bound in bounds)
     own = [ops.slice(inputs[name], begin_block, end_block, i32([1]), i32([0])) for name in ("keys", "values")]
     keys, values = (_by_head(blocks, num_keys, shape) for blocks in own)

@@ -395,6 +395,6 @@ def _clamped(gate: Node, up: Node, clamp: Clamp) -> Node:
 
 def _counts(numbers: Node, count: int) -> Node:
     """How often each of 0 .. count - 1 occurs in `numbers`, which are sorted."""
-    each = i32(np.arange(count))
-    ends, begins = (ops.search_sorted(numbers, each, right, "i64") for right in (True, False))
+    experts = i32(np.arange(count))
+    ends, begins = (ops.search_sorted(numbers, experts, right, "i64") for right in (True, False))
     return ops.subtract(ends, begins)

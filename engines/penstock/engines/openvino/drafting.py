@@ -257,9 +257,9 @@ def parse_eagle3(settings: Mapping[str, Any], target: DecoderSpec, max_model_len
         raise UnsupportedError("EAGLE-3 heads with a sliding window are not supported")
     if decoder.vocab_size != target.vocab_size:
         raise UnsupportedError(f"its vocabulary has {decoder.vocab_size} tokens, the model's {target.vocab_size}")
-    given = settings.get("target_hidden_size") or decoder.hidden_size
-    if given != target.hidden_size:
-        raise UnsupportedError(f"it is for hidden states of size {given}, the model's have {target.hidden_size}")
+    target_size = settings.get("target_hidden_size") or decoder.hidden_size
+    if target_size != target.hidden_size:
+        raise UnsupportedError(f"it is for hidden states of size {target_size}, the model's have {target.hidden_size}")
     draft_vocab_size = settings.get("draft_vocab_size") or decoder.vocab_size
     if type(draft_vocab_size) is not int or not 0 < draft_vocab_size <= target.vocab_size:
         raise UnsupportedError(f"draft_vocab_size={str(draft_vocab_size)[:50]} is not from 1 to {target.vocab_size}")
@@ -301,15 +301,17 @@ def _layers(settings: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     inner = settings.get("eagle_config") or {}
     if not isinstance(inner, Mapping) or inner.get("use_aux_hidden_state") is False:
         raise UnsupportedError("EAGLE-3 heads that get the last hidden state alone are not supported")
-    found, shift = (inner[key], 1) if inner.get(key) else (settings.get(key), 0)
-    if not found:
+    layers, shift = (inner[key], 1) if inner.get(key) else (settings.get(key), 0)
+    if not layers:
         if num_layers < _LEAST_LAYERS:
             raise UnsupportedError(f"its config.json has no {key}, and the model has fewer than {_LEAST_LAYERS} layers")
         return 2, num_layers // 2, num_layers - 3
-    right = isinstance(found, list) and all(type(n) is int and 0 <= n + shift <= num_layers for n in found)
-    if not right or sorted(set(found)) != found:
-        raise UnsupportedError(f"{key}={str(found)[:80]} is not a list of layers, in order, of a model of {num_layers}")
-    return tuple(n + shift for n in found)
+    known = isinstance(layers, list) and all(type(n) is int and 0 <= n + shift <= num_layers for n in layers)
+    if not known or sorted(set(layers)) != layers:
+        raise UnsupportedError(
+            f"{key}={str(layers)[:80]} is not a list of layers, in order, of a model of {num_layers}"
+        )
+    return tuple(n + shift for n in layers)
 
 
 HeadGraph = tuple[ov.Model, dict[str, Projection]]

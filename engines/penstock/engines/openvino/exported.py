@@ -99,9 +99,9 @@ def read_exported(graph: Path) -> ExportedDecoder:
         paged_attention_transformation(model)
     except RuntimeError as error:
         raise UnsupportedError(f"the attention of {graph.name} cannot be paged: {_first_line(error)}") from error
-    found, known = _names(model), set(step_inputs(1)) - {"sampled_tokens_indices"}
-    caches = {name for name in found if name.startswith(_CACHES)}
-    strange = sorted(found - caches - known) + sorted(known - found)
+    names, known = _names(model), set(step_inputs(1)) - {"sampled_tokens_indices"}
+    caches = {name for name in names if name.startswith(_CACHES)}
+    strange = sorted(names - caches - known) + sorted(known - names)
     if strange or not caches or model.get_sinks():
         named = f": {strange[0]}" if strange else ""
         raise UnsupportedError(f"{graph.name} has other inputs or states than those of a decoder{named}")
@@ -111,7 +111,7 @@ def read_exported(graph: Path) -> ExportedDecoder:
 def _unreadable(graph: Path, error: Exception) -> PenstockError:
     """What is said of a graph that OpenVINO does not read; where an operation is one of other releases, its name and
     that of the release that wrote the file."""
-    operation = next((found for pattern in _NO_OPERATION if (found := pattern.search(str(error)))), None)
+    operation = next((match for pattern in _NO_OPERATION if (match := pattern.search(str(error)))), None)
     if operation is None:
         return EngineError(f"{graph.name} cannot be read: {_first_line(error)}")
     with graph.open("rb") as file:

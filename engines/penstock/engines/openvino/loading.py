@@ -94,8 +94,8 @@ class DecoderSource:
     @property
     def types(self) -> str:
         """In words."""
-        dtype, *others = self.numerics.words.split(", ")
-        return ", ".join([dtype, f"weights {self.kept}", *others])
+        dtype, *rest = self.numerics.words.split(", ")
+        return ", ".join([dtype, f"weights {self.kept}", *rest])
 
 
 @dataclass(kw_only=True)

@@ -275,9 +275,9 @@ def block_layout(compiled: Any, groups: Sequence[LayerGroup]) -> tuple[int, int]
 
 def _cache_inputs(compiled: Any) -> dict[str, tuple[Any, list[int]]]:
     """Element type and shape of one block, for each cache input by its name."""
-    found = {}
+    inputs = {}
     for port in compiled.inputs:
         name = port.any_name
         if name.startswith(("key_cache.", "value_cache.")):
-            found[name] = port.element_type, [axis.get_length() for axis in list(port.partial_shape)[1:]]
-    return found
+            inputs[name] = port.element_type, [axis.get_length() for axis in list(port.partial_shape)[1:]]
+    return inputs

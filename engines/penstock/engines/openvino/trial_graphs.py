@@ -97,7 +97,7 @@ def _attention_result(compiled: Any, floats: dict[str, Floats]) -> Floats:
             request.set_tensor(port.any_name, ov.Tensor(port.element_type, ov.Shape([len(blocks), *block])))
     ints = {"past_lens": [0], "subsequence_begins": [0, _TOKENS], "max_context_len": _TOKENS}
     ints |= {"block_indices": list(blocks), "block_indices_begins": [0, len(blocks)]}
-    request.infer(floats | {name: np.array(each, np.int32) for name, each in ints.items()})
+    request.infer(floats | {name: np.array(values, np.int32) for name, values in ints.items()})
     result: Floats = request.get_output_tensor(0).data.copy()
     return result
 

@@ -274,8 +274,8 @@ class Streams:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        made, self._made, self._flushing = self._made, BatcherOutput(), False
-        self._pipe.put(made)
+        output, self._made, self._flushing = self._made, BatcherOutput(), False
+        self._pipe.put(output)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """An exception that gets out of it is the engine's end."""

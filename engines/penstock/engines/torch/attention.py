@@ -213,11 +213,11 @@ def make_step(batch: Batch, views: Sequence[View], block_size: int, device: torc
         stop = start + len(requests) * count
         queries = packed[1, start:stop].view(-1, count)
         reaches = {window: _reach(queries, first, window) for window in {view.window for view in views}}
-        seen = [
+        reach_by_view = [
             (reaches[view.window], reaches[view.window].slots(table[requests], block_size))
             for view, table in zip(views, tables, strict=True)
         ]
-        slices.append(Slice(start, stop, len(requests), seen))
+        slices.append(Slice(start, stop, len(requests), reach_by_view))
         start = stop
     return Step(packed[0], packed[1], packed[2:], slices, owners, places)
 

@@ -136,8 +136,8 @@ def _in_steps(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], tok
     for computed, scheduled in ([0, 0], [_CHUNK, 5]), ([_CHUNK, 5], [_LENGTH - _CHUNK, 1]):
         batch = _batch(tokens, tables, computed, scheduled, logits_at=np.arange(scheduled[0]))
         step = paged.make_step(batch)
-        wanted = torch.from_numpy(step.places[batch.logits_at]).to(model.device)
-        parts.append(paged.compute(step, wanted)[0])
+        logits_at = torch.from_numpy(step.places[batch.logits_at]).to(model.device)
+        parts.append(paged.compute(step, logits_at)[0])
     return torch.cat(parts)
 
 

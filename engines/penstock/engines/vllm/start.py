@@ -112,8 +112,8 @@ def _in_a_line(error: Exception) -> str:
     """pydantic's own text has a line for each part of it, with a link to its documentation."""
     if not isinstance(error, ValidationError):
         return str(error)
-    found = error.errors(include_url=False, include_context=False)
-    return "; ".join(": ".join((*map(str, each["loc"]), each["msg"].removeprefix("Value error, "))) for each in found)
+    errors = error.errors(include_url=False, include_context=False)
+    return "; ".join(": ".join((*map(str, part["loc"]), part["msg"].removeprefix("Value error, "))) for part in errors)
 
 
 def _extra(config: VLLMConfig) -> dict[str, Any]:

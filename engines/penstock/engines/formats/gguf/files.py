@@ -32,11 +32,11 @@ _YARN = {
 def architecture_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) -> Architecture:
     """Raises UnsupportedError for one that is not known."""
     name = metadata.get("general.architecture")
-    found = find_architecture(name, tensors)
-    if found is None:
+    architecture = find_architecture(name, tensors)
+    if architecture is None:
         known = ", ".join(ARCHITECTURES)
         raise UnsupportedError(f"GGUF files of architecture {str(name)[:50]} are not supported; supported are {known}")
-    return found
+    return architecture
 
 
 def config_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) -> dict[str, Any]:

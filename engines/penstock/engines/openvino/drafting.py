@@ -201,9 +201,8 @@ def _open_head(
     report: Report,
 ) -> BuiltDecoder:
     model_len = max_model_len(config.max_model_len, target.max_position_embeddings)
-    return built_decoder(
-        config, decoder, checkpoint, build, model_len, report, is_draft=True, feature_width=decoder.hidden_size
-    )
+    source = built_decoder(config, decoder, checkpoint, build, report, is_draft=True)
+    return replace(source, model_len=model_len, feature_width=decoder.hidden_size)
 
 
 def _combine(weights: Weights, shape: tuple[int, int], joined: Node) -> Node:

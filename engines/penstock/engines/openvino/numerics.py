@@ -178,7 +178,7 @@ class ModelFacts:
     head_size: int = 0
     """Of its paged attention; 0: it is an encoder, which has none, and no KV cache."""
     is_capped: bool = False
-    """Its attention caps scores, see `capped_attention`: in bf16 they would be off by up to an eighth."""
+    """Its attention caps scores, see `attention`: in bf16 they would be off by up to an eighth."""
     is_draft: bool = False
     """It computes a few tokens of each request, and keeps its weights once."""
     is_exported: bool = False

@@ -11,13 +11,13 @@ import grpc
 
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError, PenstockError
 from penstock.gateway.errors import public_message, wire_shape
-from penstock.gateway.front.connection_share import ConnectionShare
+from penstock.gateway.front.intake import ConnectionShare
 from penstock.gateway.grpc_transport.answer_fields import end_block, start_block
 from penstock.gateway.grpc_transport.call_head import CallHead, Metadata
 from penstock.gateway.grpc_transport.encodings import Encoding, answer_encoding, compressed, decompressed
 from penstock.gateway.grpc_transport.messages import Message, MessageReader, prefix
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
-from penstock.gateway.http2_sockets.pace import BodyPace
+from penstock.gateway.sockets.connection import BodyPace
 
 logger = logging.getLogger("penstock.grpc")
 

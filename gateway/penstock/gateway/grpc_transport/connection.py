@@ -16,8 +16,8 @@ from penstock.gateway.grpc_transport.call import Call
 from penstock.gateway.grpc_transport.call_head import CallHead, Metadata, call_head, is_grpc
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
 from penstock.gateway.http2.heads import DataReceived, Recent, RequestHead, RequestStarted, StreamEvent
-from penstock.gateway.http2_sockets.connection import Http2SocketConnection
-from penstock.gateway.http2_sockets.port import SocketPort
+from penstock.gateway.sockets.connection import SocketPort
+from penstock.gateway.sockets.http2 import Http2SocketConnection
 
 _UNIMPLEMENTED: int = grpc.StatusCode.UNIMPLEMENTED.value[0]
 _RESOURCE_EXHAUSTED: int = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]

@@ -7,14 +7,13 @@ import socket
 from contextlib import suppress
 
 from penstock.gateway.front.acceptor import Acceptor
-from penstock.gateway.front.intake import BodyBudget
-from penstock.gateway.front.port_connections import PortConnections
+from penstock.gateway.front.connections import PortConnections
+from penstock.gateway.front.intake import BodyBudget, UnreadAnswers
 from penstock.gateway.front.tls import TlsSettings
-from penstock.gateway.front.unread_answers import UnreadAnswers
 from penstock.gateway.grpc_transport.connection import FindHandler, GrpcConnection, GrpcPort
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
 from penstock.gateway.http2.bounds import Http2Limits
-from penstock.gateway.http2_sockets.base import watch
+from penstock.gateway.sockets.connection import watch
 
 _BACKLOG = 2048
 _TICK_SECONDS = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.gateway.http2_sockets.settings import SocketSettings
+from penstock.gateway.sockets.connection import SocketSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.stream import HttpPort, connection_scope
 from penstock.gateway.http2.bounds import Http2Limits, PingRules
 from penstock.gateway.http2.heads import DataReceived, Recent, RequestHead, RequestStarted, StreamEvent
-from penstock.gateway.http2_sockets.connection import Http2SocketConnection
-from penstock.gateway.http2_sockets.settings import SocketSettings
+from penstock.gateway.sockets.connection import SocketSettings
+from penstock.gateway.sockets.http2 import Http2SocketConnection
 
 _FIELD_OVERHEAD = 32
 _REQUEST_BYTES = 4 << 10

@@ -10,8 +10,7 @@ from starlette.types import Message
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.errors import HttpError
-from penstock.gateway.front.connection_share import ConnectionShare
-from penstock.gateway.front.intake import SMALL_BODY
+from penstock.gateway.front.intake import SMALL_BODY, ConnectionShare
 from penstock.gateway.http.http2_heads import CONTINUE, AskedHead, answer_head, error_answer
 from penstock.gateway.http.stream import AnswerHead, Field, HttpPort, HttpStream, wake
 from penstock.gateway.http2.connection import Http2Connection

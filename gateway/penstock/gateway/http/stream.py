@@ -18,8 +18,7 @@ from penstock.engines.errors import PenstockError
 from penstock.gateway.errors import HttpError
 from penstock.gateway.http.exchange import ARRIVAL_KEY, SENDER_KEY
 from penstock.gateway.http.limits import ConnectionLimits
-from penstock.gateway.http2_sockets.pace import BodyPace
-from penstock.gateway.http2_sockets.port import SocketPort
+from penstock.gateway.sockets.connection import BodyPace, SocketPort
 
 logger = logging.getLogger("penstock.http")
 

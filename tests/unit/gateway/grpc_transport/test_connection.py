@@ -16,10 +16,9 @@ from helpers_http2 import begin, data, headers, read_frames
 from penstock.gateway.front.connections import PortConnections
 from penstock.gateway.front.intake import BodyBudget, UnreadAnswers
 from penstock.gateway.front.tls import TlsSettings
-from penstock.gateway.grpc_transport.connection import GrpcConnection, GrpcPort
+from penstock.gateway.grpc_transport.call import ConnectionSettings
 from penstock.gateway.grpc_transport.messages import prefix
-from penstock.gateway.grpc_transport.server import Http2Transport
-from penstock.gateway.grpc_transport.settings import ConnectionSettings
+from penstock.gateway.grpc_transport.server import GrpcConnection, GrpcPort, Http2Transport
 from penstock.gateway.http2 import frames
 from penstock.gateway.http2.bounds import Http2Limits
 from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting, frame

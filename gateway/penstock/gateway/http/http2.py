@@ -57,7 +57,7 @@ class Http2Stream(HttpStream):
     _read = _frames = 0
 
     def __init__(
-        self, wire: MultiplexedConnection, port: HttpPort, stream_id: int, asked: AskedHead, size: int
+        self, connection: MultiplexedConnection, port: HttpPort, stream_id: int, asked: AskedHead, size: int
     ) -> None:
         """`size` is what the connection's share has been asked for already."""
         super().__init__(port, asked.method, expects_continue=asked.expects_continue)

@@ -21,7 +21,7 @@ from penstock.gateway.grpc_transport.messages import (
     decompressed,
     prefix,
 )
-from penstock.gateway.http2.heads import request_head
+from penstock.gateway.http2.heads import is_grpc, request_head
 from penstock.gateway.http2.hpack import HpackDecoder
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 
-from penstock.gateway.front.listening import listener
+from penstock.gateway.front.acceptor import listener
 
 _BACKLOG = 2048
 

@@ -5,9 +5,16 @@ The rules and the texts are those of Triton's ONNX Runtime and TensorRT backends
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import importlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from penstock.classic.base import InferCall
+from penstock.classic.batching.ragged import generated_inputs
+from penstock.classic.batching.sequences.controls import server_inputs, state_outputs
 from penstock.classic.model_config import (
     DataType,
     ModelConfig,
@@ -15,9 +22,69 @@ from penstock.classic.model_config import (
     ModelOutput,
     datatype_value,
 )
-from penstock.classic.ragged.layout import generated_inputs
-from penstock.classic.sequences.tensors import server_inputs, state_outputs
-from penstock.classic.tensors import config_type
+from penstock.classic.tensors import Array, config_type
+from penstock.engines.errors import InvalidRequestError
+
+
+def wanted_outputs(calls: Iterable[InferCall], outputs: Sequence[str], states: Collection[str] = ()) -> Sequence[str]:
+    """Those of `outputs` that some request of the batch asked for, in this order, and always `states`: the outputs
+    that the server keeps for sequences."""
+    wanted: set[str] = set()
+    for call in calls:
+        if not call.request.outputs:
+            return outputs
+        wanted.update(call.request.outputs)
+    return [name for name in outputs if name in wanted or name in states]
+
+
+class Scalars:
+    def __init__(self, inputs: Iterable[str], outputs: Collection[str], configured: Iterable[ModelOutput]) -> None:
+        """`inputs` and `outputs` name the model's scalars. `configured` are all outputs of the configuration."""
+        self._inputs = tuple(inputs)
+        self.outputs = {tensor.name: tuple(tensor.dims) for tensor in configured if tensor.name in outputs}
+        """With the shapes that the configuration gives them."""
+
+    def for_model(self, feed: dict[str, Array]) -> None:
+        """Gives inputs of one element the model's shape."""
+        for name in self._inputs:
+            if name in feed and feed[name].size == 1:
+                feed[name] = feed[name].reshape(())
+
+    def as_configured(self, outputs: dict[str, Array]) -> None:
+        for name, dims in self.outputs.items():
+            if name in outputs and outputs[name].size == 1:
+                outputs[name] = outputs[name].reshape(dims)
+
+
+def to_text(name: str, array: Array) -> Array:
+    """Strings from bytes. Raises InvalidRequestError for bytes that are no UTF-8: the model's strings are text."""
+    found = np.empty(array.size, np.object_)
+    try:
+        found[:] = [item.decode() for item in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"input '{name}' has a string that is not UTF-8 at byte {error.start}") from error
+    return found.reshape(array.shape)
+
+
+def to_bytes(array: Array) -> Array:
+    found = np.empty(array.size, np.object_)
+    found[:] = [item.encode() for item in array.ravel().tolist()]
+    return found.reshape(array.shape)
+
+
+def load(module: str, purpose: str, extra: str) -> Any:
+    """The module. Raises ValueError that says how to install it.
+
+    `purpose` is what needs it ("XGBoost models"), `extra` the extra of penstock that brings it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ValueError(
+            f"{purpose} need the package {package} ({error}): pip install 'penstock-server[{extra}]'"
+        ) from error
+
 
 DEFAULT_MAX_BATCH_SIZE = 4
 """Of a model that can batch, where neither its configuration nor `default-max-batch-size` says anything."""

@@ -15,13 +15,11 @@ from penstock.classic.base import (
     InstanceContext,
     ModelContext,
 )
+from penstock.classic.batching.custom import Strategy, load_strategy
+from penstock.classic.batching.rate_limiter import ModelLimits, RateLimiter, has_rate_limits
+from penstock.classic.batching.sequences.batcher import SequenceBatcher
 from penstock.classic.classic_model import ClassicModel
-from penstock.classic.custom_batching.strategy import Strategy, load_strategy
-from penstock.classic.groups import instance_contexts
-from penstock.classic.instances import Instance, TaskInstance, ThreadInstance
-from penstock.classic.model_limits import ModelLimits, has_rate_limits
-from penstock.classic.rate_limiter import RateLimiter
-from penstock.classic.sequences.batcher import SequenceBatcher
+from penstock.classic.instances import Instance, TaskInstance, ThreadInstance, instance_contexts
 from penstock.engines.errors import PenstockError
 from penstock.engines.host.failure_text import as_load_error
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from helpers_backends import load, model_config, model_context, run
 from helpers_onnx import add_sub, add_weights, external, identity, model, save, tensors
-from penstock.classic import threads
+from penstock.classic import parameters as threads
 from penstock.classic.base import InstanceContext
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime import options

@@ -8,11 +8,11 @@ from pathlib import Path
 from time import monotonic_ns
 
 from penstock.classic.base import InferModel, ResponseStream, SaysReady, says_ready
+from penstock.classic.batching.responses import OneResponse
 from penstock.classic.caching.cache import CachedResponse, ResponseCache, tensor_bytes
 from penstock.classic.caching.keys import response_key
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.one_response import OneResponse
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Tensor

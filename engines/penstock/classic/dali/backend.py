@@ -15,8 +15,7 @@ from penstock.classic.dali.files import serialized_pipeline
 from penstock.classic.dali.instance import DaliInstance
 from penstock.classic.described import is_complete
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.parameters import check_options, flag, strings
-from penstock.classic.threads import thread_count, threads_per_instance
+from penstock.classic.parameters import check_options, flag, strings, thread_count, threads_per_instance
 
 _REFUSED = {"plugin_libs": "libraries of custom operators are not loaded"}
 

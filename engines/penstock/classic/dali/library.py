@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from penstock.classic import packages
+from penstock.classic import described
 
 _OPERATOR = re.compile(r"Error in \w+ operator `(?:nvidia\.dali\.)?(.*?)`")
 _ENCOUNTERED = re.compile(r"encountered:\s*(.*?)\s*(?:Current pipeline object|Stacktrace|$)", re.DOTALL)
@@ -15,7 +15,7 @@ _PATHS = re.compile(r"/[^\s\"';]*/")
 
 def load(module: str = "nvidia.dali") -> Any:
     """The module. Raises ValueError that says how to install it."""
-    return packages.load(module, "DALI pipelines", "dali")
+    return described.load(module, "DALI pipelines", "dali")
 
 
 def explain(error: Exception) -> str:

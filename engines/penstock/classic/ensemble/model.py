@@ -18,9 +18,8 @@ from penstock.classic.ensemble.stream import EnsembleStream, Give
 from penstock.classic.ensemble.wiring import wire
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.signature import ModelSignature
+from penstock.classic.signature import ModelSignature, check_request
 from penstock.classic.statistics import ModelStatistics
-from penstock.classic.validation import check_request
 from penstock.engines.errors import CancelledError, EngineError, NotReadyError, PenstockError, UnsupportedError
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 
-from penstock.classic import packages
+from penstock.classic import described
 from penstock.classic.fil.settings import FilSettings
 from penstock.classic.tensors import Array
 
@@ -21,7 +21,7 @@ class LightGBMForest:
     explains = True
 
     def __init__(self, settings: FilSettings) -> None:
-        lightgbm = packages.load("lightgbm", "LightGBM models", "fil")
+        lightgbm = described.load("lightgbm", "LightGBM models", "fil")
         lightgbm.register_logger(_QUIET)
         try:
             self._booster = lightgbm.Booster(model_str=settings.path.read_text())

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
-from penstock.classic.parameters import flag, number, strings, whole_number
-from penstock.classic.threads import thread_count
+from penstock.classic.parameters import flag, number, strings, thread_count, whole_number
 
 FILENAMES = {
     "xgboost_json": "xgboost.json",

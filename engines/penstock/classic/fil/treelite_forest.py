@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from penstock.classic import packages
+from penstock.classic import described
 from penstock.classic.fil.settings import FilSettings
 from penstock.classic.tensors import Array
 
@@ -19,8 +19,8 @@ class TreeliteForest:
     explains = False
 
     def __init__(self, settings: FilSettings) -> None:
-        treelite = packages.load("treelite", f"models of type {settings.model_type}", "fil")
-        self._predict = packages.load("treelite.gtil", "treelite checkpoints", "fil").predict
+        treelite = described.load("treelite", f"models of type {settings.model_type}", "fil")
+        self._predict = described.load("treelite.gtil", "treelite checkpoints", "fil").predict
         self._threads = settings.threads
         path = str(settings.path)
         try:

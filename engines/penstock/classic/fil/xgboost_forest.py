@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from penstock.classic import packages
+from penstock.classic import described
 from penstock.classic.fil.settings import FilSettings
 from penstock.classic.tensors import Array
 
@@ -18,7 +18,7 @@ class XGBoostForest:
     explains = True
 
     def __init__(self, settings: FilSettings) -> None:
-        self._xgboost = packages.load("xgboost", "XGBoost models", "fil")
+        self._xgboost = described.load("xgboost", "XGBoost models", "fil")
         booster = self._xgboost.Booster({"nthread": settings.threads})
         try:
             # not from memory: there an empty or truncated file ends the process

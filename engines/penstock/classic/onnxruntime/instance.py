@@ -7,15 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.classic.base import BackendInstance, Batch
-from penstock.classic.described import DescribedModel, scalars_of
+from penstock.classic.batching.sequences.controls import state_outputs
+from penstock.classic.described import DescribedModel, Scalars, scalars_of, to_bytes, to_text, wanted_outputs
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime import library, values
 from penstock.classic.onnxruntime.options import run_options
-from penstock.classic.outputs import wanted_outputs
-from penstock.classic.scalars import Scalars
-from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensors import Array
-from penstock.classic.text import to_bytes, to_text
 from penstock.engines.errors import EngineError, InvalidRequestError
 
 logger = logging.getLogger(__name__)

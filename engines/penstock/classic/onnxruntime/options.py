@@ -8,8 +8,7 @@ from typing import Any
 
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime import library
-from penstock.classic.parameters import choice, flag, strings
-from penstock.classic.threads import thread_count, threads_per_instance
+from penstock.classic.parameters import choice, flag, strings, thread_count, threads_per_instance
 from penstock.engines.host.cores import usable_cores
 
 _LEVELS = {0: "ORT_ENABLE_ALL", -1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}

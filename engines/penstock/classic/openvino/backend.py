@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelContext
+from penstock.classic.batching.ragged import generated_inputs
+from penstock.classic.batching.sequences.controls import server_inputs, state_outputs
 from penstock.classic.described import DescribedModel, check, complete, default_max_batch_size, is_complete
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
@@ -18,8 +20,6 @@ from penstock.classic.openvino.files import FILENAMES, read_model
 from penstock.classic.openvino.instance import OpenVINOInstance
 from penstock.classic.openvino.options import Options, options
 from penstock.classic.parameters import check_options
-from penstock.classic.ragged.layout import generated_inputs
-from penstock.classic.sequences.tensors import server_inputs, state_outputs
 
 
 class OpenVINOBackend(Backend):

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from penstock.classic.base import BackendInstance, Batch
-from penstock.classic.described import DescribedModel, scalars_of
+from penstock.classic.batching.sequences.controls import state_outputs
+from penstock.classic.described import DescribedModel, Scalars, scalars_of, wanted_outputs
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.openvino import library
 from penstock.classic.openvino.options import Options
 from penstock.classic.openvino.values import from_tensor, to_tensor
-from penstock.classic.outputs import wanted_outputs
-from penstock.classic.scalars import Scalars
-from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
 

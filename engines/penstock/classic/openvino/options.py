@@ -8,8 +8,7 @@ from typing import Any
 
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.openvino import library
-from penstock.classic.parameters import choice, flag, strings
-from penstock.classic.threads import instance_count, thread_count
+from penstock.classic.parameters import choice, flag, instance_count, strings, thread_count
 from penstock.engines.host.cores import usable_cores
 
 _HINTS = {name: name for name in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}

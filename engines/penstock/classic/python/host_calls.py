@@ -11,6 +11,7 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 from penstock.classic.base import CancellableStream, Host, InferCall, InferModel, Metric, ResponseStream
+from penstock.classic.batching.waits import Execution
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.python.cancellations import Cancellations
 from penstock.classic.python.codes import to_error, to_fields
@@ -18,7 +19,6 @@ from penstock.classic.python.followers import Followers
 from penstock.classic.python.link import Link
 from penstock.classic.python.tensors import pack_response, unpack
 from penstock.classic.python.worker.wire import Packer
-from penstock.classic.waits import Execution
 from penstock.engines.errors import (
     CancelledError,
     InvalidRequestError,

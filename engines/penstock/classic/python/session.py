@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.classic.base import Batch, Host, InferCall
+from penstock.classic.batching.waits import Execution
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.python.cancellations import Cancellations
 from penstock.classic.python.copies import Copies
@@ -22,7 +23,6 @@ from penstock.classic.python.tensors import pack, unpack_response
 from penstock.classic.python.worker.wire import Packer, encode_strings
 from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Tensor
-from penstock.classic.waits import Execution
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
 from penstock.engines.host.crash_folder import Crash, keep_evidence, signal_name
 from penstock.engines.host.failure_text import one_line

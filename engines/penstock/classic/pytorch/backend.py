@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelContext
+from penstock.classic.batching.ragged import generated_inputs
+from penstock.classic.batching.sequences.controls import server_inputs, state_outputs
 from penstock.classic.described import (
     DescribedModel,
     check,
@@ -29,8 +31,6 @@ from penstock.classic.pytorch.files import Format, model_file
 from penstock.classic.pytorch.instance import PyTorchInstance
 from penstock.classic.pytorch.options import Options, options
 from penstock.classic.pytorch.programs import Program, load_program
-from penstock.classic.ragged.layout import generated_inputs
-from penstock.classic.sequences.tensors import server_inputs, state_outputs
 
 _RUNTIME = "model.py"
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.classic.base import BackendInstance, Batch
+from penstock.classic.batching.sequences.controls import state_outputs
+from penstock.classic.described import Scalars
 from penstock.classic.model_config import ModelConfig, datatype_name
 from penstock.classic.pytorch import library, values
 from penstock.classic.pytorch.binding import InputBinding, bind_outputs, results
 from penstock.classic.pytorch.options import Options
 from penstock.classic.pytorch.programs import Program
-from penstock.classic.scalars import Scalars
-from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError, NoResourcesError, PenstockError
 

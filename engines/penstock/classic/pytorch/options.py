@@ -6,9 +6,8 @@ import threading
 from dataclasses import dataclass
 
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.parameters import flag, strings
+from penstock.classic.parameters import flag, strings, thread_count, threads_per_instance
 from penstock.classic.pytorch import library
-from penstock.classic.threads import thread_count, threads_per_instance
 
 _WHOLE_PROCESS = {"ENABLE_JIT_EXECUTOR": True, "ENABLE_JIT_PROFILING": True, "DISABLE_CUDNN": False}
 """Switches of PyTorch that there is one of for all models, with the values that they keep."""

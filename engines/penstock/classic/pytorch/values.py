@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.classic.described import to_bytes, to_text
 from penstock.classic.pytorch import library
 from penstock.classic.tensors import NUMPY_TYPES, Array, datatype_called
-from penstock.classic.text import to_bytes, to_text
 from penstock.engines.errors import EngineError
 
 _BF16 = NUMPY_TYPES["BF16"]

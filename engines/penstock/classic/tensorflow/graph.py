@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.classic.batching.sequences.controls import server_inputs, state_outputs
 from penstock.classic.described import DescribedModel, DescribedTensor
 from penstock.classic.model_config import ModelConfig, ModelInput, ModelOutput
-from penstock.classic.sequences.tensors import server_inputs, state_outputs
 from penstock.classic.tensorflow import library
 from penstock.classic.tensorflow.settings import TensorFlowSettings
 from penstock.classic.tensors import datatype_called

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from penstock.classic.base import BackendInstance, Batch
+from penstock.classic.batching.sequences.controls import state_outputs
+from penstock.classic.described import Scalars, wanted_outputs
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.outputs import wanted_outputs
-from penstock.classic.scalars import Scalars
-from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensorflow import library
 from penstock.classic.tensorflow.graph import LoadedGraph
 from penstock.classic.tensors import Array

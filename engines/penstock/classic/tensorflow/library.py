@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import Any
 
-from penstock.classic import packages
+from penstock.classic import described
 
 _NODES = re.compile(r"\s*\[\[.*?\]\]", re.DOTALL)
 _HEAD = re.compile(r"^\s*(?:Graph execution error:\s*)?(?:Detected at node.*?\n\n)?", re.DOTALL)
@@ -25,7 +25,7 @@ def load() -> Any:
     """The module. Raises ValueError that says how to install it."""
     # what fails in a request is that request's answer; TensorFlow would write about its build and every failure
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    tensorflow = packages.load("tensorflow", "models with TF_RUNTIME tensorflow", "tensorflow")
+    tensorflow = described.load("tensorflow", "models with TF_RUNTIME tensorflow", "tensorflow")
     tensorflow.get_logger().setLevel("ERROR")
     return tensorflow
 

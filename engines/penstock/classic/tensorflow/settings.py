@@ -9,9 +9,8 @@ from pathlib import Path
 
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
-from penstock.classic.parameters import choice, flag, strings, whole_number
+from penstock.classic.parameters import choice, flag, strings, thread_count, whole_number
 from penstock.classic.tensorflow import library
-from penstock.classic.threads import thread_count
 
 SAVED_MODEL, GRAPH_DEF = "model.savedmodel", "model.graphdef"
 GRAPH_DEF_PLATFORM = "tensorflow_graphdef"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from penstock.classic.base import BackendInstance, Batch
+from penstock.classic.batching.sequences.controls import state_outputs
+from penstock.classic.described import wanted_outputs
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.outputs import wanted_outputs
-from penstock.classic.sequences.tensors import state_outputs
 from penstock.classic.tensorrt.engine import Bounds, Engine
 from penstock.classic.tensorrt.library import Cuda, DeviceBuffer
 from penstock.classic.tensors import NUMPY_TYPES, Array

@@ -11,11 +11,10 @@ from threading import Lock
 
 from penstock.classic.backend_file import FILENAME, load_backend_file
 from penstock.classic.base import Backend, InferModel, ModelContext
+from penstock.classic.batching.rate_limiter import RateLimiter, has_rate_limits
 from penstock.classic.classic_model import ClassicModel
 from penstock.classic.model import load_model
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.model_limits import has_rate_limits
-from penstock.classic.rate_limiter import RateLimiter
 from penstock.classic.registry import backend_names, find_backend
 from penstock.engines.host.memory import taken_memory
 from penstock.gateway.memory.budget import MemoryBudget, Reservation

@@ -3,17 +3,145 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from asyncio import Future, TimerHandle
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic_ns
 
 import numpy as np
 
-from penstock.classic.call import Call
-from penstock.classic.messages import InferResponse, Trace
+from penstock.classic.batching.queue import Waiting
+from penstock.classic.messages import InferRequest, InferResponse, Trace, WaitingRequest
 from penstock.classic.signature import ModelSignature, TensorSignature
+from penstock.classic.statistics import MAX_RESPONSE_STATISTICS, ModelStatistics
 from penstock.classic.tensors import Array, Tensor
 from penstock.classic.waits import Execution, Places
-from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
+from penstock.engines.errors import CancelledError, EngineDeadError, EngineError, PenstockError
+
+
+class Call(Waiting, ABC):
+    """The `InferCall` that backends see. `send` and `fail` may come from any thread; the rest is the event loop's.
+
+    Subclasses say where responses go.
+    """
+
+    __slots__ = (
+        "again",
+        "answered",
+        "batch",
+        "cancelled",
+        "done",
+        "first",
+        "last_ns",
+        "request",
+        "responses",
+        "sent",
+        "sequence",
+        "timer",
+        "waiting",
+    )
+    waiting: WaitingRequest
+    """In the queue of a model with custom batching, and not set elsewhere."""
+
+    def __init__(self, request: InferRequest, batch_size: int) -> None:
+        deadline = request.deadline
+        super().__init__(
+            size=batch_size or 1,
+            priority=request.priority,
+            timeout_us=request.timeout_us,
+            deadline_ns=0 if deadline is None else max(1, int(deadline * 1e9)),
+        )
+        self.request = request
+        self.cancelled = False
+        self.answered = False
+        """The backend has sent its final response."""
+        self.sent = False
+        """The backend has sent something."""
+        self.first: InferResponse | None = None
+        """Of a model that is not decoupled: its response, when that was not sent as the final one."""
+        self.done = False
+        """Ended, for the caller and in the statistics."""
+        self.batch: ExecBatch | None = None
+        """The one it is executed in."""
+        self.responses = 0
+        """Given to the caller so far."""
+        self.last_ns = 0
+        """When the last of them was."""
+        self.timer: TimerHandle | None = None
+        self.sequence: CallSequence | None = None
+        """The one it belongs to, in a model with `sequence_batching`."""
+        self.again = False
+        """It is to be executed again in a later batch."""
+
+    def send(self, response: InferResponse) -> None:
+        batch = self.batch
+        if self.answered or batch is None:
+            return
+        self.sent = True
+        if response.final:
+            self.answered = True
+        batch.send(self, response)
+
+    def fail(self, error: PenstockError) -> None:
+        self.send(InferResponse(None, error=error))
+
+    def reschedule(self) -> None:
+        self.again = True
+
+    @abstractmethod
+    def deliver(self, response: InferResponse) -> None:
+        """Gives it to the caller. After a final one nothing follows."""
+
+
+class UnaryCall(Call):
+    """The caller awaits the one response."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, request: InferRequest, batch_size: int, future: Future[InferResponse]) -> None:
+        super().__init__(request, batch_size)
+        self.future = future
+
+    def deliver(self, response: InferResponse) -> None:
+        if self.future.done():
+            return
+        if response.error is not None:
+            self.future.set_exception(response.error)
+        else:
+            self.future.set_result(response)
+
+
+SequenceId = tuple[str, int | str]
+"""The caller's tenant, and the correlation id: tenants may choose the same ids, and share no sequence."""
+
+
+class Slot:
+    """A place in an instance. With the direct strategy it is also the place in the instance's batches."""
+
+    __slots__ = ("index", "instance", "sequence")
+
+    def __init__(self, instance: int, index: int) -> None:
+        self.instance = instance
+        self.index = index
+        self.sequence: CallSequence | None = None
+
+
+class CallSequence:
+    __slots__ = ("calls", "closed", "id", "running", "slot", "states")
+
+    def __init__(self, id: SequenceId) -> None:
+        self.id = id
+        self.calls: deque[Call] = deque()
+        """Those that wait, in the order of their arrival."""
+        self.running = 0
+        """Of its requests: those that are executed now."""
+        self.slot: Slot | None = None
+        self.closed = False
+        """It takes no further requests."""
+        self.states: dict[str, Array] = {}
+        """Implicit state, by the names of the inputs."""
+
 
 Post = Callable[[Call, InferResponse], None]
 
@@ -44,7 +172,7 @@ class ExecBatch:
         self, calls: list[Call], signature: ModelSignature, post: Post | None, places: Places | None = None
     ) -> None:
         """`places`: those of the model."""
-        self.calls: Sequence[Call] = calls
+        self.calls = calls
         self.size = 0
         for call in calls:
             call.batch = self
@@ -263,3 +391,82 @@ def as_bytes(array: Array, expected: TensorSignature) -> Array:
         )
     text = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
     return text.astype(np.object_)
+
+
+def count_batch(statistics: ModelStatistics, batch: ExecBatch, answers: list[tuple[Call, InferResponse]]) -> None:
+    """An execution that has ended, and its answers: of a model that is not decoupled one, the last, for each call."""
+    compute_input, compute_infer, compute_output = batch.durations()
+    if not batch.failed:
+        statistics.executed(batch.size, compute_input, compute_infer, compute_output)
+    now, start = monotonic_ns(), batch.start_ns
+    requests = inferences = total = queue = 0
+    observer = statistics.observer
+    for call, response in answers:
+        if response.error is not None:
+            statistics.failed(now - call.arrived_ns, _reason(response.error))
+            continue
+        requests += 1
+        inferences += call.size
+        total += now - call.arrived_ns
+        queue += start - call.arrived_ns
+        if call.request.timings is not None:
+            call.request.timings.add(compute_input, compute_infer, compute_output)
+        if observer is not None:
+            observer.request(
+                now - call.arrived_ns, start - call.arrived_ns, compute_input, compute_infer, compute_output
+            )
+    if requests:
+        statistics.succeeded(
+            requests=requests,
+            inferences=inferences,
+            total=total,
+            queue=queue,
+            compute_input=compute_input,
+            compute_infer=compute_infer,
+            compute_output=compute_output,
+        )
+
+
+def count_response(statistics: ModelStatistics, call: Call, batch: ExecBatch, response: InferResponse) -> None:
+    """A response of a decoupled model; its time is that since the one before it."""
+    now = monotonic_ns()
+    one = statistics.responses[min(call.responses, MAX_RESPONSE_STATISTICS - 1)]
+    spent = now - (call.last_ns or batch.input_end_ns or batch.start_ns)
+    observer = statistics.observer
+    if observer is not None and not call.responses:
+        observer.first_response(now - call.arrived_ns)
+    call.responses += 1
+    call.last_ns = now
+    if response.error is not None:
+        one.fail.add(spent)
+    elif response.outputs:
+        one.compute_infer.add(spent)
+        one.compute_output.add(0)
+        one.success.add(spent)
+    else:
+        one.empty_response.add(spent)
+    if not response.final:
+        return
+    if response.error is not None:
+        statistics.failed(now - call.arrived_ns, _reason(response.error))
+        return
+    total, queue = now - call.arrived_ns, batch.start_ns - call.arrived_ns
+    compute_input = max(0, batch.input_end_ns - batch.start_ns)
+    compute_infer = now - batch.start_ns - compute_input
+    if call.request.timings is not None:
+        call.request.timings.add(compute_input, compute_infer, 0)
+    if observer is not None:
+        observer.request(total, queue, compute_input, compute_infer, 0)
+    statistics.succeeded(
+        requests=1,
+        inferences=call.size,
+        total=total,
+        queue=queue,
+        compute_input=compute_input,
+        compute_infer=compute_infer,
+        compute_output=0,
+    )
+
+
+def _reason(error: PenstockError) -> str:
+    return "CANCELED" if isinstance(error, CancelledError) else "BACKEND"

@@ -8,16 +8,14 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
-from penstock.classic.call import Call
-from penstock.classic.messages import WarmUpRequest
+from penstock.classic.batching.batch import Call, CallSequence
+from penstock.classic.batching.queue import DEADLINE_TEXT
+from penstock.classic.batching.sequences.controls import Controls
+from penstock.classic.batching.sequences.strategies import Direct, Oldest, SequenceSettings, Strategy
+from penstock.classic.batching.sequences.table import SequenceTable, States, zeros
+from penstock.classic.messages import InferRequest, InferResponse, WarmUpRequest
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.queue import DEADLINE_TEXT
-from penstock.classic.sequences.controls import Controls
-from penstock.classic.sequences.padding import Padding, PaddingCall
-from penstock.classic.sequences.settings import SequenceSettings
-from penstock.classic.sequences.states import States
-from penstock.classic.sequences.strategies import Direct, Oldest, Strategy
-from penstock.classic.sequences.table import Sequence, SequenceTable
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -89,7 +87,7 @@ class SequenceBatcher:
         if call.deadline_ns:
             self._note(call.deadline_ns, call)
 
-    def _sequence_of(self, call: Call) -> Sequence:
+    def _sequence_of(self, call: Call) -> CallSequence:
         request, name = call.request, self._settings.model
         if call.size > 1:
             raise InvalidRequestError(
@@ -197,7 +195,7 @@ class SequenceBatcher:
         inputs = self._padding.like(real) | self._states.blank(pattern) | self._controls.not_ready()
         return [call if call is not None else PaddingCall(inputs) for call in calls]
 
-    def _start(self, sequence: Sequence, now_ns: int) -> Call:
+    def _start(self, sequence: CallSequence, now_ns: int) -> Call:
         call = sequence.calls.popleft()
         del self._waiting[call]
         sequence.running += 1
@@ -226,7 +224,7 @@ class SequenceBatcher:
             self._has_next(sequence, now_ns)
         return again
 
-    def _has_next(self, sequence: Sequence, now_ns: int) -> None:
+    def _has_next(self, sequence: CallSequence, now_ns: int) -> None:
         """Another request is its first one now, or none is."""
         self._table.settle(sequence, now_ns)
         if sequence.slot is not None:
@@ -237,7 +235,7 @@ class SequenceBatcher:
         while (sequence := self._table.seat()) is not None:
             self._make_ready(sequence, now_ns)
 
-    def _make_ready(self, sequence: Sequence, now_ns: int) -> None:
+    def _make_ready(self, sequence: CallSequence, now_ns: int) -> None:
         if sequence.calls and not sequence.running:
             first = sequence.calls[0]
             shapes = (first.shapes, self._states.shapes(sequence, first.request.sequence_start))
@@ -264,3 +262,35 @@ class SequenceBatcher:
                 self._ended += [(call, copy.copy(error)) for call in self._cut(sequence.calls[0])]
             else:
                 self._table.settle(sequence, 0)
+
+
+class PaddingCall(Call):
+    """Its answers are dropped, and it is in no statistics but the size of its batch."""
+
+    __slots__ = ()
+
+    def __init__(self, inputs: dict[str, Tensor]) -> None:
+        super().__init__(InferRequest(inputs=inputs), 1)
+        self.done = True
+
+    def deliver(self, response: InferResponse) -> None:
+        pass
+
+
+class Padding:
+    """Inputs of zeros in the shapes of a real request's, made once for requests that are alike."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._inputs: dict[str, Tensor] = {}
+
+    def like(self, call: Call) -> dict[str, Tensor]:
+        # Not call.shapes: that leaves out ragged inputs, and one huge request would make all later padding as large.
+        shapes = {name: tensor.array.shape for name, tensor in call.request.inputs.items()}
+        if shapes != self._shapes:
+            self._shapes = shapes
+            self._inputs = {
+                name: Tensor(name, tensor.datatype, zeros(tensor.array.dtype, tensor.array.shape))
+                for name, tensor in call.request.inputs.items()
+            }
+        return self._inputs

@@ -72,18 +72,19 @@ def to_bytes(array: Array) -> Array:
     return found.reshape(array.shape)
 
 
-def load(module: str, purpose: str, extra: str) -> Any:
+def load_package(module: str, purpose: str, install: str) -> Any:
     """The module. Raises ValueError that says how to install it.
 
-    `purpose` is what needs it ("XGBoost models"), `extra` the extra of penstock that brings it.
+    `purpose` is what needs it ("XGBoost models"), `install` what pip installs for it.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
-        raise ValueError(
-            f"{purpose} need the package {package} ({error}): pip install 'penstock-server[{extra}]'"
-        ) from error
+        raise missing_package(module, purpose, error, install) from error
+
+
+def missing_package(module: str, purpose: str, reason: object, install: str) -> ValueError:
+    return ValueError(f"{purpose} need the package {module} ({reason}): pip install {install}")
 
 
 DEFAULT_MAX_BATCH_SIZE = 4

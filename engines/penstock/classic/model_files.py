@@ -65,5 +65,10 @@ def model_path(config: ModelConfig, version_folder: Path, *defaults: str) -> Pat
             raise ValueError(f"default_model_filename '{name}' leads out of the model's folder")
         if (version_folder / name).exists():
             return version_folder / name
-    where = f"{version_folder.name}/{names[0]}"
-    raise ValueError(f"unable to find '{where}' for model '{config.name}'")
+    raise not_found(config, version_folder, version_folder / names[0])
+
+
+def not_found(config: ModelConfig, version_folder: Path, path: Path) -> ValueError:
+    """For a file that a model's folder lacks, or that is none."""
+    where = path.relative_to(version_folder.parent).as_posix()
+    return ValueError(f"unable to find '{where}' for model '{config.name}'")

@@ -12,11 +12,11 @@ from time import monotonic_ns
 import numpy as np
 
 from penstock.classic.batching.queue import Waiting
+from penstock.classic.batching.waits import Execution, Places
 from penstock.classic.messages import InferRequest, InferResponse, Trace, WaitingRequest
 from penstock.classic.signature import ModelSignature, TensorSignature
 from penstock.classic.statistics import MAX_RESPONSE_STATISTICS, ModelStatistics
 from penstock.classic.tensors import Array, Tensor
-from penstock.classic.waits import Execution, Places
 from penstock.engines.errors import CancelledError, EngineDeadError, EngineError, PenstockError
 
 

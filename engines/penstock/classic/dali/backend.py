@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelContext
-from penstock.classic.dali import library
 from penstock.classic.dali.configuring import check, complete, split_outputs
 from penstock.classic.dali.definition import read_definition
 from penstock.classic.dali.files import serialized_pipeline
 from penstock.classic.dali.instance import DaliInstance
+from penstock.classic.dali.library import explain, load_dali
 from penstock.classic.described import is_complete
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.parameters import check_options, flag, strings, thread_count, threads_per_instance
@@ -54,12 +54,12 @@ class _LoadedModels:
         with self._lock:
             self._count -= 1
             if self._releases and not self._count:
-                library.load("nvidia.dali.backend").ReleaseUnusedMemory()
+                load_dali("nvidia.dali.backend").ReleaseUnusedMemory()
 
 
 class DaliModel(BackendModel):
     def __init__(self, config: ModelConfig, serialized: bytes, models: _LoadedModels) -> None:
-        self._pipeline_class = library.load("nvidia.dali.pipeline").Pipeline
+        self._pipeline_class = load_dali("nvidia.dali.pipeline").Pipeline
         self._config = config
         self._serialized = serialized
         self._split = split_outputs(config)
@@ -88,7 +88,7 @@ class DaliModel(BackendModel):
         except Exception as error:
             where = "the CPU (KIND_CPU)" if device is None else f"GPU {device}"
             raise ValueError(
-                f"the pipeline of model '{self._config.name}' cannot be built for {where}: {library.explain(error)}"
+                f"the pipeline of model '{self._config.name}' cannot be built for {where}: {explain(error)}"
             ) from error
         return pipeline
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from penstock.classic.dali import library
+from penstock.classic.dali.library import load_dali
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
 
@@ -38,7 +38,7 @@ def serialized_pipeline(config: ModelConfig, version_folder: Path) -> bytes:
 
 def _made_by(program: Path) -> bytes:
     """In a process of its own, for the program may do anything."""
-    library.load()
+    load_dali()
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / FILENAME
         process = subprocess.Popen(

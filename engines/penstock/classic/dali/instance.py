@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock.classic.base import BackendInstance, Batch, InferCall
-from penstock.classic.dali import library
 from penstock.classic.dali.configuring import is_encoded
+from penstock.classic.dali.library import explain
 from penstock.classic.messages import InferResponse
 from penstock.classic.model_config import ModelConfig, datatype_name
 from penstock.classic.tensors import NUMPY_TYPES, Array, Tensor
@@ -61,7 +61,7 @@ class DaliInstance(BackendInstance):
         except Exception as error:
             # an operator that fails fails for the data it was given, and the pipeline is of no use any more
             self._pipeline = None
-            raise InvalidRequestError(f"model '{self._name}' failed: {library.explain(error)}") from error
+            raise InvalidRequestError(f"model '{self._name}' failed: {explain(error)}") from error
 
     def _rebuilt(self) -> Any:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from penstock.classic import described
+from penstock.classic.described import load_package
 
 _OPERATOR = re.compile(r"Error in \w+ operator `(?:nvidia\.dali\.)?(.*?)`")
 _ENCOUNTERED = re.compile(r"encountered:\s*(.*?)\s*(?:Current pipeline object|Stacktrace|$)", re.DOTALL)
@@ -13,9 +13,9 @@ _PLACES = re.compile(r'^Assert on ".*?" failed: |\[\S+:\d+\]\s*', re.DOTALL)
 _PATHS = re.compile(r"/[^\s\"';]*/")
 
 
-def load(module: str = "nvidia.dali") -> Any:
+def load_dali(module: str = "nvidia.dali") -> Any:
     """The module. Raises ValueError that says how to install it."""
-    return described.load(module, "DALI pipelines", "dali")
+    return load_package(module, "DALI pipelines", "'penstock-server[dali]'")
 
 
 def explain(error: Exception) -> str:

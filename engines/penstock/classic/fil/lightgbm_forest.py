@@ -6,8 +6,8 @@ import logging
 
 import numpy as np
 
-from penstock.classic import described
-from penstock.classic.fil.settings import FilSettings
+from penstock.classic.described import load_package
+from penstock.classic.fil.settings import INSTALL, FilSettings
 from penstock.classic.tensors import Array
 
 _QUIET = logging.getLogger("penstock.lightgbm")
@@ -21,7 +21,7 @@ class LightGBMForest:
     explains = True
 
     def __init__(self, settings: FilSettings) -> None:
-        lightgbm = described.load("lightgbm", "LightGBM models", "fil")
+        lightgbm = load_package("lightgbm", "LightGBM models", INSTALL)
         lightgbm.register_logger(_QUIET)
         try:
             self._booster = lightgbm.Booster(model_str=settings.path.read_text())

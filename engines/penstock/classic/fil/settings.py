@@ -10,6 +10,8 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
 from penstock.classic.parameters import flag, number, strings, thread_count, whole_number
 
+INSTALL = "'penstock-server[fil]'"
+"""What pip installs for the libraries."""
 FILENAMES = {
     "xgboost_json": "xgboost.json",
     "xgboost_ubj": "xgboost.ubj",

@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 
-from penstock.classic import described
-from penstock.classic.fil.settings import FilSettings
+from penstock.classic.described import load_package
+from penstock.classic.fil.settings import INSTALL, FilSettings
 from penstock.classic.tensors import Array
 
-_PLACE = re.compile(r"^\[[\d:]*\] \S+:\d+: (Check failed: [^:]*: )?")
+_TREELITE_PLACE = re.compile(r"^\[[\d:]*\] \S+:\d+: (Check failed: [^:]*: )?")
 
 
 class TreeliteForest:
@@ -19,8 +19,8 @@ class TreeliteForest:
     explains = False
 
     def __init__(self, settings: FilSettings) -> None:
-        treelite = described.load("treelite", f"models of type {settings.model_type}", "fil")
-        self._predict = described.load("treelite.gtil", "treelite checkpoints", "fil").predict
+        treelite = load_package("treelite", f"models of type {settings.model_type}", INSTALL)
+        self._predict = load_package("treelite.gtil", "treelite checkpoints", INSTALL).predict
         self._threads = settings.threads
         path = str(settings.path)
         try:
@@ -29,7 +29,7 @@ class TreeliteForest:
             else:
                 self._model = treelite.Model.deserialize(path)
         except treelite.TreeliteError as error:
-            raise ValueError(_explained(settings, error)) from error
+            raise ValueError(_treelite_error(settings, error)) from error
         self.features = int(self._model.num_feature)
 
     def scores(self, rows: Array) -> Array:
@@ -41,6 +41,6 @@ class TreeliteForest:
         raise ValueError("treelite computes no SHAP values")
 
 
-def _explained(settings: FilSettings, error: Exception) -> str:
-    text = " ".join(_PLACE.sub("", str(error)).replace(str(settings.path), settings.path.name).split())
+def _treelite_error(settings: FilSettings, error: Exception) -> str:
+    text = " ".join(_TREELITE_PLACE.sub("", str(error)).replace(str(settings.path), settings.path.name).split())
     return f"'{settings.path.name}' cannot be loaded: {text}"

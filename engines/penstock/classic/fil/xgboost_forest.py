@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 
-from penstock.classic import described
-from penstock.classic.fil.settings import FilSettings
+from penstock.classic.described import load_package
+from penstock.classic.fil.settings import INSTALL, FilSettings
 from penstock.classic.tensors import Array
 
-_PLACE = re.compile(r"^\[[\d:]*\] \S+:\d+: ")
+_XGBOOST_PLACE = re.compile(r"^\[[\d:]*\] \S+:\d+: ")
 """Before an error's text; a stack follows it."""
 
 
@@ -18,7 +18,7 @@ class XGBoostForest:
     explains = True
 
     def __init__(self, settings: FilSettings) -> None:
-        self._xgboost = described.load("xgboost", "XGBoost models", "fil")
+        self._xgboost = load_package("xgboost", "XGBoost models", INSTALL)
         booster = self._xgboost.Booster({"nthread": settings.threads})
         try:
             # not from memory: there an empty or truncated file ends the process
@@ -30,7 +30,7 @@ class XGBoostForest:
             # what the library cannot compute (linear models) fails here, and not at the first request
             booster.inplace_predict(np.full((1, self.features), np.nan, np.float32))
         except self._xgboost.core.XGBoostError as error:
-            raise ValueError(_explained(settings, error)) from error
+            raise ValueError(_xgboost_error(settings, error)) from error
         self._booster = booster
 
     def scores(self, rows: Array) -> Array:
@@ -43,6 +43,6 @@ class XGBoostForest:
         return found.reshape(len(rows), -1, self.features + 1)
 
 
-def _explained(settings: FilSettings, error: Exception) -> str:
-    text = _PLACE.sub("", str(error).strip().splitlines()[0]).replace(str(settings.path), settings.path.name)
+def _xgboost_error(settings: FilSettings, error: Exception) -> str:
+    text = _XGBOOST_PLACE.sub("", str(error).strip().splitlines()[0]).replace(str(settings.path), settings.path.name)
     return f"'{settings.path.name}' cannot be loaded: {text}"

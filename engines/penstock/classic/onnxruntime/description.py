@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.classic.described import DescribedModel, DescribedTensor
-from penstock.classic.onnxruntime import library
 from penstock.classic.onnxruntime.files import map_linked
+from penstock.classic.onnxruntime.library import explain, load_onnxruntime
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -39,7 +39,7 @@ def describe(session: Any) -> DescribedModel:
 
 def describe_file(path: Path, data: Iterable[str]) -> DescribedModel:
     """Of the model in a file with external `data`, opened for nothing else. Raises ValueError when that fails."""
-    onnxruntime = library.load()
+    onnxruntime = load_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -53,11 +53,11 @@ def describe_file(path: Path, data: Iterable[str]) -> DescribedModel:
 
 def open_session(path: Path, options: Any, providers: list[tuple[str, dict[str, str]]]) -> Any:
     """An InferenceSession that runs on all of `providers`, which must be available. Raises ValueError."""
-    onnxruntime = library.load()
+    onnxruntime = load_onnxruntime()
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     except Exception as error:
-        _, text = library.explain(error)
+        _, text = explain(error)
         raise ValueError(f"'{path.name}' cannot be loaded: {text.replace(str(path), path.name)}") from error
     # it goes on without a provider whose libraries it cannot load
     lost = [name for name, _ in providers if name not in session.get_providers()]

@@ -10,7 +10,8 @@ from penstock.classic.base import BackendInstance, Batch
 from penstock.classic.batching.sequences.controls import state_outputs
 from penstock.classic.described import DescribedModel, Scalars, scalars_of, to_bytes, to_text, wanted_outputs
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.onnxruntime import library, values
+from penstock.classic.onnxruntime import values
+from penstock.classic.onnxruntime.library import FAIL, INVALID_ARGUMENT, explain
 from penstock.classic.onnxruntime.options import run_options
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError
@@ -36,7 +37,7 @@ class OnnxRuntimeInstance(BackendInstance):
         bfloat16 = any(tensor.datatype == "BF16" for tensor in (*inputs, *described.outputs))
         self._run: _Run = self._run_values if bfloat16 else self._run_arrays
         # an operator that fails on a CPU fails for the data it was given; on a GPU, that may be its memory
-        self._callers_fault = {library.INVALID_ARGUMENT, library.FAIL} if on_cpu else {library.INVALID_ARGUMENT}
+        self._callers_fault = {INVALID_ARGUMENT, FAIL} if on_cpu else {INVALID_ARGUMENT}
 
     def execute(self, batch: Batch) -> None:
         feed = batch.gather()
@@ -69,7 +70,7 @@ class OnnxRuntimeInstance(BackendInstance):
         return [values.from_value(value) for value in binding.get_outputs()]
 
     def _explained(self, error: Exception) -> Exception:
-        code, text = library.explain(error)
+        code, text = explain(error)
         if code in self._callers_fault:
             return InvalidRequestError(text)
         logger.error("%s", text)

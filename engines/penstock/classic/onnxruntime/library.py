@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from typing import Any
+
+from penstock.classic.described import load_package
 
 INVALID_ARGUMENT = 2
 FAIL = 1
 _ERROR = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 _PLACE = re.compile(r"(?:\S*/onnxruntime/\S+|\w+\.(?:cc|h)):\d+ (?:[\w:<>~&* ]+\([^)]*\)(?: const)? )?")
+_INSTALL = "'penstock-server[onnx]', or for NVIDIA GPUs onnxruntime-gpu and onnx"
 
 
-def load(module: str = "onnxruntime") -> Any:
+def load_onnxruntime(module: str = "onnxruntime") -> Any:
     """The module `onnxruntime` (or `onnx`). Raises ValueError that says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(
-            f"ONNX models need the package {module} ({error}): pip install 'penstock-server[onnx]', or for NVIDIA GPUs"
-            " onnxruntime-gpu and onnx"
-        ) from error
+    return load_package(module, "ONNX models", _INSTALL)
 
 
 def explain(error: Exception) -> tuple[int, str]:

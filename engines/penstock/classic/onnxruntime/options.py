@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.onnxruntime import library
+from penstock.classic.onnxruntime.library import load_onnxruntime
 from penstock.classic.parameters import choice, flag, strings, thread_count, threads_per_instance
 from penstock.engines.host.cores import usable_cores
 
@@ -33,7 +33,7 @@ _global_sizes: list[tuple[int, int]] = []
 
 def session_options(config: ModelConfig, backend_options: Mapping[str, str]) -> Any:
     """Of every instance of the model. Raises ValueError that names what cannot be."""
-    onnxruntime = library.load()
+    onnxruntime = load_onnxruntime()
     parameters = strings(config)
     options = onnxruntime.SessionOptions()
     level = config.optimization.graph.level
@@ -53,7 +53,7 @@ def session_options(config: ModelConfig, backend_options: Mapping[str, str]) -> 
 
 def run_options(config: ModelConfig) -> Any:
     """Of every execution."""
-    options = library.load().RunOptions()
+    options = load_onnxruntime().RunOptions()
     options.log_severity_level = _NOTHING
     parameters = strings(config)
     if _SHRINKAGE in parameters:
@@ -91,5 +91,5 @@ def _share_threads(backend_options: Mapping[str, str]) -> None:
     )
     with _global_threads:
         if not _global_sizes:
-            library.load().set_global_thread_pool_sizes(*sizes)
+            load_onnxruntime().set_global_thread_pool_sizes(*sizes)
             _global_sizes.append(sizes)

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.classic.base import InstanceContext
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.onnxruntime import library
+from penstock.classic.onnxruntime.library import load_onnxruntime
 from penstock.classic.parameters import choice, strings
 
 Provider = tuple[str, dict[str, str]]
@@ -86,7 +86,7 @@ def _deprecated_cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_available(wanted: Sequence[Provider], instance: InstanceContext) -> None:
-    available = library.load().get_available_providers()
+    available = load_onnxruntime().get_available_providers()
     for name, _ in wanted:
         if name not in available:
             kind = " or KIND_CPU in instance_group" if name == CUDA else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.classic.onnxruntime import library
+from penstock.classic.onnxruntime.library import load_onnxruntime
 from penstock.classic.tensors import NUMPY_TYPES, Array
 
 _ONNX_BFLOAT16 = 16
@@ -16,7 +16,7 @@ _ONNX_BFLOAT16 = 16
 
 def to_value(array: Array) -> Any:
     """An OrtValue over the array's memory, which must outlive it; numpy's own arrays know no bfloat16."""
-    value = library.load().OrtValue
+    value = load_onnxruntime().OrtValue
     if array.dtype == NUMPY_TYPES["BF16"]:
         return value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
     return value.ortvalue_from_numpy(array)

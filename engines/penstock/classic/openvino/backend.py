@@ -14,10 +14,10 @@ from penstock.classic.batching.sequences.controls import server_inputs, state_ou
 from penstock.classic.described import DescribedModel, check, complete, default_max_batch_size, is_complete
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
-from penstock.classic.openvino import library
 from penstock.classic.openvino.description import describe, reshape
 from penstock.classic.openvino.files import FILENAMES, read_model
 from penstock.classic.openvino.instance import OpenVINOInstance
+from penstock.classic.openvino.library import core, explain
 from penstock.classic.openvino.options import Options, options
 from penstock.classic.parameters import check_options
 
@@ -51,9 +51,9 @@ class OpenVINOModel(BackendModel):
         self._options = options
         self._described = _checked(model, config, options)
         try:
-            self._compiled = library.core().compile_model(model, options.device, dict(options.properties))
+            self._compiled = core().compile_model(model, options.device, dict(options.properties))
         except Exception as error:
-            raise ValueError(f"model '{config.name}' cannot be compiled: {library.explain(error)}") from error
+            raise ValueError(f"model '{config.name}' cannot be compiled: {explain(error)}") from error
         self._creating = threading.Lock()
 
     def load_instance(self, context: InstanceContext) -> OpenVINOInstance:

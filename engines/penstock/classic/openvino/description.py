@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.classic.described import DescribedModel, DescribedTensor
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.openvino import library
+from penstock.classic.openvino.library import explain, load_openvino
 
 _DATATYPES = {
     "boolean": "BOOL",
@@ -76,13 +76,11 @@ def reshape(model: Any, config: ModelConfig, *, static_batch: bool, to_config: b
             inner = own[len(batch) :]
         if batch and not own:
             raise ValueError(f"model '{config.name}' has max_batch_size, and its input '{_name(port, set())}' no dims")
-        shapes[port] = library.load().PartialShape([*batch, *inner])
+        shapes[port] = load_openvino().PartialShape([*batch, *inner])
     try:
         model.reshape(shapes)
     except Exception as error:
-        raise ValueError(
-            f"model '{config.name}' cannot have the configured shapes: {library.explain(error)}"
-        ) from error
+        raise ValueError(f"model '{config.name}' cannot have the configured shapes: {explain(error)}") from error
     if batch and not static_batch and any(_shape(port)[:1] != (-1,) for port in model.outputs):
         raise ValueError(
             f"model '{config.name}' does not support batches of any size: set max_batch_size to 0, or"

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
 from penstock.classic.onnxruntime.files import external_data
-from penstock.classic.openvino import library
+from penstock.classic.openvino.library import core, explain
 
 FILENAMES = (
     "model.xml",
@@ -30,9 +30,9 @@ def read_model(config: ModelConfig, version_folder: Path) -> Any:
     if path.suffix == ".onnx":
         external_data(path, version_folder)  # refuses files elsewhere
     try:
-        model = library.core().read_model(str(path))
+        model = core().read_model(str(path))
     except Exception as error:
-        raise ValueError(f"'{path.name}' cannot be loaded: {library.explain(error)}") from error
+        raise ValueError(f"'{path.name}' cannot be loaded: {explain(error)}") from error
     if path.suffix in _FROZEN_GRAPHS:
         _call_as_their_operators(model)
     return model

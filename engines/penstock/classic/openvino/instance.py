@@ -12,7 +12,7 @@ from penstock.classic.base import BackendInstance, Batch
 from penstock.classic.batching.sequences.controls import state_outputs
 from penstock.classic.described import DescribedModel, Scalars, scalars_of, wanted_outputs
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.openvino import library
+from penstock.classic.openvino.library import explain
 from penstock.classic.openvino.options import Options
 from penstock.classic.openvino.values import from_tensor, to_tensor
 from penstock.classic.tensors import Array
@@ -75,7 +75,7 @@ class OpenVINOInstance(BackendInstance):
         return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
 
     def _explained(self, error: Exception) -> PenstockError:
-        text = f"model '{self._name}' failed: {library.explain(error)}"
+        text = f"model '{self._name}' failed: {explain(error)}"
         # an operator that fails on a CPU fails for the data it was given
         if self._on_cpu and isinstance(error, RuntimeError):
             return InvalidRequestError(text)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from functools import cache
 from typing import Any
+
+from penstock.classic.described import load_package
 
 _PLACES = re.compile(
     r"(?:Exception from |Check '.*' failed at )?\S*src/\S+:\d+:?|FrontEnd API failed.*|Caught exception: "
@@ -13,21 +14,18 @@ _PLACES = re.compile(
 _PATHS = re.compile(r"/[^\s\"']*/")
 
 
-def load() -> Any:
+def load_openvino() -> Any:
     """The module. Raises ValueError that says how to install it."""
-    try:
-        return importlib.import_module("openvino")
-    except ImportError as error:
-        raise ValueError(f"this model needs the package openvino ({error}): pip install openvino") from error
+    return load_package("openvino", "OpenVINO models", "openvino")
 
 
 @cache
 def core() -> Any:
     """The one of the process: its plugins share their threads."""
-    made = load().Core()
+    found = load_openvino().Core()
     # weights that stay mapped change with the file, and end the process if it becomes shorter
-    made.set_property({"ENABLE_MMAP": False})
-    return made
+    found.set_property({"ENABLE_MMAP": False})
+    return found
 
 
 def explain(error: Exception) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.openvino import library
+from penstock.classic.openvino.library import core
 from penstock.classic.parameters import choice, flag, instance_count, strings, thread_count
 from penstock.engines.host.cores import usable_cores
 
@@ -57,7 +57,7 @@ def options(config: ModelConfig, backend_options: Mapping[str, str]) -> Options:
 
 def _device(parameters: Mapping[str, str]) -> str:
     device = parameters.get("TARGET_DEVICE", "CPU").strip().upper()
-    kinds = {name.partition(".")[0] for name in library.core().available_devices} | {"AUTO"}
+    kinds = {name.partition(".")[0] for name in core().available_devices} | {"AUTO"}
     if device.partition(".")[0].partition(":")[0] not in kinds:
         raise ValueError(f"parameter 'TARGET_DEVICE' is '{device[:64]}'; this machine has {', '.join(sorted(kinds))}")
     return device

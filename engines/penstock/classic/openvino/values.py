@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.classic.openvino import library
+from penstock.classic.openvino.library import load_openvino
 from penstock.classic.tensors import NUMPY_TYPES, Array
 from penstock.engines.errors import InvalidRequestError
 
@@ -17,7 +17,7 @@ _MOST_TEXT_BYTES = 256 * 1024 * 1024
 def to_tensor(name: str, array: Array) -> Any:
     """An ov.Tensor, over the array's memory where that is possible. Raises InvalidRequestError for text that cannot
     be passed."""
-    ov = library.load()
+    ov = load_openvino()
     if array.dtype.hasobject:
         return _text_tensor(name, array)
     array = np.asarray(array, order="C")  # a scalar stays one
@@ -28,7 +28,7 @@ def to_tensor(name: str, array: Array) -> Any:
 
 def _text_tensor(name: str, array: Array) -> Any:
     """Strings pass through numpy's own, which all have the size of the longest one and end at their last byte."""
-    ov = library.load()
+    ov = load_openvino()
     items: list[bytes] = array.ravel().tolist()
     if max(map(len, items), default=0) * len(items) > _MOST_TEXT_BYTES:
         raise InvalidRequestError(f"the strings of input '{name}' are too many for the length of its longest one")

@@ -25,10 +25,10 @@ from penstock.classic.described import (
 from penstock.classic.model_config import ModelConfig, datatype_name, datatype_value
 from penstock.classic.parameters import check_options
 from penstock.classic.python.backend import PythonBackend
-from penstock.classic.pytorch import library
 from penstock.classic.pytorch.binding import DICTIONARY, STRINGS, InputBinding, bind_inputs, bind_outputs
 from penstock.classic.pytorch.files import Format, model_file
 from penstock.classic.pytorch.instance import PyTorchInstance
+from penstock.classic.pytorch.library import check_installed, load_torch
 from penstock.classic.pytorch.options import Options, options
 from penstock.classic.pytorch.programs import Program, load_program
 
@@ -51,7 +51,7 @@ class PyTorchBackend(Backend):
         self._modules = ModuleBackend({})
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
-        library.check_installed()
+        check_installed()
         if _is_module(config):
             self._modules.auto_complete(config, version_folder)
             return
@@ -64,7 +64,7 @@ class PyTorchBackend(Backend):
                 f"model '{config.name}' needs its inputs and outputs in config.pbtxt: '{path.name}' ({format.value})"
                 " does not tell their shapes and types"
             )
-        program = load_program(path, format, library.load().device("cpu"))
+        program = load_program(path, format, load_torch().device("cpu"))
         assert program.described is not None
         complete(config, program.described, min(default_max_batch_size(self.options), program.most_rows or 1 << 30))
 
@@ -86,7 +86,7 @@ class PyTorchModel(BackendModel):
         self._loading = threading.Lock()
 
     def load_instance(self, context: InstanceContext) -> PyTorchInstance:
-        device = library.load().device("cpu" if context.kind != "GPU" else f"cuda:{context.device_id}")
+        device = load_torch().device("cpu" if context.kind != "GPU" else f"cuda:{context.device_id}")
         program = self._program(device)
         binding, scalars = _bound(program, self._config)
         return PyTorchInstance(program, binding, scalars, self._config, self._options, device)

@@ -10,8 +10,9 @@ from penstock.classic.base import BackendInstance, Batch
 from penstock.classic.batching.sequences.controls import state_outputs
 from penstock.classic.described import Scalars
 from penstock.classic.model_config import ModelConfig, datatype_name
-from penstock.classic.pytorch import library, values
+from penstock.classic.pytorch import values
 from penstock.classic.pytorch.binding import InputBinding, bind_outputs, results
+from penstock.classic.pytorch.library import explain, load_torch
 from penstock.classic.pytorch.options import Options
 from penstock.classic.pytorch.programs import Program
 from penstock.classic.tensors import Array
@@ -31,7 +32,7 @@ class PyTorchInstance(BackendInstance):
         device: Any,
     ) -> None:
         """`scalars`: inputs that the program takes without dimensions."""
-        self._torch = library.load()
+        self._torch = load_torch()
         self._program = program
         self._binding = binding
         self._options = options
@@ -89,7 +90,7 @@ class PyTorchInstance(BackendInstance):
         return array
 
     def _explained(self, error: Exception) -> PenstockError:
-        text = f"PyTorch execute failure: {library.explain(error)}"
+        text = f"PyTorch execute failure: {explain(error)}"
         if isinstance(error, MemoryError | self._torch.OutOfMemoryError) or "can't allocate memory" in text:
             return NoResourcesError(text)
         # an operator that fails on a CPU fails for the data it was given; on a GPU, that may be anything

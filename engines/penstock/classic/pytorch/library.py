@@ -6,26 +6,22 @@ import importlib.util
 import re
 from typing import Any
 
+from penstock.classic.described import load_package, missing_package
+
 _LAST_ERROR = re.compile(r"^(?:\w+(?:Error|Exception)): (.*)", re.MULTILINE | re.DOTALL)
 _NATIVE_FRAMES = re.compile(r"\n(?:Exception raised from|C\+\+ CapturedTraceback|frame #).*", re.DOTALL)
+_INSTALL = "'penstock-server[pytorch]'"
 
 
 def check_installed() -> None:
     """Raises ValueError, without the seconds that an import takes."""
     if importlib.util.find_spec("torch") is None:
-        raise _missing("it is not installed")
+        raise missing_package("torch", "PyTorch models", "it is not installed", _INSTALL)
 
 
-def load(module: str = "torch") -> Any:
+def load_torch(module: str = "torch") -> Any:
     """The module. Raises ValueError that says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise _missing(error) from error
-
-
-def _missing(reason: object) -> ValueError:
-    return ValueError(f"PyTorch models need the package torch ({reason}): pip install 'penstock-server[pytorch]'")
+    return load_package(module, "PyTorch models", _INSTALL)
 
 
 def explain(error: Exception) -> str:

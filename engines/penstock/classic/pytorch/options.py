@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.parameters import flag, strings, thread_count, threads_per_instance
-from penstock.classic.pytorch import library
+from penstock.classic.pytorch.library import load_torch
 
 _WHOLE_PROCESS = {"ENABLE_JIT_EXECUTOR": True, "ENABLE_JIT_PROFILING": True, "DISABLE_CUDNN": False}
 """Switches of PyTorch that there is one of for all models, with the values that they keep."""
@@ -53,9 +53,9 @@ def _set_interop_threads(count: int) -> None:
     with _interop:
         if not _interop_counts:
             try:
-                library.load().set_num_interop_threads(count)
+                load_torch().set_num_interop_threads(count)
             except RuntimeError:  # models run already
-                _interop_counts.append(library.load().get_num_interop_threads())
+                _interop_counts.append(load_torch().get_num_interop_threads())
             else:
                 _interop_counts.append(count)
         if _interop_counts[0] != count:

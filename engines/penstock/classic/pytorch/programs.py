@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.classic.described import DescribedModel, DescribedTensor
-from penstock.classic.pytorch import library, values
+from penstock.classic.pytorch import values
 from penstock.classic.pytorch.binding import DICTIONARY, Argument
 from penstock.classic.pytorch.files import Format
+from penstock.classic.pytorch.library import explain, load_torch
 
 _TYPES = {"Dict(str, Tensor)": DICTIONARY, "Dict[str, Tensor]": DICTIONARY, "Optional[Tensor]": "Tensor"}
 """What TorchScript and its printed types call the same."""
@@ -41,7 +42,7 @@ def load_program(path: Path, format: Format, device: Any) -> Program:
     except ValueError:
         raise
     except Exception as error:
-        text = library.explain(error).replace(str(path), path.name)
+        text = explain(error).replace(str(path), path.name)
         raise ValueError(f"'{path.name}' cannot be loaded: {text}") from error
 
 
@@ -50,7 +51,7 @@ class TorchScript:
     most_rows = None
 
     def __init__(self, path: Path, device: Any) -> None:
-        self._module = library.load().jit.load(str(path), map_location=device).eval()
+        self._module = load_torch().jit.load(str(path), map_location=device).eval()
         schema = self._module.forward.schema
         self.arguments = [_argument(found) for found in schema.arguments[1:]]
 
@@ -69,9 +70,9 @@ class Exported:
 
     def __init__(self, path: Path, device: Any) -> None:
         with _reading:
-            program = library.load("torch.export").load(str(path))
+            program = load_torch("torch.export").load(str(path))
             if device.type != "cpu":
-                program = library.load("torch.export.passes").move_to_device_pass(program, device)
+                program = load_torch("torch.export.passes").move_to_device_pass(program, device)
             self._module = program.module()
         self._positional, self.arguments = _arguments(program)
         self.described = _describe(program, [argument.name for argument in self.arguments])
@@ -124,7 +125,7 @@ def _describe(program: Any, names: Sequence[str]) -> DescribedModel:
 
 def _tensor(name: str, node: Any) -> DescribedTensor:
     found = node.meta["val"]
-    if not isinstance(found, library.load().Tensor):
+    if not isinstance(found, load_torch().Tensor):
         raise ValueError(f"'{name}' of the exported program is a {type(found).__name__}; only tensors are supported")
     shape = tuple(dim if isinstance(dim, int) else -1 for dim in found.shape)
     return DescribedTensor(name, values.datatype(found.dtype), shape)
@@ -152,7 +153,7 @@ class Compiled:
     most_rows = None
 
     def __init__(self, path: Path, device: Any) -> None:
-        load = library.load("torch._inductor").aoti_load_package
+        load = load_torch("torch._inductor").aoti_load_package
         self._package = load(str(path), device_index=-1 if device.type == "cpu" else device.index)
         _, spec = json.loads(self._package.loader.get_call_spec()[0])
         positional, keywords = spec["children_spec"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.classic.described import to_bytes, to_text
-from penstock.classic.pytorch import library
+from penstock.classic.pytorch.library import load_torch
 from penstock.classic.tensors import NUMPY_TYPES, Array, datatype_called
 from penstock.engines.errors import EngineError
 
@@ -22,7 +22,7 @@ def datatype(dtype: Any) -> str:
 
 def to_torch(array: Array, device: Any, *, shared: bool) -> Any:
     """A tensor on the device. `shared`: the array is not ours, and models may write to their inputs: it is copied."""
-    torch = library.load()
+    torch = load_torch()
     if array.dtype == _BF16:
         return to_torch(array.view(np.int16), device, shared=shared).view(torch.bfloat16)
     if device.type != "cpu":
@@ -38,7 +38,7 @@ def to_strings(name: str, array: Array) -> list[str]:
 
 def from_torch(name: str, found: Any) -> Array:
     """An array in main memory, which no later execution changes. Raises EngineError for what is no tensor."""
-    torch = library.load()
+    torch = load_torch()
     if not isinstance(found, torch.Tensor):
         raise EngineError(f"the model gave a {type(found).__name__} for output '{name}', which is no tensor")
     found = found.detach()

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.classic.batching.sequences.controls import server_inputs, state_outputs
 from penstock.classic.described import DescribedModel, DescribedTensor
 from penstock.classic.model_config import ModelConfig, ModelInput, ModelOutput
-from penstock.classic.tensorflow import library
+from penstock.classic.tensorflow.library import explain, load_tensorflow
 from penstock.classic.tensorflow.settings import TensorFlowSettings
 from penstock.classic.tensors import datatype_called
 from penstock.engines.host.cores import usable_cores
@@ -43,7 +43,7 @@ class LoadedGraph:
 
 def load_graph(settings: TensorFlowSettings, config: ModelConfig) -> LoadedGraph:
     """Raises ValueError when the files are no model, or have no such tag, signature or tensor."""
-    tensorflow = library.load()
+    tensorflow = load_tensorflow()
     session = tensorflow.compat.v1.Session(graph=tensorflow.Graph(), config=_session_config(tensorflow, settings))
     try:
         with session.graph.as_default():
@@ -53,7 +53,7 @@ def load_graph(settings: TensorFlowSettings, config: ModelConfig) -> LoadedGraph
         session.close()
         if isinstance(error, ValueError) or not isinstance(error, Exception):
             raise
-        raise ValueError(f"'{settings.path.name}' cannot be loaded: {library.explain(error)}") from error
+        raise ValueError(f"'{settings.path.name}' cannot be loaded: {explain(error)}") from error
     return LoadedGraph(session, inputs, outputs)
 
 

@@ -11,8 +11,8 @@ from penstock.classic.base import BackendInstance, Batch
 from penstock.classic.batching.sequences.controls import state_outputs
 from penstock.classic.described import Scalars, wanted_outputs
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.tensorflow import library
 from penstock.classic.tensorflow.graph import LoadedGraph
+from penstock.classic.tensorflow.library import explain, load_tensorflow
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError
 
@@ -36,14 +36,14 @@ class TensorFlowInstance(BackendInstance):
         self._scalars.for_model(feed)
         names = tuple(wanted_outputs(batch.calls, self._outputs, self._states))
         run = self._run(self._graph, names)
-        errors = library.load().errors
+        errors = load_tensorflow().errors
         try:
             found = run(*(feed[name] for name in self._graph.inputs))
         except errors.ResourceExhaustedError as error:
-            raise EngineError(f"model '{self._name}' failed: {library.explain(error)}") from error
+            raise EngineError(f"model '{self._name}' failed: {explain(error)}") from error
         except errors.OpError as error:
             # an operator that fails on a CPU fails for the data it was given
-            raise InvalidRequestError(f"model '{self._name}' failed: {library.explain(error)}") from error
+            raise InvalidRequestError(f"model '{self._name}' failed: {explain(error)}") from error
         outputs = dict(zip(names, found, strict=True))
         for name in self._scalars.outputs.keys() & outputs.keys():
             outputs[name] = _array(outputs[name])

@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import Any
 
-from penstock.classic import described
+from penstock.classic.described import load_package
 
 _NODES = re.compile(r"\s*\[\[.*?\]\]", re.DOTALL)
 _HEAD = re.compile(r"^\s*(?:Graph execution error:\s*)?(?:Detected at node.*?\n\n)?", re.DOTALL)
@@ -21,11 +21,11 @@ def is_installed() -> bool:
 
 
 @cache
-def load() -> Any:
+def load_tensorflow() -> Any:
     """The module. Raises ValueError that says how to install it."""
     # what fails in a request is that request's answer; TensorFlow would write about its build and every failure
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    tensorflow = described.load("tensorflow", "models with TF_RUNTIME tensorflow", "tensorflow")
+    tensorflow = load_package("tensorflow", "models with TF_RUNTIME tensorflow", "'penstock-server[tensorflow]'")
     tensorflow.get_logger().setLevel("ERROR")
     return tensorflow
 

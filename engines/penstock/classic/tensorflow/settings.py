@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
 from penstock.classic.parameters import choice, flag, strings, thread_count, whole_number
-from penstock.classic.tensorflow import library
+from penstock.classic.tensorflow.library import is_installed
 
 SAVED_MODEL, GRAPH_DEF = "model.savedmodel", "model.graphdef"
 GRAPH_DEF_PLATFORM = "tensorflow_graphdef"
@@ -50,7 +50,7 @@ def runtime(config: ModelConfig, options: Mapping[str, str]) -> str:
     elif "runtime" in options:
         found = choice(options, "runtime", _RUNTIMES)
     else:
-        found = "tensorflow" if library.is_installed() else "openvino"
+        found = "tensorflow" if is_installed() else "openvino"
     if found == "openvino":
         for key in _ONLY_TENSORFLOW:
             if key in values:

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.classic.described import DescribedModel, DescribedTensor
 from penstock.classic.model_config import ModelConfig
+from penstock.classic.model_files import model_path, not_found
 
 FILENAME = "model.plan"
 
@@ -34,13 +35,9 @@ class Bounds:
 
 def plan_file(config: ModelConfig, version_folder: Path) -> Path:
     """`default_model_filename` (model.plan) in the version's folder. Raises ValueError when it is not there."""
-    name = config.default_model_filename or FILENAME
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ValueError(f"default_model_filename '{name}' leads out of the model's folder")
-    path = version_folder / name
+    path = model_path(config, version_folder, FILENAME)
     if not path.is_file():
-        where = path.relative_to(version_folder.parent).as_posix()
-        raise ValueError(f"unable to find '{where}' for model '{config.name}'")
+        raise not_found(config, version_folder, path)
     return path
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
+from penstock.classic.described import load_package
 from penstock.engines.errors import EngineError
 
 _OLDEST = 10
+_INSTALL = "'penstock-server[tensorrt]' cuda-python, with the version of TensorRT that the plan was built with"
 
 
 def load_tensorrt() -> Any:
@@ -25,13 +26,7 @@ def load_cuda() -> Cuda:
 
 
 def _load(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(
-            f"TensorRT plans need the package {module} ({error}): pip install 'penstock-server[tensorrt]' cuda-python,"
-            " with the version of TensorRT that the plan was built with"
-        ) from error
+    return load_package(module, "TensorRT plans", _INSTALL)
 
 
 class Cuda:

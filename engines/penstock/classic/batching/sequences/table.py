@@ -214,8 +214,3 @@ def _read(folder: Path, name: str) -> bytes:
     if path.stat().st_size > MAX_BYTES:
         raise InvalidRequestError(f"the initial state '{name}' has more than {MAX_BYTES} bytes")
     return path.read_bytes()
-
-
-"""Where in the model's folder the files of `data_file` lie."""
-
-"""Of one initial state."""

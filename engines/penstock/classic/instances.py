@@ -1,4 +1,6 @@
-"""What executes batches: a thread for each BackendInstance, a task for each AsyncInstance."""
+"""Instances of a model: the groups that say how many, and what drives each (a thread for a BackendInstance, a task for an
+AsyncInstance).
+"""
 
 from __future__ import annotations
 

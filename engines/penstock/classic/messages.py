@@ -1,4 +1,4 @@
-"""What a classic model is asked and what it answers."""
+"""Requests to a classic model and its responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strings in a model's `parameters` and a backend's options, read as what they mean."""
+"""The strings in a model's `parameters` and a backend's options, read as what they mean: flags, numbers, threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What a model's configuration says about its tensors, looked up once and read for every request."""
+"""What a model's configuration says about its tensors, looked up once and read for every request, and the checks of a
+request against it.
+
+The checks, their order and texts are those of Triton's server: clients match on these texts.
+"""
 
 from __future__ import annotations
 

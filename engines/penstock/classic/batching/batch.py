@@ -1,4 +1,6 @@
-"""Requests that are executed together."""
+"""Requests on their way through a model: a call, the sequence it belongs to, the batch that executes it, and what both add
+to the statistics.
+"""
 
 from __future__ import annotations
 

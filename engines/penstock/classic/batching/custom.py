@@ -1,4 +1,6 @@
-"""The dynamic batcher of a model with custom batching: a batch is what both of them allow."""
+"""Custom batching: a class in a model's batchstrategy.py says which requests share a batch, in the place of Triton's
+batchstrategy.so.
+"""
 
 from __future__ import annotations
 

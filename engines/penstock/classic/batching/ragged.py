@@ -1,4 +1,4 @@
-"""What a configuration says about ragged batches: `allow_ragged_batch`, `batch_input` and `batch_output`.
+"""Ragged batches, whose requests differ in shape: `allow_ragged_batch`, `batch_input` and `batch_output`.
 
 The rules are those of Triton's model_config.proto and of its backends that gather tensors.
 """

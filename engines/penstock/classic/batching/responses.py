@@ -1,4 +1,6 @@
-"""`preserve_ordering`: responses leave in the order in which their requests were executed."""
+"""Responses on their way back: from the threads that make them to the event loop, in the order of `preserve_ordering`, and
+into the stream that a caller reads.
+"""
 
 from __future__ import annotations
 

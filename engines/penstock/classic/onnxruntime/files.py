@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path, not_found
-from penstock.classic.onnxruntime.library import load_onnxruntime
+from penstock.classic.onnxruntime.options import load_onnxruntime
 
 FILENAME = "model.onnx"
 _IN_MEMORY = "add_external_initializers_from_files_in_memory"

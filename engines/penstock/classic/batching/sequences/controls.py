@@ -1,4 +1,4 @@
-"""Control inputs: what the server tells a model about a request's place in its sequence."""
+"""Tensors that no caller sends or gets: control inputs, which tell a model a request's place in its sequence, and states."""
 
 from __future__ import annotations
 

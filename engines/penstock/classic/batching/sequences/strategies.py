@@ -1,4 +1,4 @@
-"""Which of the sequences of an instance have their next request in its next batch."""
+"""The strategies of a sequence batcher: which sequences of an instance have their next request in its next batch."""
 
 from __future__ import annotations
 

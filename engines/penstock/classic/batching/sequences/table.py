@@ -1,4 +1,5 @@
-"""The sequences of a model: which there are, which slots of which instances they have, which wait for one.
+"""The sequences of a model: which there are, which slots of which instances they have, which wait for one, and their
+implicit state.
 
 No clock, no loop: times are passed in, in nanoseconds of time.monotonic_ns().
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.classic.described import load_package
+from penstock.classic.frameworks import load_package
 from penstock.engines.errors import EngineError
 
 _OLDEST = 10

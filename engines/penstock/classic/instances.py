@@ -1,5 +1,5 @@
-"""Instances of a model: the groups that say how many, and what drives each (a thread for a BackendInstance, a task for an
-AsyncInstance).
+"""Instances of a model: the groups that say how many, and what drives each (a thread for a BackendInstance, a task for
+an AsyncInstance).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Requests on their way through a model: a call, the sequence it belongs to, the batch that executes it, and what both add
-to the statistics.
+"""Requests on their way through a model: a call, the sequence it belongs to, the batch that executes it, and what both
+add to the statistics.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The waiting requests of one model (priority levels, queue policies, expiry) and the dynamic batcher, which chooses those
-that are executed next. No clock, no loop: times are passed in, in nanoseconds of time.monotonic_ns().
+"""The waiting requests of one model (priority levels, queue policies, expiry) and the dynamic batcher, which chooses
+those that are executed next. No clock, no loop: times are passed in, in nanoseconds of time.monotonic_ns().
 """
 
 from __future__ import annotations

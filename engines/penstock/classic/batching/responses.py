@@ -1,5 +1,5 @@
-"""Responses on their way back: from the threads that make them to the event loop, in the order of `preserve_ordering`, and
-into the stream that a caller reads.
+"""Responses on their way back: from the threads that make them to the event loop, in the order of `preserve_ordering`,
+and into the stream that a caller reads.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Forests of decision trees behind one interface: XGBoost's, LightGBM's and treelite's, and the parameters of a model in
-Triton's names.
+"""Forests of decision trees behind one interface: XGBoost's, LightGBM's and treelite's, and the parameters of a model
+in Triton's names.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""ONNX Runtime and the options of its sessions: threads, memory, graph optimisation, execution providers, from a model's
-configuration and the backend's options. The package is imported when the first model needs it.
+"""ONNX Runtime and the options of its sessions: threads, memory, graph optimisation, execution providers, from a
+model's configuration and the backend's options. The package is imported when the first model needs it.
 """
 
 from __future__ import annotations

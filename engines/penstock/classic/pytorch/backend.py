@@ -27,7 +27,6 @@ from penstock.classic.frameworks import (
 from penstock.classic.model_config import ModelConfig, datatype_name, datatype_value
 from penstock.classic.parameters import check_options
 from penstock.classic.python.backend import PythonBackend
-from penstock.classic.pytorch.programs import from_strings, from_torch, to_strings, to_torch
 from penstock.classic.pytorch.options import Options, check_installed, explain, load_torch, options
 from penstock.classic.pytorch.programs import (
     DICTIONARY,
@@ -37,9 +36,13 @@ from penstock.classic.pytorch.programs import (
     Program,
     bind_inputs,
     bind_outputs,
+    from_strings,
+    from_torch,
     load_program,
     model_file,
     results,
+    to_strings,
+    to_torch,
 )
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError, NoResourcesError, PenstockError

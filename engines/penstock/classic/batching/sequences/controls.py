@@ -1,4 +1,6 @@
-"""Tensors that no caller sends or gets: control inputs, which tell a model a request's place in its sequence, and states."""
+"""Tensors that no caller sends or gets: control inputs, which tell a model a request's place in its sequence, and
+states.
+"""
 
 from __future__ import annotations
 

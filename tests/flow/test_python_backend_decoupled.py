@@ -12,8 +12,8 @@ import pytest
 
 from helpers_classic import check_books
 from helpers_python_backend import CPU, loaded, outputs, request
+from penstock.classic.loading import ClassicModel
 from penstock.classic.messages import InferResponse
-from penstock.classic.model import ClassicModel
 from penstock.engines.errors import EngineError
 
 CONFIG = f"""

@@ -24,8 +24,8 @@ from helpers_classic import (
 )
 from penstock.classic.base import Batch
 from penstock.classic.batching.rate_limiter import ANY_DEVICE, RateLimiter
+from penstock.classic.loading import ClassicModel
 from penstock.classic.messages import InferResponse
-from penstock.classic.model import ClassicModel
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError, NotReadyError
 

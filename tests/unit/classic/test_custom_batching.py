@@ -22,8 +22,8 @@ from penstock.classic.base import InstanceContext
 from penstock.classic.batching import custom
 from penstock.classic.batching.batch import UnaryCall
 from penstock.classic.batching.custom import CustomBatcher, Strategy, StrategyError, waiting_request
+from penstock.classic.loading import ClassicModel, load_model
 from penstock.classic.messages import InferRequest, WaitingRequest
-from penstock.classic.model import ClassicModel, load_model
 from penstock.classic.model_config import config_dict
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError

@@ -18,7 +18,7 @@ from helpers_classic import output, request
 from helpers_tensorrt import DataType, MemcpyKind, StandInCudaRuntime, StandInEngine, StandInTensorRT, TensorFormat
 from penstock.classic import instances
 from penstock.classic.base import BackendInstance, InstanceContext
-from penstock.classic.model import load_model
+from penstock.classic.loading import load_model
 from penstock.classic.tensorrt.backend import TensorRTBackend
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError

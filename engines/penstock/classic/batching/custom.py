@@ -8,11 +8,9 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import module_from_spec
 from pathlib import Path
 from time import monotonic_ns
-from types import CodeType, MappingProxyType
+from types import MappingProxyType
 from typing import Any
 
 from penstock.classic.base import ModelContext
@@ -20,7 +18,7 @@ from penstock.classic.batching.batch import Call
 from penstock.classic.batching.queue import DynamicBatcher
 from penstock.classic.messages import InferRequest, InputInfo, WaitingRequest
 from penstock.classic.model_config import ModelConfig, config_dict
-from penstock.classic.model_files import check_file_name
+from penstock.classic.model_files import check_file_name, run_file
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, UnsupportedError
 
@@ -149,9 +147,7 @@ def load_strategy(context: ModelContext) -> Strategy | None:
 
 
 def _class(path: Path, name: str) -> Any:
-    module = module_from_spec(ModuleSpec(name, _Loader(name, str(path)), origin=str(path)))
-    sys.modules[name] = module  # where dataclasses look for it
-    _Loader(name, str(path)).exec_module(module)
+    module = run_file(path, name)
     try:
         return getattr(module, CLASS)
     except AttributeError:
@@ -165,14 +161,6 @@ def _told(error: BaseException) -> str:
     except Exception:
         text = "it cannot be shown"
     return f"{type(error).__name__}: {text}"[:300]
-
-
-class _Loader(SourceFileLoader):
-    """Leaves no compiled file in the repository, and reads none."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
-        return code
 
 
 logger = logging.getLogger(__name__)

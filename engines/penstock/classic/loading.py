@@ -1,10 +1,16 @@
-"""Loading: from a configuration to running instances."""
+"""Loading: from a backend's name (an entry point of `penstock.backends`, or a backend.py beside the model) and a
+configuration to running instances."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from hashlib import sha256
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from penstock.classic.base import (
@@ -20,8 +26,38 @@ from penstock.classic.batching.rate_limiter import ModelLimits, RateLimiter, has
 from penstock.classic.batching.sequences.batcher import SequenceBatcher
 from penstock.classic.classic_model import ClassicModel
 from penstock.classic.instances import Instance, TaskInstance, ThreadInstance, instance_contexts
+from penstock.classic.model_files import run_file
 from penstock.engines.errors import PenstockError
 from penstock.engines.host.failure_text import as_load_error
+
+GROUP = "penstock.backends"
+
+
+def backend_names() -> list[str]:
+    """What `find_backend` knows, sorted; nothing is imported."""
+    return sorted(_entries())
+
+
+def find_backend(name: str) -> type[Backend]:
+    """The backend of this name; only its own module is imported.
+
+    Raises ValueError for an unknown name, with the known ones, and for a plugin that cannot be imported or is none.
+    """
+    entry = _entries().get(name)
+    if entry is None:
+        raise ValueError(f"no backend is called '{name}'; there are {', '.join(backend_names()) or 'none'}")
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"the backend '{name}' cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise ValueError(f"the entry point '{name}' of {GROUP} is not a Backend")
+    return found
+
+
+def _entries() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
 
 __all__ = ["ClassicModel", "load_model"]
 
@@ -150,3 +186,43 @@ def _guarded(load: Callable[[A], T], argument: A) -> T:
         raise
     except Exception as error:
         raise as_load_error(error) from error
+
+
+BACKEND_FILENAME = "backend.py"
+
+
+def load_backend_file(path: Path, owner: str) -> type[Backend]:
+    """The one Backend that the file defines; each call runs the file again.
+
+    `owner` is what messages call its owner (`model 'm'`), of whom there is one with this name. Raises ValueError, with
+    the line, when it cannot be run or has no such class.
+    """
+    name = f"penstock_backend_file_{sha256(owner.encode()).hexdigest()[:16]}"
+    try:
+        module = run_file(path, name)  # the last one of an owner stays in sys.modules, and no other
+    except (Exception, SystemExit) as error:  # sys.exit() would end the server
+        raise ValueError(f"{BACKEND_FILENAME} of {owner} cannot be loaded: {_told(error, path)}") from error
+    return _backend(module, owner)
+
+
+def _told(error: BaseException, path: Path) -> str:
+    """The error and its line, without folders of this machine."""
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    where = f"line {lines[-1]}: " if lines else ""
+    return f"{where}{type(error).__name__}: {error}".replace(f"{path.parent}/", "")[:400]
+
+
+def _backend(module: ModuleType, owner: str) -> type[Backend]:
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Backend) and value.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        names = ", ".join(value.__name__ for value in found) or "none"
+        raise ValueError(
+            f"{BACKEND_FILENAME} of {owner} must define one class that derives from Backend, and has {names}"
+        )
+    return found[0]

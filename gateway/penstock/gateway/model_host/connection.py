@@ -16,8 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from msgspec import MsgspecError
 
-from penstock.classic.python.copies import Copies
-from penstock.classic.python.tensors import pack, unpack
+from penstock.classic.python.link import Copies, pack, unpack
 from penstock.classic.python.worker.arena import ReceiveArena, SendArena
 from penstock.classic.python.worker.wire import Buffer, Packer
 from penstock.classic.tensors import Tensor, element_count

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from penstock.classic.python.arena_files import ArenaFiles
+from penstock.classic.python.link import ArenaFiles
 from penstock.gateway.model_host.connection import Connection
 from penstock.gateway.model_host.hosted_calls import HostedCalls
 from penstock.gateway.model_host.messages import (

@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.classic.python.arena_files import ArenaFiles
+from penstock.classic.python.link import ArenaFiles
 from penstock.engines.errors import EngineError, NotReadyError
 
 _HELLO = struct.Struct("<8sQ")

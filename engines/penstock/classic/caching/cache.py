@@ -1,4 +1,4 @@
-"""What a response cache is, and what is kept in it."""
+"""Response caches: the interface, what is kept, and the cache in this process's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A model whose responses are kept."""
+"""A model whose responses are kept, and the keys: what an answer depends on, as a hash that nobody can make collide
+(SHA-256).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Running the steps of a request: each as soon as its inputs are there, and the responses of decoupled ones in turn."""
+"""A request to an ensemble: the requests of its steps (each runs as soon as its inputs are there), the responses of
+decoupled ones in turn, and the sequence that each belongs to.
+"""
 
 from __future__ import annotations
 

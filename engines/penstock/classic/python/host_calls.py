@@ -1,4 +1,4 @@
-"""What models ask of the server: other models, the control of models, metrics, log lines."""
+"""Calls of models to the server: other models, the control of models, metrics, log lines."""
 
 from __future__ import annotations
 

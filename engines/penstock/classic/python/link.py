@@ -1,4 +1,4 @@
-"""The server's end of a model process's socket."""
+"""The server's end of a model process's socket, the tensors that go through it, and the errors of both sides."""
 
 from __future__ import annotations
 
@@ -13,9 +13,20 @@ import ml_dtypes
 import numpy as np
 
 from penstock.classic.messages import InferResponse
-from penstock.classic.python.worker.arena import ReceiveArena, SendArena, fill
 from penstock.classic.python.worker.errors import ErrorCode
-from penstock.classic.python.worker.wire import FRAME, NUMPY, Array, Buffer, Packer, decode, decode_strings, frame
+from penstock.classic.python.worker.wire import (
+    FRAME,
+    NUMPY,
+    Array,
+    Buffer,
+    Packer,
+    ReceiveArena,
+    SendArena,
+    decode,
+    decode_strings,
+    fill,
+    frame,
+)
 from penstock.classic.tensors import Tensor
 from penstock.engines import errors as tree
 from penstock.engines.errors import PenstockError

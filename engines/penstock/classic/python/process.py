@@ -1,4 +1,6 @@
-"""A model's process: spawned with a socket and two arenas, its output in the server's log."""
+"""A model's process: the backend's options, the interpreter (EXECUTION_ENV_PATH, or the server's own), the process
+itself, spawned with a socket and two arenas, and its output in the server's log.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 from msgspec import MsgspecError
 
 from penstock.classic.python.link import Copies, pack, unpack
-from penstock.classic.python.worker.arena import ReceiveArena, SendArena
-from penstock.classic.python.worker.wire import Buffer, Packer
+from penstock.classic.python.worker.wire import Buffer, Packer, ReceiveArena, SendArena
 from penstock.classic.tensors import Tensor, element_count
 from penstock.engines.errors import EngineError, InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.model_host.frames import BrokenFrameError, FrameReader, frame

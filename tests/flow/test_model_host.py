@@ -38,8 +38,8 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.kserve.tracing import Tracing
-from penstock.gateway.model_host.remote_model import RemoteModel
-from penstock.gateway.model_host.window import MAX_RESPONSES
+from penstock.gateway.model_host.messages import MAX_RESPONSES
+from penstock.gateway.model_host.remote_models import RemoteModel
 
 
 def hosting_all(*models: Any, fronts: int = 2, **more: Any) -> Any:

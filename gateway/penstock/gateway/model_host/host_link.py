@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.engines.errors import NotReadyError
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.kserve.shared_memory import RegionStatus, SharedMemoryRegions
 from penstock.gateway.kserve.tracing import SharedTracing, Tracing
 from penstock.gateway.model_host.connection import Connection
-from penstock.gateway.model_host.front_regions import FrontRegions
 from penstock.gateway.model_host.messages import (
     Described,
     DownMessage,
     Known,
     Published,
+    RegionFields,
     Response,
     Traced,
     decode_down,
@@ -22,6 +25,45 @@ from penstock.gateway.model_host.messages import (
 from penstock.gateway.model_host.remote_calls import RemoteCalls
 from penstock.gateway.model_host.remote_models import RemoteModels
 from penstock.gateway.model_host.socket_file import connect
+
+logger = logging.getLogger(__name__)
+
+
+class FrontRegions:
+    """Keeps a front's `SharedMemoryRegions` as the host's are."""
+
+    def __init__(self, regions: SharedMemoryRegions, host: int) -> None:
+        """`host` is the process id."""
+        self._regions = regions
+        self._host = host
+        self._adopted: dict[str, RegionFields] = {}
+
+    def publish(self, regions: Iterable[RegionFields]) -> None:
+        wanted = {region.name: region for region in regions}
+        for name in [name for name, region in self._adopted.items() if wanted.get(name) != region]:
+            del self._adopted[name]
+            self._regions.forget(name)
+        for name, region in wanted.items():
+            if name not in self._adopted and (descriptor := self._opened(region)) is not None:
+                self._adopted[name] = region
+                status = RegionStatus(name, region.key, region.offset, region.byte_size)
+                self._regions.adopt(status, region.tenant, descriptor)
+
+    def _opened(self, region: RegionFields) -> int | None:
+        """The object itself: by the host's descriptor, where the system allows that, since the client may have removed
+        its name meanwhile; else by its name, if that still leads to it."""
+        for path in (f"/proc/{self._host}/fd/{region.fd}", f"/dev/shm/{region.key.lstrip('/')}"):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                continue
+            file = os.fstat(descriptor)
+            if (file.st_dev, file.st_ino) == (region.device, region.inode):
+                return descriptor
+            os.close(descriptor)
+        logger.error("the shared memory region %r cannot be opened in this process", region.name)
+        return None
+
 
 _TRACES_OF_A_FRONT = 1 << 32
 """The numbers of its traces begin at a multiple of this."""

@@ -14,8 +14,7 @@ from penstock.engines import errors as tree
 from penstock.engines.errors import PenstockError
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tracing import Tracing
-from penstock.gateway.model_host.error_fields import to_error, to_fields
-from penstock.gateway.model_host.messages import Described, Published, decode_down, encode
+from penstock.gateway.model_host.messages import Described, Published, decode_down, encode, to_error, to_fields
 from penstock.gateway.model_host.publication import Publication, Sources, is_classic
 from penstock.gateway.model_host.remote_calls import RemoteCalls
 from penstock.gateway.model_host.remote_models import RemoteModels

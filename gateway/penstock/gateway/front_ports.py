@@ -24,13 +24,11 @@ from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.front.quota import Quota
-from penstock.gateway.fronts.doors import Doors
-from penstock.gateway.fronts.front_keys import keys_message
-from penstock.gateway.fronts.listeners import reserve
 from penstock.gateway.fronts.messages import MODELS, REQUESTS, Begin, FromSupervisor, Logs, ReadAgain
-from penstock.gateway.fronts.model_table import ModelTable
+from penstock.gateway.fronts.model_table import Doors, ModelTable
 from penstock.gateway.fronts.private_port import PrivatePort
-from penstock.gateway.fronts.supervisor import Fronts
+from penstock.gateway.fronts.quotas import keys_message
+from penstock.gateway.fronts.supervisor import Fronts, reserve
 from penstock.gateway.http.server import HttpServer
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe

@@ -44,8 +44,8 @@ from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.server_log import set_up_log
 from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.fronts.channel import Channel
+from penstock.gateway.fronts.counts import samples_of, take
 from penstock.gateway.fronts.forwarding import Forwarder
-from penstock.gateway.fronts.front_keys import granted_by
 from penstock.gateway.fronts.front_models import FrontModels
 from penstock.gateway.fronts.grpc_front import FrontGuard, FrontService
 from penstock.gateway.fronts.http_front import FrontApp
@@ -74,9 +74,7 @@ from penstock.gateway.fronts.messages import (
     Stop,
     Table,
 )
-from penstock.gateway.fronts.model_counts import take
-from penstock.gateway.fronts.quotas import QuotaClient
-from penstock.gateway.fronts.samples import samples_of
+from penstock.gateway.fronts.quotas import QuotaClient, granted_by
 from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.http.server import HttpServer
 from penstock.gateway.kserve.grpc.server import http2_transport

@@ -7,8 +7,7 @@ import msgspec
 from penstock.engines.door.spec import DoorAddress
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.context import Role
-from penstock.gateway.fronts.model_counts import Counts
-from penstock.gateway.fronts.samples import Samples
+from penstock.gateway.fronts.counts import Counts, Samples
 from penstock.gateway.llm.models import TextSettings
 from penstock.gateway.ports.requests_in_flight import Chosen
 from penstock.gateway.usage.ledger import RequestUsage

@@ -16,16 +16,42 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from penstock.engines.errors import EngineError, PenstockError
 from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.listening import listener
 from penstock.gateway.front.quota import Quota
+from penstock.gateway.fronts.counts import Sums, add, samples_of
 from penstock.gateway.fronts.front_process import FrontProcess
 from penstock.gateway.fronts.messages import FromSupervisor, Reported, Table
-from penstock.gateway.fronts.model_counts import add
 from penstock.gateway.fronts.model_table import ModelTable, Used
-from penstock.gateway.fronts.samples import Sums, samples_of
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.ports.requests_in_flight import Chosen
 from penstock.gateway.usage.ledger import RequestUsage
+
+# The ports of a server with several fronts: bound once by the supervisor, which keeps them while fronts come and go.
+#
+# Each front has listening sockets of its own (SO_REUSEPORT), so the kernel spreads connections evenly over the
+# fronts. The supervisor has them, too, and never accepts: connections that wait when a front dies are not lost, they
+# are served by the one that takes its place.
+
+_BACKLOG = 2048
+
+
+def reserve(host: str, port: int, count: int) -> list[socket.socket]:
+    """So many sockets that listen on one port; 0: any free one. Raises OSError, also where another server has the port,
+    one that shares ports included."""
+    if port:
+        listener(host, port).close()  # without SO_REUSEPORT nobody else may have it
+    sockets: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            sockets.append(listener(host, port, backlog=_BACKLOG, reuse_port=True))
+            port = sockets[0].getsockname()[1]
+    except BaseException:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets
+
 
 logger = logging.getLogger("penstock")
 

@@ -149,7 +149,7 @@ async def test_tensors_of_every_type_and_size() -> None:
                 assert given.array.flags.aligned
             model.requests.clear()
             del given
-        connection = hosted.links[0]._connection
+        connection = hosted.connections[0]
         assert connection._outbox.size > 0
         await until(lambda: connection._lent == 0 and connection._outbox.used == 0)
 
@@ -246,7 +246,7 @@ async def test_when_the_host_dies_every_request_ends_once() -> None:
         for responses in results[3:]:
             assert [response.final for response in responses] == [False, True]
             assert isinstance(responses[-1].error, EngineDeadError)
-        await hosted.links[0].lost
+        await hosted.connections[0].ended
         assert not hosted.links[0].models.has("add_sub", "")
         with pytest.raises(NotReadyError):
             await found(hosted, 0, "add_sub").infer(InferRequest(inputs={}))
@@ -261,7 +261,7 @@ async def test_when_a_front_dies_its_requests_are_cancelled_and_no_other_s() -> 
         tensors = {name: Tensor(name, "FP32", np.ones(16, np.float32)) for name in ("INPUT0", "INPUT1")}
         other = asyncio.create_task(found(hosted, 1, "add_sub").infer(InferRequest(inputs=tensors)))
         await until(lambda: hosted.host.requests == 7)
-        hosted.links[0].close()
+        hosted.connections[0].close()
         async with asyncio.timeout(60):
             await model.cancelled.wait()
             await streaming.streams[0].closed.wait()
@@ -276,10 +276,10 @@ async def test_when_a_front_dies_its_requests_are_cancelled_and_no_other_s() -> 
 
 async def test_a_front_that_sends_nonsense_is_shut_out_alone() -> None:
     async with hosting_all(add_sub()) as hosted:
-        transport = hosted.links[0]._connection._transport
+        transport = hosted.connections[0]._transport
         assert transport is not None
         transport.write(b"\xff" * 64)
-        await hosted.links[0].lost
+        await hosted.connections[0].ended
         await until(lambda: hosted.host.fronts == 1)
         tensors = {name: Tensor(name, "FP32", np.ones(16, np.float32)) for name in ("INPUT0", "INPUT1")}
         await found(hosted, 1, "add_sub").infer(InferRequest(inputs=tensors))

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 from msgspec import MsgspecError
 
@@ -33,7 +33,7 @@ _LENGTHS = struct.Struct("<QQ")
 ALIGNMENT = _LENGTHS.size
 _PADDING = bytes(ALIGNMENT)
 
-MAX_HEAD_BYTES = 64 << 20
+MAX_HEAD_BYTES = 256 << 20
 """A head holds names, texts of parameters and where tensors lie, no tensors."""
 MAX_TAIL_BYTES = 1 << 30
 """Each tensor in a tail is small (`wire.INLINE_LIMIT`), so there would have to be tens of thousands."""
@@ -95,8 +95,6 @@ _SHARED = 6
 _GIVE_BACK_SECONDS = 0.5
 """After which blocks go back to a sender that nothing else is said to."""
 
-Message = TypeVar("Message")
-
 
 class Packed:
     """Tensors on their way into a message: small ones in its tail, large ones in blocks that are still to be filled."""
@@ -117,16 +115,16 @@ def tensor_bytes(places: Iterable[Place]) -> int:
     return sum([int(place[4]) for place in places])
 
 
-class Connection(asyncio.Protocol, Generic[Message]):
-    """`on_message` gets every message with its tail, and `on_lost` is called once, at the end. A message that makes no
-    sense ends the connection: what it came with is dropped, and nothing behind it is read."""
+class Connection(asyncio.Protocol):
+    """`on_message` gets every message that `decode` gives with its tail, and `on_lost` is called once, at the end. A
+    message that makes no sense ends the connection: what it came with is dropped, and nothing behind it is read."""
 
     def __init__(
         self,
         receive_file: int,
         send_file: int,
-        decode: Callable[[Buffer], Message | Returned | Grown],
-        on_message: Callable[[Message, memoryview], None],
+        decode: Callable[[Buffer], Any],
+        on_message: Callable[[Any, memoryview], None],
         on_lost: Callable[[], None],
     ) -> None:
         """The files, which are closed at the end, are those of the two arenas."""
@@ -139,6 +137,8 @@ class Connection(asyncio.Protocol, Generic[Message]):
         self._reader = FrameReader()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        """Done at the end, after `on_lost`."""
         self._out: list[bytes] = []
         self._lent = 0
         """Blocks that are still read here."""
@@ -168,9 +168,9 @@ class Connection(asyncio.Protocol, Generic[Message]):
                 elif type(message) is Grown:
                     self._inbox.grown(message.segments)
                 else:
-                    self._on_message(cast("Message", message), tail)
+                    self._on_message(message, tail)
         except (BrokenFrameError, MsgspecError, ValueError, LookupError, TypeError, OSError) as error:
-            logger.error("model-host protocol error", exc_info=error)
+            logger.error("front protocol error", exc_info=error)
             self.close()
 
     def take(self, places: Iterable[Place], tail: memoryview) -> list[Tensor]:
@@ -280,7 +280,15 @@ class Connection(asyncio.Protocol, Generic[Message]):
     def closed(self) -> bool:
         return self._transport is None
 
+    async def end(self) -> None:
+        """Closes it when what has been sent has left."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+            await self.ended
+
     def close(self) -> None:
+        """At once."""
         if self._transport is not None:
             with contextlib.suppress(OSError):
                 self._transport.abort()
@@ -292,6 +300,7 @@ class Connection(asyncio.Protocol, Generic[Message]):
             self._giving_back.cancel()
         self._close_files()
         self._on_lost()
+        self.ended.set_result(None)
 
     def _close_files(self) -> None:
         files, self._files = self._files, ()

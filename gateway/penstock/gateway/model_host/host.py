@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Protocol
 
-from penstock.classic.python.link import ArenaFiles
 from penstock.gateway.model_host.connection import Connection
 from penstock.gateway.model_host.hosted_calls import HostedCalls
 from penstock.gateway.model_host.messages import (
@@ -22,34 +17,20 @@ from penstock.gateway.model_host.messages import (
     Taken,
     Traced,
     UpMessage,
-    decode_up,
 )
 from penstock.gateway.model_host.publication import Publication, Sources
-from penstock.gateway.model_host.socket_file import accept, listen
-
-
-class Host(Protocol):
-    """What a front tells when it comes and goes."""
-
-    def joined(self, front: HostedFront) -> Sequence[Described | Published]:
-        """Returns what it is to know."""
-        ...
-
-    def left(self, front: HostedFront) -> None: ...
 
 
 class HostedFront:
-    def __init__(self, host: Host, sources: Sources, files: ArenaFiles) -> None:
-        self._host = host
+    """One front as the host sees it: its connection, its requests, and what it knows."""
+
+    def __init__(self, sources: Sources, connection: Connection, left: Callable[[HostedFront], None]) -> None:
+        self._connection = connection
         self._tracing = sources.tracing
-        self._connection: Connection[UpMessage] = Connection(files.up, files.down, decode_up, self._heard, self._lost)
-        self._calls = HostedCalls(sources.models, self._connection)
+        self._left = left
+        self._calls = HostedCalls(sources.models, connection)
         self._known = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-
-    async def open(self, sock: socket.socket) -> None:
-        await self._connection.open(sock)
-        self.tell(self._host.joined(self))
 
     @property
     def requests(self) -> int:
@@ -69,15 +50,7 @@ class HostedFront:
             self._waiting.append((generation, future))
         return future
 
-    def close(self) -> None:
-        self._connection.close()
-
-    def _lost(self) -> None:
-        self._host.left(self)
-        self._calls.close()
-        self._settle(lambda generation: True)
-
-    def _heard(self, message: UpMessage, tail: memoryview) -> None:
+    def heard(self, message: UpMessage, tail: memoryview) -> None:
         """Raises ValueError, LookupError and TypeError for a message that no front sends."""
         if isinstance(message, Infer):
             self._calls.infer(message, tail)
@@ -90,6 +63,15 @@ class HostedFront:
             self._settle(lambda generation: generation <= self._known)
         elif isinstance(message, Traced):
             self._tracing.keep(message.model, message.traces)
+
+    def lost(self) -> None:
+        """The front has gone."""
+        self._left(self)
+        self._calls.close()
+        self._settle(lambda generation: True)
+
+    def close(self) -> None:
+        self._connection.close()
 
     def _settle(self, settled: Callable[[int], bool]) -> None:
         for generation, future in self._waiting:
@@ -107,39 +89,31 @@ _SPREAD_SECONDS = 5.0
 
 
 class ModelHost:
-    """From `start` to `stop`, on the event loop of the process that owns the models."""
+    """Lives on the event loop of the process that owns the models."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._publication = Publication(sources)
         self._fronts: set[HostedFront] = set()
-        self._numbers = 0
-        self._loop = asyncio.get_running_loop()
-        self._listener: socket.socket | None = None
         self._looking: asyncio.TimerHandle | None = None
-        self._opening: set[asyncio.Task[None]] = set()
 
-    def start(self, path: Path) -> None:
-        """Listens there from now on. Raises EngineError."""
-        self._path = path
-        self._listener = listener = listen(path)
-        self._loop.add_reader(listener.fileno(), self._accept, listener)
+    def join(self, connection: Connection) -> HostedFront:
+        """One more front, at the other end of this connection: it is told what there is. The messages that come are
+        for its `heard`, the end for its `lost`."""
+        front = HostedFront(self._sources, connection, self._fronts.discard)
+        self.publish()
+        self._fronts.add(front)
+        front.tell(self._publication.whole())
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+        return front
 
     def stop(self) -> None:
         """Ends the connections of all fronts, and with them their requests. Idempotent."""
-        if self._listener is None:
-            return
-        self._loop.remove_reader(self._listener.fileno())
-        self._listener.close()
-        self._listener = None
-        with contextlib.suppress(OSError):
-            self._path.unlink()
         if self._looking is not None:
             self._looking.cancel()
         for front in list(self._fronts):
             front.close()
-        for task in self._opening:
-            task.cancel()
 
     @property
     def fronts(self) -> int:
@@ -170,28 +144,8 @@ class ModelHost:
             if late:
                 logger.warning("%d front processes have not heard of a change yet", len(late))
 
-    def _accept(self, listener: socket.socket) -> None:
-        while (accepted := accept(listener, self._numbers + 1)) is not None:
-            self._numbers += 1
-            sock, files = accepted
-            front = HostedFront(self, self._sources, files)
-            task = self._loop.create_task(front.open(sock))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
-
-    def joined(self, front: HostedFront) -> list[Described | Published]:
-        """The front is connected. Returns what it is to know."""
-        self.publish()
-        self._fronts.add(front)
-        if self._looking is None:
-            self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
-        return self._publication.whole()
-
-    def left(self, front: HostedFront) -> None:
-        self._fronts.discard(front)
-
     def _look(self) -> None:
         self._looking = None
         if self._fronts:
             self.publish()
-            self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
-from penstock.engines.errors import NotReadyError
 from penstock.gateway.kserve.shared_memory import RegionStatus, SharedMemoryRegions
 from penstock.gateway.kserve.tracing import SharedTracing, Tracing
 from penstock.gateway.model_host.connection import Connection
@@ -20,11 +17,9 @@ from penstock.gateway.model_host.messages import (
     RegionFields,
     Response,
     Traced,
-    decode_down,
 )
 from penstock.gateway.model_host.remote_calls import RemoteCalls
 from penstock.gateway.model_host.remote_models import RemoteModels
-from penstock.gateway.model_host.socket_file import connect
 
 logger = logging.getLogger(__name__)
 
@@ -65,43 +60,22 @@ class FrontRegions:
         return None
 
 
-_TRACES_OF_A_FRONT = 1 << 32
-"""The numbers of its traces begin at a multiple of this."""
-
-
 class HostLink:
-    """`models`, `shared_memory` and `tracing` are for a KServe context that answers inference. Made by `open`."""
+    """`models`, `shared_memory` and `tracing` are for a KServe context that answers inference: they know what there is
+    when the first Published has come."""
 
-    def __init__(self, number: int, host: int, allow_client_shm: bool) -> None:
-        """`number` is this front's, from 1 on, `host` the other side's process id."""
-        self.calls = RemoteCalls()
+    def __init__(self, connection: Connection, first_trace: int, host: int, *, allow_client_shm: bool) -> None:
+        """The messages that come over the connection are for `heard`, its end for `lost`. `host` is the other side's
+        process id."""
+        self.calls = RemoteCalls(connection)
         self.models = RemoteModels(self.calls)
         self.shared_memory = SharedMemoryRegions(allow_client_shm)
-        self.tracing = Tracing(write=self._write_traces, first_number=(number - 1) * _TRACES_OF_A_FRONT + 1)
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the host has gone."""
+        self.tracing = Tracing(write=self._write_traces, first_number=first_trace)
         self._regions = FrontRegions(self.shared_memory, host)
-        self._connection: Connection[DownMessage]
-        self._told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connection = connection
         self._tracing: SharedTracing | None = None
 
-    @classmethod
-    async def open(cls, path: Path, *, allow_client_shm: bool = False) -> HostLink:
-        """Returns when the front knows what there is. Raises NotReadyError."""
-        joined = await asyncio.to_thread(connect, path)
-        link = cls(joined.number, joined.host, allow_client_shm)
-        files = joined.receive_file, joined.send_file
-        link._connection = Connection(*files, decode_down, link._heard, link._lost)
-        link.calls.attach(link._connection)
-        await link._connection.open(joined.sock)
-        await link._told
-        return link
-
-    def close(self) -> None:
-        """Ends all requests."""
-        self._connection.close()
-
-    def _heard(self, message: DownMessage, tail: memoryview) -> None:
+    def heard(self, message: DownMessage, tail: memoryview) -> None:
         """Raises ValueError, LookupError and TypeError for a message that no host sends."""
         if isinstance(message, Response):
             self.calls.responded(message, tail)
@@ -110,6 +84,10 @@ class HostLink:
         elif isinstance(message, Published):
             self._publish(message)
 
+    def lost(self) -> None:
+        """Ends all requests."""
+        self.calls.lost()
+
     def _publish(self, message: Published) -> None:
         self.models.publish(message)
         self._regions.publish(message.regions)
@@ -117,15 +95,6 @@ class HostLink:
             self._tracing = message.tracing
             self.tracing.adopt(message.tracing)
         self._connection.send(Known(message.generation))
-        if not self._told.done():
-            self._told.set_result(None)
 
     def _write_traces(self, model: str, traces: list[list[bytes]], log_frequency: int) -> None:
         self._connection.send(Traced(model, traces))
-
-    def _lost(self) -> None:
-        self.calls.lost()
-        if not self._told.done():
-            self._told.set_exception(NotReadyError("the model host has ended"))
-        if not self.lost.done():
-            self.lost.set_result(None)

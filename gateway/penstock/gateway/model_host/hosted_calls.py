@@ -23,7 +23,6 @@ from penstock.gateway.model_host.messages import (
     SendWindow,
     Taken,
     TraceFields,
-    UpMessage,
     to_fields,
 )
 
@@ -73,7 +72,7 @@ _LONG_TEXT = 1 << 16
 
 
 class HostedCalls:
-    def __init__(self, models: ModelStore, connection: Connection[UpMessage]) -> None:
+    def __init__(self, models: ModelStore, connection: Connection) -> None:
         self._models = models
         self._connection = connection
         self._loop = asyncio.get_running_loop()

@@ -39,13 +39,13 @@ class TraceFields(Struct, array_like=True):
 # Either way
 
 
-class Returned(Struct, array_like=True, tag=10):
+class Returned(Struct, array_like=True, tag=True):
     """Blocks of the receiver's arena that the sender has done with."""
 
     blocks: list[tuple[int, int]]
 
 
-class Grown(Struct, array_like=True, tag=11):
+class Grown(Struct, array_like=True, tag=True):
     """Sizes of new segments of the sender's arena."""
 
     segments: list[int]
@@ -54,7 +54,7 @@ class Grown(Struct, array_like=True, tag=11):
 # From a front to the host
 
 
-class Infer(Struct, array_like=True, tag=20):
+class Infer(Struct, array_like=True, tag=True):
     """A request. `number` is the front's own, and never used twice."""
 
     number: int
@@ -77,13 +77,13 @@ class Infer(Struct, array_like=True, tag=20):
     """The request's id at the front, and its span as in W3C Trace Context."""
 
 
-class Cancel(Struct, array_like=True, tag=21):
+class Cancel(Struct, array_like=True, tag=True):
     """Nobody waits for this request, or the rest of its responses, any more."""
 
     number: int
 
 
-class Taken(Struct, array_like=True, tag=22):
+class Taken(Struct, array_like=True, tag=True):
     """So many responses of a stream, with so many bytes, have been read."""
 
     number: int
@@ -91,13 +91,13 @@ class Taken(Struct, array_like=True, tag=22):
     size: int
 
 
-class Known(Struct, array_like=True, tag=24):
+class Known(Struct, array_like=True, tag=True):
     """The front answers by this generation of what the host has published."""
 
     generation: int
 
 
-class Traced(Struct, array_like=True, tag=25):
+class Traced(Struct, array_like=True, tag=True):
     """A request's trace and those of the requests made for it, as `Tracing.keep` takes them."""
 
     model: str
@@ -107,7 +107,7 @@ class Traced(Struct, array_like=True, tag=25):
 # From the host to a front
 
 
-class Response(Struct, array_like=True, tag=30):
+class Response(Struct, array_like=True, tag=True):
     number: int
     final: bool
     outputs: list[Place] | None
@@ -123,7 +123,7 @@ class Response(Struct, array_like=True, tag=30):
     """The error is why the request was never begun."""
 
 
-class Described(Struct, array_like=True, tag=32):
+class Described(Struct, array_like=True, tag=True):
     """A model version, before the first Published that names it. `key` is never used twice."""
 
     key: int
@@ -151,7 +151,7 @@ class RegionFields(Struct, array_like=True, frozen=True):
     fd: int
 
 
-class Published(Struct, array_like=True, tag=33):
+class Published(Struct, array_like=True, tag=True):
     """All that fronts answer by, but for descriptions of models."""
 
     generation: int

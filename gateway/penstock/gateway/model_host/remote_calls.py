@@ -18,7 +18,6 @@ from penstock.gateway.model_host.messages import (
     STREAMED,
     TRACED,
     Cancel,
-    DownMessage,
     Infer,
     ReadWindow,
     Response,
@@ -42,18 +41,14 @@ class _Unary:
 
 
 class RemoteCalls:
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._loop = asyncio.get_running_loop()
-        self._connection: Connection[DownMessage]
+        self._connection = connection
         self._numbers = 0
         self._unary: dict[int, _Unary] = {}
         self._streams: dict[int, RemoteStream] = {}
         self._filling: set[asyncio.Task[None]] = set()
         self.closed = False
-
-    def attach(self, connection: Connection[DownMessage]) -> None:
-        """Once, before anything else."""
-        self._connection = connection
 
     def __len__(self) -> int:
         """Requests in flight."""

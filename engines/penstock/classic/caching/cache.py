@@ -61,6 +61,10 @@ class ResponseCache(Protocol):
         """None: another process keeps the entries, and counts."""
         ...
 
+    async def start(self) -> None:
+        """Raises EngineError where it can never be used. One that cannot be reached may come later."""
+        ...
+
     async def lookup(self, key: bytes) -> CachedResponse | None: ...
 
     async def insert(self, key: bytes, response: CachedResponse) -> None: ...
@@ -100,6 +104,9 @@ class LocalCache:
     @property
     def counters(self) -> CacheCounters:
         return self._counters
+
+    async def start(self) -> None:
+        """There is nothing to wait for."""
 
     async def lookup(self, key: bytes) -> CachedResponse | None:
         started = monotonic_ns()

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.classic.base import InferModel
+from penstock.classic.base import InferModel, paced
 from penstock.classic.ensemble.plan import Flow, Selection, Step
 from penstock.classic.ensemble.wiring import Stage, shapes_fit
 from penstock.classic.messages import InferRequest, InferResponse, Parameter, Timings
@@ -139,7 +139,7 @@ class EnsembleRequest:
         PenstockError."""
         asked = self._step_request(step, values)
         try:
-            with closing(asked.model.stream(asked.request)) as responses:
+            with closing(paced(asked.model.stream(asked.request))) as responses:
                 async for response in responses:
                     if response.error is not None:
                         raise response.error

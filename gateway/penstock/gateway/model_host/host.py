@@ -30,6 +30,7 @@ class HostedFront:
         self._left = left
         self._calls = HostedCalls(sources.models, connection)
         self._known = 0
+        self._regions: list[str] = []
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     @property
@@ -50,6 +51,10 @@ class HostedFront:
             self._waiting.append((generation, future))
         return future
 
+    def may_use(self, region: str, since: int) -> bool:
+        """A region of shared memory that is unregistered since this generation."""
+        return self._known < since or region in self._regions
+
     def heard(self, message: UpMessage, tail: memoryview) -> None:
         """Raises ValueError, LookupError and TypeError for a message that no front sends."""
         if isinstance(message, Infer):
@@ -59,7 +64,7 @@ class HostedFront:
         elif isinstance(message, Taken):
             self._calls.taken(message)
         elif isinstance(message, Known):
-            self._known = message.generation
+            self._known, self._regions = message.generation, message.regions
             self._settle(lambda generation: generation <= self._known)
         elif isinstance(message, Traced):
             self._tracing.keep(message.model, message.traces)
@@ -95,6 +100,9 @@ class ModelHost:
         self._sources = sources
         self._publication = Publication(sources)
         self._fronts: set[HostedFront] = set()
+        self._leaving: dict[str, int] = {}
+        """Unregistered regions of shared memory, with the generation that has told fronts."""
+        sources.regions.used_elsewhere = self._uses_region
         self._looking: asyncio.TimerHandle | None = None
 
     def join(self, connection: Connection) -> HostedFront:
@@ -129,12 +137,24 @@ class ModelHost:
         """Something may have changed: fronts are told now."""
         messages = self._publication.look()
         if messages:
+            generation = self._publication.generation
+            self._leaving = {name: self._leaving.get(name, generation) for name in self._publication.leaving}
             for front in self._fronts:
                 front.tell(messages)
 
+    def _uses_region(self, name: str) -> bool:
+        """Whether a front may use an unregistered region: one that has not heard of it yet may."""
+        since = self._leaving.get(name, self._publication.generation + 1)
+        return any(front.may_use(name, since) for front in self._fronts)
+
     async def spread(self) -> None:
-        """Publishes, and returns when every front knows. Does not wait without end for one that does not answer."""
-        self.publish()
+        """Publishes, and returns when every front knows. Does not wait without end for one that does not answer. What
+        they say of the regions that are unregistered may have to be published, too."""
+        for _ in range(2):
+            self.publish()
+            await self._all_know()
+
+    async def _all_know(self) -> None:
         generation = self._publication.generation
         waiting = [front.knows(generation) for front in self._fronts]
         if waiting:

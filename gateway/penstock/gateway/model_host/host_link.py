@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Iterable
@@ -33,6 +34,10 @@ class FrontRegions:
         self._host = host
         self._adopted: dict[str, RegionFields] = {}
 
+    def used(self, names: Iterable[str]) -> list[str]:
+        """Those of these regions that requests of this front use."""
+        return [name for name in names if self._regions.is_used(name)]
+
     def publish(self, regions: Iterable[RegionFields]) -> None:
         wanted = {region.name: region for region in regions}
         for name in [name for name, region in self._adopted.items() if wanted.get(name) != region]:
@@ -60,6 +65,10 @@ class FrontRegions:
         return None
 
 
+_REPORT_SECONDS = 0.1
+"""Between looks whether requests still use regions of shared memory that are unregistered."""
+
+
 class HostLink:
     """`models`, `shared_memory` and `tracing` are for a KServe context that answers inference: they know what there is
     when the first Published has come."""
@@ -74,6 +83,9 @@ class HostLink:
         self._regions = FrontRegions(self.shared_memory, host)
         self._connection = connection
         self._tracing: SharedTracing | None = None
+        self._known = Known(0)
+        self._leaving: list[str] = []
+        self._report: asyncio.TimerHandle | None = None
 
     def heard(self, message: DownMessage, tail: memoryview) -> None:
         """Raises ValueError, LookupError and TypeError for a message that no host sends."""
@@ -86,6 +98,8 @@ class HostLink:
 
     def lost(self) -> None:
         """Ends all requests."""
+        if self._report is not None:
+            self._report.cancel()
         self.calls.lost()
 
     def _publish(self, message: Published) -> None:
@@ -94,7 +108,22 @@ class HostLink:
         if message.tracing is not None and message.tracing != self._tracing:
             self._tracing = message.tracing
             self.tracing.adopt(message.tracing)
-        self._connection.send(Known(message.generation))
+        self._leaving = message.leaving
+        self._tell(Known(message.generation, self._regions.used(message.leaving)))
+
+    def _tell(self, known: Known) -> None:
+        """What this front knows, and from time to time which of the regions that leave it uses."""
+        if known != self._known:
+            self._known = known
+            self._connection.send(known)
+        if self._report is not None:
+            self._report.cancel()
+            self._report = None
+        if known.regions:
+            self._report = asyncio.get_running_loop().call_later(_REPORT_SECONDS, self._tell_again)
+
+    def _tell_again(self) -> None:
+        self._tell(Known(self._known.generation, self._regions.used(self._leaving)))
 
     def _write_traces(self, model: str, traces: list[list[bytes]], log_frequency: int) -> None:
         self._connection.send(Traced(model, traces))

@@ -20,7 +20,7 @@ from penstock.classic.model_config import (
 )
 from penstock.classic.model_files import check_file_name
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.metrics.latencies import FIRST_RESPONSE
+from penstock.gateway.metrics.triton import FIRST_RESPONSE
 from penstock.gateway.repository.config_fields import SELF_PLACED_BACKENDS
 
 MAX_PRIORITY_LEVELS = 1024

@@ -35,11 +35,11 @@ async def ready(context: KServe, exchange: Exchange) -> None:
     await _tell(exchange, 200 if good else 400, {"ready": good})
 
 
-async def _tell(exchange: Exchange, status: int, told: dict[str, object]) -> None:
+async def _tell(exchange: Exchange, status: int, shown: dict[str, object]) -> None:
     """KServe's client reads the body that the open inference protocol has. Triton's answer has none, and its scripts
     compare all that `curl` prints with the status: libraries say which encodings they read, curl does not."""
     if b"accept-encoding" in exchange.headers:
-        await exchange.respond(status, msgspec.json.encode(told))
+        await exchange.respond(status, msgspec.json.encode(shown))
     else:
         await exchange.respond(status, b"", content_type=b"text/plain")
 
@@ -126,8 +126,8 @@ def model_metadata(model: InferModel, versions: Sequence[int]) -> dict[str, Any]
 
 def _tensors(config: ModelConfig, tensors: Iterable[ModelInput | ModelOutput]) -> list[dict[str, Any]]:
     return [
-        {"name": each.name, "datatype": datatype_name(each.data_type), "shape": _shape(config, each)}
-        for each in tensors
+        {"name": tensor.name, "datatype": datatype_name(tensor.data_type), "shape": _shape(config, tensor)}
+        for tensor in tensors
     ]
 
 
@@ -161,7 +161,7 @@ def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]
         model = models.model(name)
         if isinstance(model, ServedByOthers):
             return model.others()
-        return [models.model(name, str(each)) for each in models.versions(name)] or [model]
+        return [models.model(name, str(one)) for one in models.versions(name)] or [model]
     except ModelNotFoundError:
         if models.versions(name):
             raise InvalidRequestError(f"requested model version is not available for model '{name}'") from None

@@ -56,8 +56,8 @@ class Describe:
         return self._models.model(request.name, request.version)
 
     async def model_statistics(self, request: Message, context: RequestContext) -> Message:
-        found = statistics(self._models, context.principal, request.name, request.version)
-        return pb.ModelStatisticsResponse(**found)
+        counters = statistics(self._models, context.principal, request.name, request.version)
+        return pb.ModelStatisticsResponse(**counters)
 
     async def trace_setting(self, request: Message, context: RequestContext) -> Message:
         """Reads, and changes what is named. Raises InvalidRequestError, UnsupportedError, PermissionDeniedError."""

@@ -56,19 +56,19 @@ def _inputs(message: Any, model: InferModel, regions: SharedMemoryRegions) -> di
     inputs: dict[str, Tensor] = {}
     raw = message.raw_input_contents
     used, count = 0, len(raw)
-    for each in message.inputs:
-        name, datatype, shape = each.name, each.datatype, tuple(each.shape)
+    for tensor in message.inputs:
+        name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
         if name in inputs:
             raise InvalidRequestError(f"input '{name}' already exists in request", param=name)
-        region = _region(each, regions) if each.parameters else None
+        region = _region(tensor, regions) if tensor.parameters else None
         if region is not None:
-            if each.HasField("contents"):
+            if tensor.HasField("contents"):
                 raise InvalidRequestError(
                     f"unexpected 'contents' for input '{name}' for model '{model.name}': it is in shared memory"
                 )
             inputs[name] = _from_region(name, datatype, shape, region)
         elif count:
-            if each.HasField("contents"):
+            if tensor.HasField("contents"):
                 raise InvalidRequestError(
                     f"contents field must not be specified when using raw_input_contents for '{name}' for model "
                     f"'{model.name}'"
@@ -77,8 +77,8 @@ def _inputs(message: Any, model: InferModel, regions: SharedMemoryRegions) -> di
                 raise _no_data(name, model)
             inputs[name] = from_buffer(name, datatype, shape, raw[used])
             used += 1
-        elif each.HasField("contents"):
-            inputs[name] = from_contents(name, datatype, shape, each.contents, model.name)
+        elif tensor.HasField("contents"):
+            inputs[name] = from_contents(name, datatype, shape, tensor.contents, model.name)
         else:
             raise _no_data(name, model)
     if used != count:
@@ -105,17 +105,17 @@ def _no_data(name: str, model: InferModel) -> InvalidRequestError:
 def _outputs(outputs: Any, regions: SharedMemoryRegions) -> tuple[tuple[str, ...], dict[str, OutputForm] | None]:
     forms: dict[str, OutputForm] = {}
     names: dict[str, None] = {}
-    for each in outputs:
-        if each.name in names:
-            raise InvalidRequestError(f"output '{each.name}' already exists in request", param=each.name)
-        names[each.name] = None
-        if each.parameters:
-            form = OutputForm(memory=_region(each, regions))
-            form.classes = _classes(each)
+    for output in outputs:
+        if output.name in names:
+            raise InvalidRequestError(f"output '{output.name}' already exists in request", param=output.name)
+        names[output.name] = None
+        if output.parameters:
+            form = OutputForm(memory=_region(output, regions))
+            form.classes = _classes(output)
             if form.classes and form.memory is not None:
                 raise InvalidRequestError("Output can't set both 'shared_memory_region' and 'classification'")
             if form.classes or form.memory is not None:
-                forms[each.name] = form
+                forms[output.name] = form
     return tuple(names), forms or None
 
 

@@ -83,11 +83,11 @@ class ResponseForms:
             message.parameters[FINAL].bool_param = final
         for tensor in outputs:
             message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
-        made = bytes(message.SerializeToString())
+        around = bytes(message.SerializeToString())
         if len(self._known) >= _MAX_FORMS:
             del self._known[next(iter(self._known))]
-        self._known[form] = made
-        return made
+        self._known[form] = around
+        return around
 
 
 class ResponseEncoder:
@@ -124,12 +124,12 @@ def _number(value: int) -> bytes:
     """As protobuf writes it."""
     if value < 0x80:
         return _ONE_BYTE[value]
-    found = bytearray()
+    encoded = bytearray()
     while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 _ONE_BYTE = [bytes((value,)) for value in range(0x80)]

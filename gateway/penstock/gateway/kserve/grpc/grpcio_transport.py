@@ -74,8 +74,8 @@ class GrpcCertificates:
     async def follow(self) -> None:
         await self._certificates.follow(self._use)
 
-    async def _use(self, found: Certificates) -> None:
-        self._newer = _configuration(found)
+    async def _use(self, newer: Certificates) -> None:
+        self._newer = _configuration(newer)
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """None: nothing is new. Called in the library's threads."""
@@ -83,5 +83,5 @@ class GrpcCertificates:
         return newer
 
 
-def _configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(found.key, found.cert)], found.root)
+def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(certificates.key, certificates.cert)], certificates.root)

@@ -99,9 +99,9 @@ class InferRpcs:
         return decoded
 
     def _takes_long(self, size: int, message: Message) -> bool:
-        if size >= LONG_BODY or (size >= LONG_TEXT and any(each.datatype == "BYTES" for each in message.inputs)):
+        if size >= LONG_BODY or (size >= LONG_TEXT and any(tensor.datatype == "BYTES" for tensor in message.inputs)):
             return True
-        return self.plane.takes_memory and any(each.parameters for each in (*message.inputs, *message.outputs))
+        return self.plane.takes_memory and any(tensor.parameters for tensor in (*message.inputs, *message.outputs))
 
     def encoder(self, call: TensorCall) -> ResponseEncoder:
         """For the plain responses to this request."""

@@ -10,7 +10,7 @@ import pytest
 
 from helpers_models import SHAPE
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.formats.context_length import context_length
+from penstock.engines.formats.model_settings import context_length
 from penstock.engines.openvino.families import parse_config
 from penstock.gateway.memory.estimate import read_shape
 

@@ -14,7 +14,7 @@ from penstock.engines.host.memory import ResidentMemory, available_memory, resid
 from penstock.engines.host.numa import by_socket, read_nodes
 from penstock.engines.host.placement import Placement, find_place
 from penstock.engines.host.shares import shares
-from penstock.engines.openvino.huge_pages import _filled
+from penstock.engines.openvino.process_memory import _filled
 from penstock.gateway.metrics import machine
 
 KB = 1024

@@ -14,23 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
-from penstock.engines.formats.context_length import context_length
-from penstock.engines.formats.draft_heads import is_eagle3
-from penstock.engines.formats.exported_graph import exported_graph, weights_of
 from penstock.engines.formats.gguf.files import gguf_files, read_parts
-from penstock.engines.formats.model_files import read_json, weight_files
+from penstock.engines.formats.model_files import exported_graph, read_json, weight_files, weights_of
+from penstock.engines.formats.model_settings import context_length, is_eagle3, text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.formats.safetensors_file import Described, read_header
-from penstock.engines.formats.text_part import text_settings
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.memory import parse_memory
 from penstock.engines.offload import READING_BYTES, WRITING_BYTES
-from penstock.engines.openvino.config import QUANTIZED, WeightsType
-from penstock.engines.openvino.kv_types import QUANTIZED_KV, quantized_bytes
-from penstock.engines.openvino.numerics import ModelFacts, Numerics, Wish
+from penstock.engines.openvino.numerics import (
+    QUANTIZED_KV,
+    ModelFacts,
+    Numerics,
+    StoredTypes,
+    Wish,
+    quantized_bytes,
+)
 from penstock.engines.openvino.trials import predict
 from penstock.engines.registry import EngineSpec
-from penstock.engines.vllm.versions import is_cpu_build
+from penstock.engines.vllm.contract import is_cpu_build
 from penstock.gateway.memory.budget import CacheWish, Demand, MemoryNeeds
 
 # The size of a model by config.json and the headers of its weights. Both may be of models that only some engine knows.
@@ -190,6 +192,8 @@ _HELD_BYTES = {"int2": 0.5, "int4": 0.5, "MXFP4": 0.5, "int8": 1.0, "I8": 1.0}
 """Of a weight in a quantized checkpoint, which is held as it is."""
 _BECOMES = {"F8_E4M3": "bf16", "fp4": "int4"}
 _WORDS = "I32"
+_ANY_HEAD = 64
+"""Head size of a decoder whose config.json is not understood."""
 _SAFETENSORS_TYPES = {*FLOAT_BYTES, *_HELD_BYTES, *_BECOMES, _WORDS, "I64", "U8", "BOOL"}
 
 
@@ -207,7 +211,8 @@ def estimate(spec: EngineSpec) -> Demand:
     weights = _weights(spec.runner, sizes, options, shape, on_gpu=bool(gpus))
     if options.get("draft_model_dir"):
         draft = Path(options["draft_model_dir"])
-        weights += _weights(spec.runner, stored_sizes(draft), options, read_shape(draft), on_gpu=False)
+        sizes_of_draft = stored_sizes(draft)
+        weights += _weights(spec.runner, sizes_of_draft, options, read_shape(draft), on_gpu=False, is_draft=True)
     if options.get("mtp") and shape is not None:  # the head for logits is compiled twice
         weights += int(shape.vocab_size * shape.hidden_size * _item(spec.runner, sizes, options, shape))
     model = MemoryNeeds(
@@ -275,11 +280,17 @@ def _is_cpu_torch() -> bool:
 
 
 def _weights(
-    runner: str, sizes: Sequence[StoredSize], options: dict[str, Any], shape: ModelShape | None, *, on_gpu: bool
+    runner: str,
+    sizes: Sequence[StoredSize],
+    options: dict[str, Any],
+    shape: ModelShape | None,
+    *,
+    on_gpu: bool,
+    is_draft: bool = False,
 ) -> int:
     """Bytes of the weights as they will be kept, on all devices together."""
     if runner == "openvino":
-        return _openvino_weights(sizes, options, _openvino_types(sizes, options, shape))
+        return _openvino_weights(sizes, options, _openvino_types(sizes, options, shape, is_draft=is_draft))
     item = _item(runner, sizes, options, shape)
     total = sum(size.count * item if size.dtype in FLOAT_BYTES else size.num_bytes for size in sizes)
     return int(total * (_PACKED if runner == "vllm" and not on_gpu else 1))
@@ -289,7 +300,7 @@ def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any], type
     """As stored they stay in the mapped file, of which no more than the embeddings is used later, as do a quantized
     checkpoint's that become floats, in the cache of weights; other floats that are converted are kept. Either way the
     kernels work on a packed copy, in the precision of the computation where that is smaller."""
-    kind, item = _kept_as(sizes, options), _BYTES[types.dtype]
+    kind, item = types.weights, _BYTES[types.dtype]
     small = sum(size.num_bytes for size in sizes) <= _TWO_LANES and options["threads"] is None
     lanes, total = (2 if small else 1) + (types.large_steps is not None), 0.0
     copies = lanes if options["weights_cache"] else lanes + 1
@@ -299,26 +310,32 @@ def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any], type
     return int(total)
 
 
-def _kept_as(sizes: Sequence[StoredSize], options: dict[str, Any]) -> WeightsType:
-    kind: WeightsType = options["weights"]
-    from_blocks = kind == "auto" and any(size.dtype not in _SAFETENSORS_TYPES for size in sizes)  # of GGUF
-    return "int8" if from_blocks else kind
-
-
-def _openvino_types(sizes: Sequence[StoredSize], options: dict[str, Any], shape: ModelShape | None) -> Numerics:
+def _openvino_types(
+    sizes: Sequence[StoredSize], options: dict[str, Any], shape: ModelShape | None, *, is_draft: bool = False
+) -> Numerics:
     """What the engine will compute in; f32 for settings that it will refuse."""
-    kind = _kept_as(sizes, options)
     facts = ModelFacts(
-        integers=kind in QUANTIZED or any(size.dtype in _HELD_BYTES for size in sizes),
-        all_integers=kind in QUANTIZED and all(size.dtype != "MXFP4" for size in sizes),
-        head_size=0 if shape is None else shape.head_dim,
+        _stored_types(sizes),
+        head_size=_ANY_HEAD if shape is None else shape.head_dim,
         is_capped=shape is not None and shape.is_capped,
+        is_draft=is_draft,
     )
-    wish = Wish(options["dtype"], kind, options["activations"], options["kv_cache_dtype"])
+    wish = Wish(options["dtype"], options["weights"], options["activations"], options["kv_cache_dtype"])
     try:
         return predict(wish, facts)
     except PenstockError:
-        return Numerics("f32", "f32", None, facts.integers)
+        return Numerics("f32", "f32", None, options["weights"])
+
+
+def _stored_types(sizes: Sequence[StoredSize]) -> StoredTypes:
+    blocks = [size for size in sizes if size.dtype not in _SAFETENSORS_TYPES]  # of GGUF
+    mxfp4 = [size for size in sizes if size.dtype == "MXFP4"]
+    held = {_HELD_BYTES[size.dtype] for size in sizes if size.dtype in _HELD_BYTES and size not in mxfp4}
+    bits = None
+    if blocks:
+        blocks += mxfp4
+        bits = 8 * sum(size.num_bytes for size in blocks) / sum(size.count for size in blocks)
+    return StoredTypes(("int8" if 1 in held else "int4") if held else None, bits, bool(mxfp4))
 
 
 def _openvino_matrix(size: StoredSize, kind: str, item: float, lanes: int, copies: int) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.classic.base import InferModel
+from penstock.classic.base import InferModel, paced
 from penstock.classic.caching.cached_model import uncached
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
@@ -65,6 +65,10 @@ from penstock.gateway.openai.unsupported import CHAT, COMPLETION
 from penstock.tokenizers import ChatTemplate, ChatTemplateError, StopStrings, TextPart, TokenizerError
 from penstock.tokenizers.files import read_tokenizer_files
 
+_REFUSAL = (
+    "The model `{name}` takes texts and keeps its tokenizer to itself. It can be asked by chats of every API and "
+    "/v1/completions, and by nothing that needs its tokens."
+)
 _TEMPLATE_SECONDS = 10.0
 _FINISH = frozenset({"stop", "length"})
 
@@ -93,11 +97,13 @@ class TensorModels:
         for name, known in list(self._known.items()):
             if newest.get(name) is not known.model:
                 del self._known[name]
+                self._dataplane.models.refusals.pop(name, None)
                 if by_name.get(name) is known:  # else another server's model has the name by now
                     del by_name[name]
         for name, model in newest.items():
             if name not in by_name:
                 by_name[name] = self._known[name] = TensorModel(model, self._kserve, self._settings)
+                self._dataplane.models.refusals[name] = _REFUSAL.format(name=name)
 
     def _is_ours(self, model: InferModel) -> bool:
         """Other servers' models, and others that do not generate, have reserved their names; language models of this
@@ -127,6 +133,11 @@ class TensorModel:
     @property
     def root(self) -> str:
         return self._name
+
+    @property
+    def folder(self) -> str:
+        folder = self.model.model_folder
+        return "" if folder is None else str(folder / str(self.model.version))
 
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
         """Always None: nothing else answers in its place."""
@@ -278,7 +289,7 @@ async def _responses(call: TensorCall) -> AsyncGenerator[InferResponse, None]:
     if not call.model.signature.decoupled:
         yield await call.infer()
         return
-    responses = call.stream()
+    responses = paced(call.stream())
     try:
         async for response in responses:
             yield response

@@ -23,8 +23,16 @@ from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import REQUEST_ON_STREAM
 from penstock.gateway.grpc_transport.call import Call
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.grpc.decode import Decoded, decode, parse
-from penstock.gateway.kserve.grpc.encode import ResponseEncoder, ResponseForms, empty_final, fill_response, stream_error
+from penstock.gateway.kserve.grpc.messages import (
+    Decoded,
+    ResponseEncoder,
+    ResponseForms,
+    decode,
+    empty_final,
+    fill_response,
+    parse,
+    stream_error,
+)
 from penstock.gateway.kserve.grpc.request_forms import KnownRequest, RequestForms
 from penstock.gateway.kserve.grpc.rpc import Guard, Message, Rpc, call_in_flight
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
@@ -270,8 +278,8 @@ class InferStream:
 
 
 class PushedResponses:
-    """An asynchronous iterator over the responses of one request that need their task: the first, and those that `write`
-    does not take. All others go to `write` as the model has them, without resuming the task for each."""
+    """An asynchronous iterator over the responses of one request that need their task: the first, and those that
+    `write` does not take. All others go to `write` as the model has them, without resuming the task for each."""
 
     def __init__(self, responses: PushedStream, write: Callable[[InferResponse], bool]) -> None:
         """`write` returns False for a response that it leaves to the task."""

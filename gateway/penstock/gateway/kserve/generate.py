@@ -26,9 +26,9 @@ from penstock.gateway.front.bounded_json import decode_checked, decode_json, has
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.errors import kserve_error_body
-from penstock.gateway.kserve.http_bodies import check_plain, read_input
-from penstock.gateway.kserve.http_infer import HTTP_MOMENTS
+from penstock.gateway.kserve.http_infer import HTTP_MOMENTS, read_input
 from penstock.gateway.kserve.infer_json import from_json, to_json
+from penstock.gateway.kserve.json_request import check_plain
 from penstock.gateway.kserve.parameters import MAX_MEMBERS, forwarded_http, take_parameters
 from penstock.gateway.kserve.parameters import from_json as parameter_from_json
 from penstock.gateway.kserve.tensor_plane import LONG_BODY, TensorCall, TensorPlane

@@ -19,12 +19,12 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest, Parameter
 from penstock.classic.model_config import datatype_name
 from penstock.classic.tensors import NUMPY_TYPES, Tensor, element_count, from_buffer, to_buffer
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
 from penstock.gateway.front.bounded_json import decode_json
+from penstock.gateway.front.call import Call
 from penstock.gateway.http.compression import accepted_coding, compress, content_coding
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.http_bodies import read_input
 from penstock.gateway.kserve.infer_json import from_json, to_json
 from penstock.gateway.kserve.parameters import MAX_MEMBERS, boolean, forwarded_http, take_parameters
 from penstock.gateway.kserve.parameters import from_json as parameter_from_json
@@ -76,6 +76,20 @@ async def infer(context: KServe, exchange: Exchange, name: str, version: str) ->
             call.sent()
         finally:
             call.close()
+
+
+async def read_input(exchange: Exchange, call: Call, limit: int, coding: bytes = b"") -> bytes:
+    """The body of a request for inference, which has this coding; from its end on the call is watched.
+
+    Raises InvalidRequestError, OverloadedError, ClientGone, and PayloadTooLargeError with the flag that sets the limit:
+    users of servers without one do not know it.
+    """
+    try:
+        body = await exchange.read(limit)
+        call.watch()
+        return await exchange.decompressed(coding, body, limit) if coding else body
+    except PayloadTooLargeError as error:
+        raise PayloadTooLargeError(f"{error.message} --http-max-input-size sets the limit.") from None
 
 
 def _check_takes_infer(model: InferModel) -> None:

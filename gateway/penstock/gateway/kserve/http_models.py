@@ -53,7 +53,7 @@ async def model_ready(context: KServe, exchange: Exchange, name: str, version: s
     try:
         good = reports_ready(context.models.model(name, version))
     except PenstockError:
-        good = would_load(context, name)
+        good = context.plane.would_load(name)
     if good:
         await _tell(exchange, 200, {"name": name, "ready": True})
     else:
@@ -72,11 +72,9 @@ async def config(context: KServe, exchange: Exchange, name: str, version: str) -
 
 
 async def _described(context: KServe, exchange: Exchange, name: str, version: str) -> InferModel:
-    exchange.context.principal.require_model(name)
     if context.on_demand is not None:
-        exchange.read_deadline()
-        await context.on_demand.describe(name, exchange.context)
-    return context.models.model(name, version)
+        exchange.read_deadline()  # of the load
+    return await context.plane.describe(name, version, exchange.context)
 
 
 async def model_statistics(context: KServe, exchange: Exchange, name: str = "", version: str = "") -> None:
@@ -105,11 +103,6 @@ def server_metadata(context: KServe) -> dict[str, Any]:
     """name, version and those of Triton's protocol extensions that this server has."""
     shared_memory = ("system_shared_memory",) if context.shared_memory.allowed else ()
     return {"name": context.name, "version": context.version, "extensions": [*_EXTENSIONS, *shared_memory]}
-
-
-def would_load(context: KServe, name: str) -> bool:
-    """Whether a request would load this model, which does not serve."""
-    return context.on_demand is not None and context.on_demand.offers_now(name)
 
 
 def model_metadata(model: InferModel, versions: Sequence[int]) -> dict[str, Any]:

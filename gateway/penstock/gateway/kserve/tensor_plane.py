@@ -115,6 +115,17 @@ class TensorPlane:
         context.principal.require_model(model.name)
         return model
 
+    async def describe(self, name: str, version: str, context: RequestContext) -> InferModel:
+        """The model, to say what it is; loaded for those who may use it. Raises PenstockError."""
+        context.principal.require_model(name)
+        if self._on_demand is not None:
+            await self._on_demand.describe(name, context)
+        return self._models.model(name, version)
+
+    def would_load(self, name: str) -> bool:
+        """Whether a request would load this model, which does not serve."""
+        return self._on_demand is not None and self._on_demand.offers_now(name)
+
     def regions(self, context: RequestContext, hold: Callable[[int], None]) -> SharedMemoryRegions:
         """Those of the request's caller. `hold` is told of the bytes of each tensor before it is read."""
         regions = self._regions

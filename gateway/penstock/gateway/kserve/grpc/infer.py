@@ -70,8 +70,6 @@ class InferRpcs:
         call = self.plane.begin(model, message.model_version, decoded.request, context, _UNARY_MOMENTS)
         try:
             response = await call.infer()
-            if response.error is not None:
-                raise response.error
             if is_plain(decoded, response):
                 return self.encoder(call).encode(response.outputs or [])
             answer = ModelInferResponse()

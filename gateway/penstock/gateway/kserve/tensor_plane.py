@@ -29,7 +29,7 @@ LONG_BODY = 1 << 20
 LONG_TEXT = 1 << 16
 LONG_ANSWER = 1 << 17
 """From so many bytes of a request, of its JSON or strings, and elements of an answer, coding them is left to a thread:
-it would hold up all other requests. So is what may read or write shared memory."""
+it would hold up all other requests. So is what may read shared memory, whose size no body shows."""
 
 
 @dataclass(slots=True)

@@ -21,8 +21,7 @@ import msgspec
 from penstock.engines.client.engine import Drainable, Engine
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineError, PenstockError
-from penstock.engines.formats.gguf.config import config_of, sampling_of
-from penstock.engines.formats.gguf.files import SUFFIX, all_parts, read_parts
+from penstock.engines.formats.gguf.files import SUFFIX, all_parts, config_of, read_parts, sampling_of
 from penstock.engines.formats.model_files import read_json_if_any, real_path
 from penstock.engines.host.user_cache import user_cache
 from penstock.gateway.configuration.config import ConfigError

@@ -20,8 +20,7 @@ from penstock.gateway.database import Database
 from penstock.gateway.front.access import SEE_METADATA, Access
 from penstock.gateway.front.call import ClientGone
 from penstock.gateway.front.server_health import ServerHealth
-from penstock.gateway.http.cross_origin import CrossOrigin
-from penstock.gateway.http.door import Door
+from penstock.gateway.http.door import CrossOrigin, Door
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.routes import SERVER, Handle, Match, NoRoute, Route, Routes
 from penstock.gateway.http.settings import AppSettings

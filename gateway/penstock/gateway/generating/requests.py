@@ -1,5 +1,5 @@
-"""Requests in bodies: decoded, refused where they ask for something that this server does not do, and with a model where
-they name none."""
+"""Requests in bodies: decoded, refused where they ask for something that this server does not do, and with a model
+where they name none."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Scores of pairs: POST /rerank in the forms of Jina and Cohere, and of Text Embeddings Inference (TEI), and /score as in
-vLLM."""
+"""Scores of pairs: POST /rerank in the forms of Jina and Cohere, and of Text Embeddings Inference (TEI), and /score as
+in vLLM."""
 
 from __future__ import annotations
 

@@ -12,10 +12,11 @@ import msgspec
 
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.continuous_batcher import ContinuousBatcher
+from penstock.engines.contract.core import Core
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
-from penstock.engines.core import Core, EngineCore
+from penstock.engines.core import EngineCore
 from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.host.content_digest import ModelDigests

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from penstock.engines.adapter_loading import adapter_loader
 from penstock.engines.autonomous.batcher_seats import BatcherSeats
 from penstock.engines.contract.continuous_batcher import BatcherOutput, ContinuousBatcher, NewTokens, StartRequest
+from penstock.engines.contract.core import StepRing
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AbortRequests,
@@ -30,7 +31,6 @@ from penstock.engines.errors import (
     StepFailedError,
     UnsupportedError,
 )
-from penstock.engines.host.black_box import unrecorded
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.request import Request, RequestStatus
@@ -62,7 +62,7 @@ class AutonomousCore:
         """Running requests that have just been aborted; the batcher is told of all of them at once."""
         self._last_sign = 0.0
         """When the batcher last reported anything about the requests that it holds."""
-        self.ring = unrecorded()
+        self.ring = StepRing()
         self._clock = clock
 
     @property

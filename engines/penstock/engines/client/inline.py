@@ -12,11 +12,12 @@ from typing import Generic, TypeVar
 from penstock.engines.client.engine_calls import EngineCalls
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.client.stream_table import StreamTable
+from penstock.engines.contract.core import Core
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import AddRequest, DownMessage
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
-from penstock.engines.core import Core, EngineCore
+from penstock.engines.core import EngineCore
 from penstock.engines.errors import EngineDeadError, NotReadyError, PenstockError
 from penstock.engines.scheduler.config import SchedulerConfig
 

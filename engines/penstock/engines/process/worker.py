@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from penstock.engines.contract.core import Core
 from penstock.engines.contract.messages import LoadFailed, Ready, StepOutputs
-from penstock.engines.core import Core
 from penstock.engines.host.black_box import record_into
 from penstock.engines.host.failure_text import as_load_error, is_failure
 from penstock.engines.host.parent_death import die_with_parent

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from penstock.engines.block_reader import BlockReader, BlocksRead
-from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats, TierStats
 from penstock.engines.contract.messages import CallReply
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.contract.step import SchedulerOutput
@@ -116,13 +116,16 @@ class Handover:
 
     def report(self, stats: EngineStats) -> None:
         kept = 0 if self._own is None else self._own.num_kept
-        stats.handover_bytes = kept * (self._host.block_bytes + RECORD_BYTES)
-        stats.handover_saved = self._num_saved
-        stats.handover_loaded = self._prefetches.num_loaded
-        stats.handover_lost = self._num_lost
-        stats.handover_missed_tokens = self._prefetches.num_missed_tokens
-        stats.handover_waits = self._prefetches.num_waits
-        stats.handover_wait_seconds = self._prefetches.wait_seconds
+        stats.handover = TierStats(
+            blocks=kept,
+            bytes=kept * (self._host.block_bytes + RECORD_BYTES),
+            saved=self._num_saved,
+            loaded=self._prefetches.num_loaded,
+            lost=self._num_lost,
+            missed_tokens=self._prefetches.num_missed_tokens,
+            waits=self._prefetches.num_waits,
+            wait_seconds=self._prefetches.wait_seconds,
+        )
 
     def close(self, *, save: bool) -> None:
         """What is shared stays, as long as its memory does."""

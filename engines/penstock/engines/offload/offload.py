@@ -12,7 +12,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
 from penstock.engines.block_reader import BlockReader, BlocksRead
-from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats, TierStats
 from penstock.engines.contract.messages import CallReply
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.contract.step import SchedulerOutput
@@ -168,14 +168,16 @@ class Offload:
     def report(self, stats: EngineStats) -> None:
         """Puts the tier's figures there."""
         tier = self._tier
-        stats.offload_blocks = tier.num_kept
-        stats.offload_bytes = tier.num_kept * (self._host.block_bytes + RECORD_BYTES)
-        stats.offload_saved = tier.num_saved
-        stats.offload_dropped = tier.num_dropped
-        stats.offload_loaded = self._prefetches.num_loaded
-        stats.offload_waits = self._prefetches.num_waits
-        stats.offload_wait_seconds = self._prefetches.wait_seconds
-        stats.offload_damaged = self._num_damaged
+        stats.offload = TierStats(
+            blocks=tier.num_kept,
+            bytes=tier.num_kept * (self._host.block_bytes + RECORD_BYTES),
+            saved=tier.num_saved,
+            dropped=tier.num_dropped,
+            loaded=self._prefetches.num_loaded,
+            damaged=self._num_damaged,
+            waits=self._prefetches.num_waits,
+            wait_seconds=self._prefetches.wait_seconds,
+        )
 
     def close(self, *, save: bool) -> None:
         """`save`: writes what is still in the prefix cache, too, as far as the time allows."""

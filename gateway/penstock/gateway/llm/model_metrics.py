@@ -32,8 +32,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         "Share of blocks that requests hold, 0 to 1.",
         lambda s: 1 - s.num_free_blocks / s.num_blocks if s.num_blocks else 0,
     ),
-    ("kv_offload_blocks", "Evicted blocks that are kept in files.", lambda s: s.offload_blocks),
-    ("kv_offload_bytes", "Bytes of these files in use.", lambda s: s.offload_bytes),
+    ("kv_offload_blocks", "Evicted blocks that are kept in files.", lambda s: s.offload.blocks),
+    ("kv_offload_bytes", "Bytes of these files in use.", lambda s: s.offload.bytes),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("engine_admitted", "Samples that the engine has taken in.", lambda s: s.admitted),
@@ -47,12 +47,12 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("spec_decode_draft_tokens", "Guessed tokens that were verified (speculative decoding).", lambda s: s.draft_tokens),
     ("spec_decode_accepted_tokens", "Guessed tokens that were right.", lambda s: s.accepted_tokens),
     ("forced_tokens", "Tokens that a grammar left no choice about, computed beside others.", lambda s: s.forced_tokens),
-    ("kv_offload_saved_blocks", "Evicted blocks that were written to files.", lambda s: s.offload_saved),
-    ("kv_offload_dropped_blocks", "Evicted blocks that were not written.", lambda s: s.offload_dropped),
-    ("kv_offload_loaded_blocks", "Blocks that came back from files.", lambda s: s.offload_loaded),
-    ("kv_offload_damaged_blocks", "Blocks in files that did not hold what they should.", lambda s: s.offload_damaged),
-    ("kv_offload_waits", "Requests that waited for blocks from files.", lambda s: s.offload_waits),
-    ("kv_offload_wait_seconds", "How long they waited, together.", lambda s: s.offload_wait_seconds),
+    ("kv_offload_saved_blocks", "Evicted blocks that were written to files.", lambda s: s.offload.saved),
+    ("kv_offload_dropped_blocks", "Evicted blocks that were not written.", lambda s: s.offload.dropped),
+    ("kv_offload_loaded_blocks", "Blocks that came back from files.", lambda s: s.offload.loaded),
+    ("kv_offload_damaged_blocks", "Blocks in files that did not hold what they should.", lambda s: s.offload.damaged),
+    ("kv_offload_waits", "Requests that waited for blocks from files.", lambda s: s.offload.waits),
+    ("kv_offload_wait_seconds", "How long they waited, together.", lambda s: s.offload.wait_seconds),
 )
 
 

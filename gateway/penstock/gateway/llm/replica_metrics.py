@@ -34,19 +34,19 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
 
 
 _HANDOVER_GAUGES: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
-    ("handover_bytes", "Shared memory that its blocks take.", lambda r: r.stats.handover_bytes),
+    ("handover_bytes", "Shared memory that its blocks take.", lambda r: r.stats.handover.bytes),
 )
 _HANDOVER_COUNTERS: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
-    ("handover_saved_blocks", "Blocks that it has put into shared memory.", lambda r: r.stats.handover_saved),
-    ("handover_loaded_blocks", "Blocks that it has taken from there.", lambda r: r.stats.handover_loaded),
-    ("handover_lost_blocks", "Blocks that were overwritten before it read them.", lambda r: r.stats.handover_lost),
+    ("handover_saved_blocks", "Blocks that it has put into shared memory.", lambda r: r.stats.handover.saved),
+    ("handover_loaded_blocks", "Blocks that it has taken from there.", lambda r: r.stats.handover.loaded),
+    ("handover_lost_blocks", "Blocks that were overwritten before it read them.", lambda r: r.stats.handover.lost),
     (
         "handover_missed_tokens",
         "Prompt tokens in full blocks that it computed again although another replica had.",
-        lambda r: r.stats.handover_missed_tokens,
+        lambda r: r.stats.handover.missed_tokens,
     ),
-    ("handover_waits", "Requests that waited for their blocks.", lambda r: r.stats.handover_waits),
-    ("handover_wait_seconds", "How long they waited, together.", lambda r: r.stats.handover_wait_seconds),
+    ("handover_waits", "Requests that waited for their blocks.", lambda r: r.stats.handover.waits),
+    ("handover_wait_seconds", "How long they waited, together.", lambda r: r.stats.handover.wait_seconds),
 )
 
 

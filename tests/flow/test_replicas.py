@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from helpers_replicas import MortalEngine
 from helpers_simulated import generate
+from penstock.engines.client.base import StreamTable
 from penstock.engines.client.engine import Engine
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.client.stream_table import StreamTable
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, QueueFullError

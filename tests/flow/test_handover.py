@@ -22,7 +22,7 @@ from penstock.engines.handover.memory import HandoverMemory
 from penstock.engines.handover.settings import Region
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.replicas.engine import ReplicatedEngine
-from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
+from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 from penstock.kvcache import KVGroup

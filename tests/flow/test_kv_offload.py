@@ -147,7 +147,7 @@ def test_others_go_on_while_one_waits(start: Start, monkeypatch: pytest.MonkeyPa
 
 def test_many_prefixes_share_the_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who finds no room waits for those that are being read, and gets all of its blocks."""
-    monkeypatch.setattr("penstock.engines.offload.opening.READING_BYTES", 12 * (SIZE * 8 + 64))
+    monkeypatch.setattr("penstock.engines.offload.offload.READING_BYTES", 12 * (SIZE * 8 + 64))
     driver = start(num_blocks=64)
     prompts = [[1 + 40 * k + n for n in range(32)] for k in range(6)]
     answers = [ask(driver, prompt)[0] for prompt in prompts]
@@ -161,7 +161,7 @@ def test_many_prefixes_share_the_memory(start: Start, monkeypatch: pytest.Monkey
 def test_a_prefix_longer_than_the_memory_is_read_in_part(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = start(num_blocks=64)
     expected, _ = ask(driver, PROMPT)
-    monkeypatch.setattr("penstock.engines.offload.opening.READING_BYTES", 5 * (SIZE * 8 + 64))
+    monkeypatch.setattr("penstock.engines.offload.offload.READING_BYTES", 5 * (SIZE * 8 + 64))
     driver = restart(driver, start, num_blocks=64)
     assert ask(driver, PROMPT) == (expected, 5 * SIZE)
 

@@ -23,7 +23,7 @@ from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError,
 from penstock.engines.replicas import dispatcher, engine
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.replicas.replica import Replica
-from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
+from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 
 FIRST, VOCAB = 1000, 1008

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.engines.adapter_loading import adapter_loader
-from penstock.engines.block_mover import BlockMover
+from penstock.engines.block_reader import BlockMover
 from penstock.engines.contract.core import StepRing
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
@@ -26,7 +26,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import StepFailedError, UnsupportedError
 from penstock.engines.grammar_compiling import GrammarCompilations
-from penstock.engines.offload.opening import OffloadTier, offload_tier
+from penstock.engines.offload.offload import OffloadTier, offload_tier
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_integrity
 from penstock.engines.scheduler.pending import Pending, SideWork
@@ -35,7 +35,7 @@ from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import IntegrityError, KVCacheManager
 
 if TYPE_CHECKING:
-    from penstock.engines.handover.opening import SharedCache
+    from penstock.engines.handover.handover import SharedCache
     from penstock.engines.kv_events.publisher import KVEventPublisher
     from penstock.engines.kv_events.settings import KVEventsConfig
 
@@ -238,7 +238,7 @@ class EngineCore:
 def _beyond_the_cache(runner: ModelRunner, config: SchedulerConfig) -> OffloadTier | SharedCache | None:
     """Where blocks go, or come from, beyond the runner's KV cache."""
     if config.handover is not None:
-        from penstock.engines.handover.opening import shared_cache  # loaded by the few processes that need it
+        from penstock.engines.handover.handover import shared_cache
 
         return shared_cache(runner, config.handover)
     return offload_tier(runner, config) if config.kv_offload_dir else None

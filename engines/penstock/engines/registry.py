@@ -55,6 +55,15 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return {"engine": self.runner} | {name: self.options[name] for name in _SHOWN if name in self.options}
 
 
+class Order(msgspec.Struct, frozen=True):
+    """What an engine process is told to do; travels as one line of JSON."""
+
+    address: str
+    """Of the gateway's socket."""
+    log_level: str
+    spec: EngineSpec
+
+
 def _openvino(options: dict[str, Any], report: Report) -> ModelRunner:
     from penstock.engines.host.memory import parse_memory
     from penstock.engines.openvino.config import OpenVINOConfig

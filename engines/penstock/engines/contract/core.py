@@ -5,11 +5,12 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.engines.contract.engine_stats import EngineStats
-from penstock.engines.contract.messages import DownMessage, StepOutputs
-from penstock.engines.contract.model_info import ModelInfo
+if TYPE_CHECKING:  # who starts engine processes imports little
+    from penstock.engines.contract.engine_stats import EngineStats
+    from penstock.engines.contract.messages import DownMessage, StepOutputs
+    from penstock.engines.contract.model_info import ModelInfo
 
 NUM_STEPS = 256
 """That are kept: the newest."""

@@ -15,7 +15,7 @@ from penstock.engines.client.base import RETRY_AFTER
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, DownMessage, PromptInfo, StepOutputs, StepRecord
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.door.connection import DoorConnection, HandshakeError, decode_door
+from penstock.engines.door.connection import DoorConnection, HandshakeError, RemoteClock, decode_door
 from penstock.engines.door.messages import (
     PROTOCOL_VERSION,
     Farewell,
@@ -27,7 +27,6 @@ from penstock.engines.door.messages import (
     Pong,
     Welcome,
 )
-from penstock.engines.door.remote_clock import RemoteClock
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import (
     EngineDeadError,

@@ -10,7 +10,7 @@ import openvino as ov
 import openvino.opset15 as ops
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.kit.layer_groups import group_layers
+from penstock.engines.kit.cache_size import group_layers
 from penstock.engines.openvino import experts
 from penstock.engines.openvino.activations import ACTIVATIONS
 from penstock.engines.openvino.alibi import alibi_slopes

@@ -12,8 +12,8 @@ import openvino as ov
 
 from penstock.engines.errors import EngineError
 from penstock.engines.kit.block_rows import BlockRows
+from penstock.engines.kit.cache_size import LayerGroup
 from penstock.engines.kit.features import FeatureStore
-from penstock.engines.kit.layer_groups import LayerGroup
 from penstock.engines.openvino.huge_pages import prefer_huge_pages
 
 

@@ -18,8 +18,7 @@ import openvino as ov
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.adapter_files import LowRank, read_adapter
-from penstock.engines.kit.adapter_slots import AdapterSlots
-from penstock.engines.kit.adapter_targets import fitting_layers
+from penstock.engines.kit.adapter_slots import AdapterSlots, fitting_layers
 from penstock.engines.kit.batch import Ints
 from penstock.engines.openvino.lora_graph import OUTPUT_LAYER, PRECISIONS, Projection
 from penstock.engines.openvino.weights import to_bf16

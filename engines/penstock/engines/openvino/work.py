@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import openvino as ov
 
 from penstock.engines.contract.model_info import ModelWork
-from penstock.engines.kit.layer_groups import LayerGroup
+from penstock.engines.kit.cache_size import LayerGroup
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.device import ThreadPlan
 

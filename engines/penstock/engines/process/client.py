@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import tempfile
 import time
 from collections import deque
@@ -30,15 +32,13 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError
 from penstock.engines.host.black_box import dump_stacks
-from penstock.engines.host.crash_folder import Crash, keep_evidence
+from penstock.engines.host.crash_folder import Crash, keep_evidence, signal_name
 from penstock.engines.host.failure_text import as_load_error
 from penstock.engines.offload import CLOSING_SECONDS
-from penstock.engines.process.group import how_it_ended, kill_group
 from penstock.engines.process.link import Link
 from penstock.engines.process.liveness import Liveness, WatchdogConfig, Watched
-from penstock.engines.process.order import Order
 from penstock.engines.process.worker_process import WorkerProcess, new_worker
-from penstock.engines.registry import EngineSpec
+from penstock.engines.registry import EngineSpec, Order
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ _LAST_MESSAGE_SECONDS = 0.5
 """Seconds to wait for the message of a process that has already ended."""
 _ENDING_SECONDS = 5.0
 """Seconds that a process has to end when it is told to."""
+_GRACE = 1.0
+"""Seconds for those that end with the process: among them is Python's resource tracker, which removes shared memory."""
+_LOOK = 0.02
 _BACKOFF = 1.0
 """Seconds of delay added with each recent restart; the first comes at once."""
 _LONGEST_BACKOFF = 30.0
@@ -343,3 +346,22 @@ class ProcessEngine(Watched):
         if self._process is not None:
             await kill_group(self._process)
             self._process = None
+
+
+async def kill_group(process: WorkerProcess) -> None:
+    """Also ends what a process has left behind that is dead already. Nobody must do this again later: by then another
+    group can have its number."""
+    process.kill()
+    await process.wait()
+    with suppress(ProcessLookupError):  # nobody is left
+        for _ in range(round(_GRACE / _LOOK)):
+            os.killpg(process.pid, 0)
+            await asyncio.sleep(_LOOK)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def how_it_ended(status: int | None) -> str:
+    """In words, of a process's exit status, which is negative after a signal."""
+    if status == -signal.SIGKILL:
+        return "killed, as the system does when memory runs out"
+    return signal_name(status) or f"status {status}"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from penstock.engines.kit.layer_groups import LayerGroup, group_layers
+from penstock.engines.kit.cache_size import LayerGroup, group_layers
 
 
 @dataclass(frozen=True, slots=True)

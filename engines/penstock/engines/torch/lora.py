@@ -21,8 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.adapter_files import LowRank, read_adapter
-from penstock.engines.kit.adapter_slots import AdapterSlots
-from penstock.engines.kit.adapter_targets import fitting_layers
+from penstock.engines.kit.adapter_slots import AdapterSlots, fitting_layers
 from penstock.engines.kit.batch import Ints
 from penstock.engines.torch.lora_targets import Target
 

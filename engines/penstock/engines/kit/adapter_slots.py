@@ -15,7 +15,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.formats.adapter_files import LowRank
-from penstock.engines.formats.text_part import text_name
+from penstock.engines.formats.model_settings import text_name
 
 T = TypeVar("T")
 

@@ -1,7 +1,8 @@
-"""`BufferedDecoder`: the compiled decoder with its buffers, as the runner kit's `Model`."""
+"""Compiled decoder with its buffers and its KV cache, as the runner kit's `Model`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
+from penstock.engines.errors import EngineError
 from penstock.engines.kit.batch import NO_INTS, Batch, GroupTables, Int32s, Ints, Outputs
-from penstock.engines.kit.features import places_of
-from penstock.engines.openvino.decoder_inputs import FEATURES, Input, group_suffix, step_inputs
-from penstock.engines.openvino.kv_cache import OpenVINOKVCache
-from penstock.engines.openvino.lora import OpenVINOAdapters, Rows
-from penstock.engines.openvino.lora_graph import LOGITS_AT, SLOTS
+from penstock.engines.kit.block_rows import BlockRows
+from penstock.engines.kit.cache_size import LayerGroup
+from penstock.engines.kit.features import FeatureStore, places_of
+from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, Input, group_suffix, step_inputs
+from penstock.engines.openvino.lora import LOGITS_AT, SLOTS, OpenVINOAdapters, Rows
+from penstock.engines.openvino.process_memory import prefer_huge_pages
 
 
 class BufferedDecoder:
@@ -49,7 +52,7 @@ class BufferedDecoder:
         if features:
             inputs[FEATURES] = (np.float32, [-1, features])
         self._buffers = [
-            _Buffer([model.create_infer_request() for _, model in compiled], inputs, capacity)
+            _Buffer([model.create_infer_request() for _, model in compiled], inputs, num_groups, capacity)
             for _ in range(self.num_buffers)
         ]
 
@@ -76,12 +79,12 @@ class BufferedDecoder:
         inputs["subsequence_begins"].put(batch.begins)
         inputs["sampled_tokens_indices"].put(batch.logits_at)
         for number, group in enumerate(batch.groups):
-            suffix = group_suffix(number, len(batch.groups))
+            of_group = target.group_inputs[number]
             past_lens = batch.computed - group.first * self._block_size
-            inputs["past_lens" + suffix].put(past_lens)
-            inputs["max_context_len" + suffix].put((past_lens + batch.scheduled).max())
+            of_group["past_lens"].put(past_lens)
+            of_group["max_context_len"].put((past_lens + batch.scheduled).max())
             if number >= len(target.groups) or target.groups[number] is not group:
-                self._put_blocks(inputs, suffix, group)
+                self._put_blocks(of_group, group)
         target.groups = batch.groups
         if batch.features is not None:
             inputs[FEATURES].put(batch.features)
@@ -103,15 +106,15 @@ class BufferedDecoder:
         target.added_at = np.flatnonzero(of_tokens[batch.logits_at]) if changes else NO_INTS
         target.inputs[LOGITS_AT].put(target.added_at)
 
-    def _put_blocks(self, inputs: dict[str, _Input], suffix: str, group: GroupTables) -> None:
+    def _put_blocks(self, inputs: Mapping[str, _Input], group: GroupTables) -> None:
         """Leaves out the blocks behind the window: attention goes by distance, and keys are rotated by their true
         positions already."""
         begins = np.zeros(len(group.end) + 1, np.int64)
         np.cumsum(group.end - group.first, out=begins[1:])
         entries = np.arange(group.block_ids.shape[1])
         present = (entries >= group.first[:, None]) & (entries < group.end[:, None])
-        inputs["block_indices" + suffix].put(group.block_ids[present])
-        inputs["block_indices_begins" + suffix].put(begins)
+        inputs["block_indices"].put(group.block_ids[present])
+        inputs["block_indices_begins"].put(begins)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """`Model.copy_blocks`."""
@@ -140,13 +143,17 @@ class BufferedDecoder:
 class _Buffer:
     """Infer requests, of which a batch takes one, and the inputs that they share."""
 
-    def __init__(self, requests: list[Any], inputs: Mapping[str, Input], capacity: int) -> None:
+    def __init__(self, requests: list[Any], inputs: Mapping[str, Input], num_groups: int, capacity: int) -> None:
         self.requests = requests
         self.chosen = requests[0]
         self.wants_hidden = False
         self.groups: tuple[GroupTables, ...] = ()
         """What the inputs hold."""
         self.inputs = {name: _Input(requests, name, *kind, capacity) for name, kind in inputs.items()}
+        self.group_inputs = [
+            {name: self.inputs[name + group_suffix(number, num_groups)] for name in GROUP_INPUTS}
+            for number in range(num_groups)
+        ]
         self.places: tuple[Ints, Ints] = (NO_INTS, NO_INTS)
         """Where the features of its tokens are kept."""
         self.slots: Ints | None = None
@@ -192,3 +199,85 @@ class _Input:
         self._tensor = ov.Tensor(self.memory.reshape(()) if self._scalar else self.memory, shared_memory=True)
         for request in self._requests:
             request.set_tensor(self._name, self._tensor)
+
+
+class OpenVINOKVCache:
+    """Block b in slot n is keys[n][b] and values[n][b], `[kv_heads, block_size, head_size]` each.
+
+    The n-th layers of all groups are bound to the same slot: a block belongs to one group at a time. Quantized blocks
+    also carry their scales and zero points, so a copied block needs nothing from elsewhere.
+    """
+
+    def __init__(
+        self, compiled: Any, groups: Sequence[LayerGroup], num_blocks: int, features: FeatureStore | None = None
+    ) -> None:
+        """`features`: of the tokens in the blocks, where a draft head is given some."""
+        self.features = features
+        kinds = _cache_inputs(compiled)
+        self._tensors: dict[str, ov.Tensor] = {}
+        """By the name of the input; several have the same tensor."""
+        self._raw: list[Any] = []
+        """Each tensor once, as bytes [blocks, bytes of a block]; features are the last one."""
+        for slot in range(max(len(group.layers) for group in groups)):
+            layers = [group.layers[slot] for group in groups if slot < len(group.layers)]
+            for cache in ("key_cache", "value_cache"):
+                kind, shape = kinds[f"{cache}.{layers[0]}"]
+                tensor = ov.Tensor(kind, ov.Shape([num_blocks, *shape]))
+                prefer_huge_pages(tensor.data.ctypes.data, tensor.byte_size)
+                self._raw.append(tensor.data.view(np.uint8).reshape(num_blocks, -1))
+                self._tensors.update({f"{cache}.{layer}": tensor for layer in layers})
+        if features is not None:
+            self._raw.append(features.raw)
+        self._rows = BlockRows(self._raw)
+
+    def bind(self, request: Any) -> None:
+        """Makes these the caches of an infer request."""
+        for name, tensor in self._tensors.items():
+            request.set_tensor(name, tensor)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """(source, destination) one after the other, in every slot."""
+        for source, destination in copies:
+            for raw in self._raw:
+                raw[destination] = raw[source]
+
+    @property
+    def block_bytes(self) -> int:
+        """`BlockHost.block_bytes`"""
+        return self._rows.block_bytes
+
+    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """`BlockHost.read_blocks`: slot by slot, keys before values."""
+        return self._rows.read(block_ids)
+
+    def write_blocks(self, block_ids: Sequence[int], contents: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """`BlockHost.write_blocks`"""
+        self._rows.write(block_ids, contents)
+
+
+def cache_layout(compiled: Any) -> str:
+    """How the compiled model lays out its blocks, and on which processor."""
+    kinds = sorted((name, str(kind), shape) for name, (kind, shape) in _cache_inputs(compiled).items())
+    return repr((kinds, ov.Core().get_property("CPU", "FULL_DEVICE_NAME")))
+
+
+def block_layout(compiled: Any, groups: Sequence[LayerGroup]) -> tuple[int, int]:
+    """Tokens of a block, and bytes of a block over all slots, keys and values."""
+    kinds = _cache_inputs(compiled)
+    # Values only: quantized keys carry scales for each channel, as further rows of the axis that counts the tokens.
+    tokens = {shape[1] for name, (_, shape) in kinds.items() if name.startswith("value_cache.")}
+    sizes = {name: math.prod(shape) * kind.bitwidth // 8 for name, (kind, shape) in kinds.items()}
+    layers = {sizes[f"key_cache.{n}"] + sizes[f"value_cache.{n}"] for group in groups for n in group.layers}
+    if len(tokens) != 1 or len(layers) != 1:
+        raise EngineError(f"the compiled model's KV cache has no one block size: {sorted(tokens)}, {sorted(layers)}")
+    return tokens.pop(), layers.pop() * max(len(group.layers) for group in groups)
+
+
+def _cache_inputs(compiled: Any) -> dict[str, tuple[Any, list[int]]]:
+    """Element type and shape of one block, for each cache input by its name."""
+    inputs = {}
+    for port in compiled.inputs:
+        name = port.any_name
+        if name.startswith(("key_cache.", "value_cache.")):
+            inputs[name] = port.element_type, [axis.get_length() for axis in list(port.partial_shape)[1:]]
+    return inputs

@@ -7,12 +7,16 @@ its min_tokens counts the prompt (pull request 12166). TRTLLMSampler knows all b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.engines.contract.continuous_batcher import StartRequest
-from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.messages import Grammar, SamplingParams
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.tokenizers import lark
+from penstock.tokenizers.grammars.schemas import with_exact_numbers
+from penstock.tokenizers.schema_bounds import check_schema_bounds
 
 TRTLLM_SAMPLER = "TRTLLMSampler"
 
@@ -34,11 +38,11 @@ def sampling_arguments(request: StartRequest, stops: Sequence[int], sampler: str
     """
     params = request.params
     _check_supported(request, sampler)
-    end_id, *others = stops or (-1,)
+    end_id, *more_stops = stops or (-1,)
     arguments: dict[str, Any] = {
         "end_id": end_id,  # -1: no token is the end
         "pad_id": max(end_id, 0),
-        "stop_token_ids": others or None,
+        "stop_token_ids": more_stops or None,
         "include_stop_str_in_output": True,  # the token that ended it is one of ours, too
         "max_tokens": params.max_tokens,
         "detokenize": False,
@@ -51,7 +55,7 @@ def sampling_arguments(request: StartRequest, stops: Sequence[int], sampler: str
             "repetition_penalty": params.repetition_penalty,
         }
         if params.min_tokens and stops:
-            if others:
+            if more_stops:
                 reason = f"with {len(stops)} tokens that end it: TensorRT-LLM holds only one of them back"
                 _refuse("min_tokens", params.min_tokens, reason)
             arguments["min_tokens"] = params.min_tokens
@@ -76,12 +80,12 @@ def bias(logit_bias: dict[int, float], vocab_size: int) -> Any:
 
 def _distribution(request: StartRequest) -> dict[str, Any]:
     params = request.params
-    found: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
+    arguments: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
     if params.min_p:
-        found["min_p"] = params.min_p
+        arguments["min_p"] = params.min_p
     if request.seed is not None:
-        found["seed"] = request.seed & _SEED_MASK
-    return found
+        arguments["seed"] = request.seed & _SEED_MASK
+    return arguments
 
 
 def _check_supported(request: StartRequest, sampler: str) -> None:
@@ -97,13 +101,13 @@ def _check_supported(request: StartRequest, sampler: str) -> None:
         if params.logprobs is not None:
             _refuse("logprobs", params.logprobs, f"{TRTLLM_SAMPLER} does not rank tokens")
         return
-    asked = [name for name, neutral in _ONLY_TRTLLM.items() if getattr(params, name) != neutral]
+    unknown = [name for name, neutral in _ONLY_TRTLLM.items() if getattr(params, name) != neutral]
     if request.seed is not None and params.is_random:
-        asked.append("seed")
-    if asked:
+        unknown.append("seed")
+    if unknown:
         way_out = f'engine_args {{"sampler_type": "{TRTLLM_SAMPLER}"}}'
         reason = f"TensorRT-LLM's default sampler ignores it; the other one does not: {way_out}"
-        _refuse(asked[0], getattr(params, asked[0]), reason)
+        _refuse(unknown[0], getattr(params, unknown[0]), reason)
 
 
 def _refuse(name: str, value: object, reason: str) -> None:
@@ -113,3 +117,26 @@ def _refuse(name: str, value: object, reason: str) -> None:
 def stop_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
     """What ends a request, each once. The first one is TensorRT-LLM's `end_id`."""
     return tuple(dict.fromkeys((*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids)))
+
+
+BACKEND = "guided_decoding_backend"
+"""The argument of the LLM that names what compiles grammars: "llguidance" or "xgrammar"."""
+
+
+def guide(grammar: Grammar, backend: str) -> dict[str, Any]:
+    """Arguments of GuidedDecodingParams. A grammar of the caller's goes on as it is: Lark for llguidance, EBNF for
+    xgrammar. Raises UnsupportedError for an answer behind a thought, which TensorRT-LLM cannot tell from it, ValueError
+    for a schema that would take too much (`check_schema_bounds`), or has numbers that cannot be kept."""
+    if grammar.thought is not None or grammar.preface or grammar.budget is not None:
+        message = "Structured output behind a thought, and bounds of thoughts, are not supported with TensorRT-LLM."
+        raise UnsupportedError(message)
+    check_schema_bounds(grammar.kind, grammar.text)
+    is_lark = backend == "llguidance"
+    kind, text = with_exact_numbers(grammar.kind, grammar.text) if is_lark else (grammar.kind, grammar.text)
+    if kind == "json_schema":
+        schema = json.loads(text)
+        return {"json": json.dumps(lark.guided_schema(schema) if is_lark else schema)}
+    if kind == "choice":
+        start = "start:" if is_lark else "root ::="
+        return {"grammar": f"{start} {' | '.join(json.dumps(choice) for choice in json.loads(text))}"}
+    return {kind: text}

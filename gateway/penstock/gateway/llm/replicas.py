@@ -18,7 +18,7 @@ from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
-from penstock.engines.vllm.versions import is_cpu_build
+from penstock.engines.vllm.contract import is_cpu_build
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.llm.adapters import AdapterSet
 from penstock.gateway.llm.engine_sharing import attached_engine, replicas_elsewhere

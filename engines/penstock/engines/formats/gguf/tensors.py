@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.engines.errors import EngineError
 from penstock.engines.formats.gguf.architectures import Architecture
 from penstock.engines.formats.gguf.container import StoredBlocks
-from penstock.engines.formats.gguf.mxfp4_blocks import Mxfp4Blocks
+from penstock.engines.formats.quantized.integers import Bytes
 from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.safetensors_file import Shape, StoredTensor
 
@@ -63,14 +63,14 @@ def named_tensors(
 ) -> dict[str, StoredTensor | BlockTensor | Mxfp4Tensor]:
     """By the names that a checkpoint of this architecture has; `config` is its config.json. A name that is not known
     stays as it is, and is refused as a tensor that no part of the model uses."""
-    found: dict[str, StoredTensor | BlockTensor | Mxfp4Tensor] = {}
+    tensors_by_name: dict[str, StoredTensor | BlockTensor | Mxfp4Tensor] = {}
     for name, blocks in tensors.items():
         if name not in (ROPE_FACTORS, *ROPE_FACTORS_BY_LENGTH):
             for renamed, part in _parts(name, blocks, architecture, config):
-                found[renamed.removesuffix(".weight") if renamed.endswith(_SINKS) else renamed] = _tensor(
+                tensors_by_name[renamed.removesuffix(".weight") if renamed.endswith(_SINKS) else renamed] = _tensor(
                     part, renamed, architecture, config
                 )
-    return found
+    return tensors_by_name
 
 
 def _parts(
@@ -158,7 +158,7 @@ def _order(part: str, architecture: Architecture, config: Mapping[str, Any]) -> 
         return _halves_from_pairs(heads if part.endswith(".q_proj") else key_heads, dim)
     if architecture.by_key_head and part.endswith(".query_key_value"):
         queries, keys, values = np.split(np.arange((heads + 2 * key_heads) * dim), np.cumsum((heads, key_heads)) * dim)
-        return np.concatenate([each.reshape(key_heads, -1) for each in (queries, keys, values)], axis=1).reshape(-1)
+        return np.concatenate([rows.reshape(key_heads, -1) for rows in (queries, keys, values)], axis=1).reshape(-1)
     return None
 
 
@@ -166,3 +166,33 @@ def _halves_from_pairs(heads: int, dim: int) -> Order:
     """llama.cpp turns neighbouring rows of a head together, Hugging Face's models row i of the first half and row i
     of the second."""
     return np.arange(heads * dim).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+_BLOCK_BYTES = 17
+
+
+@dataclass(frozen=True)
+class Mxfp4Blocks:
+    """As `mxfp4.Layout`. A block is an exponent, then 16 bytes, of which byte j has weight j in its low half and weight
+    j + 16 in its high one."""
+
+    rows: Bytes
+    """[rows, bytes of a row]"""
+    order: npt.NDArray[np.intp] | None = None
+    """Where in `rows` each row is; None: in order."""
+
+    is_plain = False
+
+    def codes(self, start: int, stop: int) -> Bytes:
+        halves = self._blocks(start, stop)[..., 1:]
+        first, second = halves[..., 0::2], halves[..., 1::2]
+        low, high = (first & 15) | (second << 4), (first >> 4) | (second & 0xF0)
+        return np.concatenate([low, high], axis=-1).reshape(stop - start, -1).view(np.uint8)
+
+    def exponents(self, start: int, stop: int) -> Bytes:
+        exponents: Bytes = self._blocks(start, stop)[..., 0]
+        return exponents
+
+    def _blocks(self, start: int, stop: int) -> Bytes:
+        rows = self.rows[start:stop] if self.order is None else self.rows[self.order[start:stop]]
+        return rows.reshape(stop - start, -1, _BLOCK_BYTES)

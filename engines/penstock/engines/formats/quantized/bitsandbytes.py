@@ -15,13 +15,67 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.formats.quantized.codebook import BlockScales, CodebookTensor
 from penstock.engines.formats.quantized.integers import Bytes, Floats, IntegerTensor
-from penstock.engines.formats.quantized.modules import Module, split_modules
-from penstock.engines.formats.quantized.settings import Settings, flag
+from penstock.engines.formats.quantized.settings import Module, Settings, flag, split_modules
 from penstock.engines.formats.safetensors_file import StoredTensor
+
+
+@dataclass(frozen=True)
+class BlockScales:
+    """The scale of each block of weights; nested: in 8 bits, with a table and scales of their own."""
+
+    stored: StoredTensor
+    table: Floats | None = None
+    """256 values; None: scales are stored as floats."""
+    outer: Floats | None = None
+    outer_block: int = 1
+    offset: float = 0.0
+
+    def blocks(self, start: int, stop: int) -> Floats:
+        """Of blocks [start, stop)."""
+        if self.table is None or self.outer is None:
+            return self.stored.rows_f32(start, stop)
+        outer = self.outer[np.arange(start, stop) // self.outer_block]
+        inner: Floats = self.table[self.stored.integers()[start:stop]]
+        return inner * outer + np.float32(self.offset)
+
+
+@dataclass(frozen=True)
+class CodebookTensor:
+    """As `StoredTensor`. Blocks go through the rows one after the other, and may go over their ends."""
+
+    shape: tuple[int, int]
+    """The width is even."""
+    values: npt.NDArray[np.uint8]
+    """[rows * width / 2], the first of two in the high half."""
+    table: Floats
+    """16 values."""
+    block: int
+    """Weights that share a scale."""
+    scales: BlockScales
+    parts: tuple[StoredTensor, ...]
+    """What the file holds of it."""
+
+    bits = 4
+    dtype = "fp4"
+
+    def rows_f32(self, start: int, stop: int) -> Floats:
+        """Rows [start, stop) as float32."""
+        width = self.shape[1]
+        begin, end = start * width, stop * width
+        codes = self.values[begin // 2 : end // 2]
+        values = np.stack([self.table[codes >> 4], self.table[codes & 15]], axis=1).reshape(-1)
+        first = begin // self.block
+        scales = self.scales.blocks(first, -(-end // self.block)).repeat(self.block)
+        values *= scales[begin - first * self.block : end - first * self.block]
+        return values.reshape(stop - start, width)
+
+    def f32(self) -> Floats:
+        return self.rows_f32(0, self.shape[0])
+
 
 _STATE = ".quant_state.bitsandbytes__"
 _KINDS = ("nf4", "fp4")
@@ -52,9 +106,9 @@ class BitsAndBytes:
             else:
                 plain[name] = tensor
         modules, rest = split_modules(plain, lambda part, tensor: part == "SCB")
-        found: dict[str, StoredTensor | IntegerTensor | CodebookTensor] = dict(rest)
-        found |= {f"{module.name}.weight": _int8(module) for module in modules}
-        return found | {name: _four_bits(module) for name, module in matrices.items()}
+        tensors: dict[str, StoredTensor | IntegerTensor | CodebookTensor] = dict(rest)
+        tensors |= {f"{module.name}.weight": _int8(module) for module in modules}
+        return tensors | {name: _four_bits(module) for name, module in matrices.items()}
 
 
 def _int8(module: Module) -> IntegerTensor:
@@ -119,12 +173,12 @@ def _block_scales(module: Module, state: Mapping[str, Any], blocks: int) -> Bloc
 
 def _state(module: Module, part: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(module.take(part, ["U8"]).data.tobytes())
+        state = json.loads(module.take(part, ["U8"]).data.tobytes())
     except (ValueError, RecursionError) as error:
         raise EngineError(f"{module.name}.{part} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(state, dict):
         raise EngineError(f"{module.name}.{part} does not hold an object")
-    return found
+    return state
 
 
 def parse(settings: Settings) -> BitsAndBytes:

@@ -20,9 +20,8 @@ from penstock.engines.formats.model_settings import text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables, Ints
-from penstock.engines.kit.cache_size import check_model_sizes, max_model_len
+from penstock.engines.kit.cache_size import LayerGroup, check_model_sizes, group_layers, max_model_len
 from penstock.engines.kit.features import FeatureStore
-from penstock.engines.kit.layer_groups import LayerGroup, group_layers
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder import FeatureTap, build_decoder

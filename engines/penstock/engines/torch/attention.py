@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from penstock.engines.kit.batch import Batch, Int32s, Ints
-from penstock.engines.kit.layer_groups import LayerGroup, group_layers
+from penstock.engines.kit.cache_size import LayerGroup, group_layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from transformers.pytorch_utils import Conv1D
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.adapter_files import LowRank, read_adapter
-from penstock.engines.kit.adapter_slots import AdapterSlots
-from penstock.engines.kit.adapter_targets import fitting_layers
+from penstock.engines.kit.adapter_slots import AdapterSlots, fitting_layers
 from penstock.engines.kit.batch import Ints
 
 

@@ -16,7 +16,7 @@ from penstock.engines.formats.gguf.files import gguf_files, read_parts
 from penstock.engines.formats.model_files import exported_graph, read_json, weight_files, weights_of
 from penstock.engines.formats.model_settings import context_length, is_eagle3, text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
-from penstock.engines.formats.safetensors_file import Described, read_header
+from penstock.engines.formats.safetensors_file import TensorHeader, read_header
 
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 _WORDS = (".qweight", ".weight_packed")
@@ -130,7 +130,7 @@ def _sizes(path: Path, bits: int | None) -> list[StoredSize]:
     return [_size(name, found, bits) for name, found in read_header(path).items()]
 
 
-def _size(name: str, found: Described, bits: int | None) -> StoredSize:
+def _size(name: str, found: TensorHeader, bits: int | None) -> StoredSize:
     if bits is not None and found.dtype == "I32" and name.endswith(_WORDS):
         return StoredSize(f"int{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
     if bits is not None and found.dtype == "U8" and name.endswith(".weight"):  # of bitsandbytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import numpy as np
@@ -30,16 +31,19 @@ from penstock.classic.classic_model import ClassicModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import (
+    AlreadyExistsError,
     EngineDeadError,
     InvalidRequestError,
     ModelNotFoundError,
+    NotFoundError,
     NotReadyError,
     QueueFullError,
 )
-from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.context import ANYONE, RequestContext
+from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tracing import Tracing
-from penstock.gateway.model_host.remote_model import RemoteModel
-from penstock.gateway.model_host.window import MAX_RESPONSES
+from penstock.gateway.model_host.messages import MAX_RESPONSES
+from penstock.gateway.model_host.remote_models import RemoteModel
 
 
 def hosting_all(*models: Any, fronts: int = 2, **more: Any) -> Any:
@@ -149,7 +153,7 @@ async def test_tensors_of_every_type_and_size() -> None:
                 assert given.array.flags.aligned
             model.requests.clear()
             del given
-        connection = hosted.links[0]._connection
+        connection = hosted.connections[0]
         assert connection._outbox.size > 0
         await until(lambda: connection._lent == 0 and connection._outbox.used == 0)
 
@@ -246,7 +250,7 @@ async def test_when_the_host_dies_every_request_ends_once() -> None:
         for responses in results[3:]:
             assert [response.final for response in responses] == [False, True]
             assert isinstance(responses[-1].error, EngineDeadError)
-        await hosted.links[0].lost
+        await hosted.connections[0].ended
         assert not hosted.links[0].models.has("add_sub", "")
         with pytest.raises(NotReadyError):
             await found(hosted, 0, "add_sub").infer(InferRequest(inputs={}))
@@ -261,7 +265,7 @@ async def test_when_a_front_dies_its_requests_are_cancelled_and_no_other_s() -> 
         tensors = {name: Tensor(name, "FP32", np.ones(16, np.float32)) for name in ("INPUT0", "INPUT1")}
         other = asyncio.create_task(found(hosted, 1, "add_sub").infer(InferRequest(inputs=tensors)))
         await until(lambda: hosted.host.requests == 7)
-        hosted.links[0].close()
+        hosted.connections[0].close()
         async with asyncio.timeout(60):
             await model.cancelled.wait()
             await streaming.streams[0].closed.wait()
@@ -276,10 +280,10 @@ async def test_when_a_front_dies_its_requests_are_cancelled_and_no_other_s() -> 
 
 async def test_a_front_that_sends_nonsense_is_shut_out_alone() -> None:
     async with hosting_all(add_sub()) as hosted:
-        transport = hosted.links[0]._connection._transport
+        transport = hosted.connections[0]._transport
         assert transport is not None
         transport.write(b"\xff" * 64)
-        await hosted.links[0].lost
+        await hosted.connections[0].ended
         await until(lambda: hosted.host.fronts == 1)
         tensors = {name: Tensor(name, "FP32", np.ones(16, np.float32)) for name in ("INPUT0", "INPUT1")}
         await found(hosted, 1, "add_sub").infer(InferRequest(inputs=tensors))
@@ -314,3 +318,52 @@ async def test_traces_are_counted_by_the_owner_and_whole(tmp_path: Any) -> None:
     tracing.close()
     text = (tmp_path / "traces").read_text()
     assert text.count('"parent_id"') == text.count('"COMPUTE_START"') == 2
+
+
+async def test_an_unregistered_region_stays_until_no_front_uses_it() -> None:
+    regions = SharedMemoryRegions(True)
+    memory = SharedMemory(create=True, size=64)
+    try:
+        async with hosting_all(regions=regions) as hosted:
+            for name in ("used", "other"):
+                regions.register(name, memory.name, 0, 64)
+            await hosted.host.spread()
+            first, second = (link.shared_memory for link in hosted.links)
+            request, later = RequestContext(id="1"), RequestContext(id="2")
+            first.of(ANYONE, lambda size: None, request).slice("used", 0, 8)
+            regions.unregister()
+            assert len(regions.status()) == 2, "no front has said that it uses none"
+            await hosted.host.spread()
+            assert [each.name for each in regions.status()] == ["used"]
+            with pytest.raises(AlreadyExistsError):
+                regions.register("used", memory.name, 0, 64)
+            second.of(ANYONE, lambda size: None, later).slice("used", 0, 8)
+            request.end()
+            later.end()
+            await until(lambda: not regions.status())
+            await hosted.host.spread()
+            for front in (first, second):
+                for name in ("used", "other"):
+                    with pytest.raises(NotFoundError):
+                        front.slice(name, 0, 8)
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+async def test_a_front_that_dies_uses_no_region() -> None:
+    regions = SharedMemoryRegions(True)
+    memory = SharedMemory(create=True, size=64)
+    try:
+        async with hosting_all(regions=regions, fronts=1) as hosted:
+            regions.register("used", memory.name, 0, 64)
+            await hosted.host.spread()
+            hosted.links[0].shared_memory.of(ANYONE, lambda size: None, RequestContext(id="1")).slice("used", 0, 8)
+            regions.unregister()
+            await hosted.host.spread()
+            assert regions.status()
+            hosted.links[0].close()
+            await until(lambda: not regions.status())
+    finally:
+        memory.close()
+        memory.unlink()

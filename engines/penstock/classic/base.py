@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from penstock.classic.batching.waits import Execution
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Array
-from penstock.classic.waits import Execution
 from penstock.engines.errors import PenstockError
 
 
@@ -57,6 +57,22 @@ class CancellableStream(ABC):
     @abstractmethod
     def cancel(self) -> bool:
         """False: it cannot be asked, only closed. Idempotent."""
+
+
+class PacedStream(ABC):
+    """A ResponseStream whose model can be made to wait for its reader."""
+
+    @abstractmethod
+    def pace(self) -> None:
+        """From now on who sends waits while much is unread: for readers that are models themselves, and for long
+        streams. To be called before the event loop turns."""
+
+
+def paced(stream: ResponseStream) -> ResponseStream:
+    """The same stream, which waits for its reader if it can."""
+    if isinstance(stream, PacedStream):
+        stream.pace()
+    return stream
 
 
 class PushedStream(ABC):
@@ -173,6 +189,16 @@ class InferCall(Protocol):
         `iterative_sequence`."""
         ...
 
+    @property
+    def paced(self) -> bool:
+        """Who sends many responses should wait for the reader, from time to time."""
+        ...
+
+    async def has_room(self) -> None:
+        """Returns when not too much is unread, or the reader has not read for long. On the event loop. A thread that
+        sends need not call it: `send` waits."""
+        ...
+
 
 class Batch(Protocol):
     """Requests to be executed together. Every call must be ended by the end of `execute`, or later by a decoupled
@@ -239,6 +265,10 @@ class AsyncInstance(ABC):
 
     @abstractmethod
     async def unload(self) -> None: ...
+
+    def kill(self) -> None:
+        """Ends what it executes, if it can be ended, so that `unload`, which follows, need not wait for it."""
+        return
 
     @property
     def says_ready(self) -> bool:

@@ -1,24 +1,30 @@
-"""What models ask of the server: other models, the control of models, metrics, log lines."""
+"""Calls of models to the server: other models, the control of models, metrics, log lines."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, closing, contextmanager
 from contextvars import Context
 from typing import Any, TypeVar
 
-from penstock.classic.base import CancellableStream, Host, InferCall, InferModel, Metric, ResponseStream
+from penstock.classic.base import CancellableStream, Host, InferCall, InferModel, Metric, ResponseStream, paced
+from penstock.classic.batching.waits import Execution
 from penstock.classic.messages import InferRequest, InferResponse
-from penstock.classic.python.cancellations import Cancellations
-from penstock.classic.python.codes import to_error, to_fields
-from penstock.classic.python.followers import Followers
-from penstock.classic.python.link import Link
-from penstock.classic.python.tensors import pack_response, unpack
+from penstock.classic.python.link import Link, pack_response, to_error, to_fields, unpack
 from penstock.classic.python.worker.wire import Packer
-from penstock.classic.waits import Execution
 from penstock.engines.errors import (
     CancelledError,
     InvalidRequestError,
@@ -27,6 +33,39 @@ from penstock.engines.errors import (
     PenstockError,
     UnsupportedError,
 )
+
+_INTERVAL = 0.02
+"""Seconds between looks. There are none while no model asks another one."""
+
+
+class Followers:
+    def __init__(self) -> None:
+        self._following: dict[asyncio.Task[None], Collection[InferCall]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def follow(self, task: asyncio.Task[None], calls: Collection[InferCall]) -> None:
+        """The task is cancelled when all of these have been."""
+        self._following[task] = calls
+        task.add_done_callback(self._following.pop)
+        if self._timer is None:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_INTERVAL, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        for task, calls in list(self._following.items()):
+            if all(call.cancelled for call in calls):
+                loop.call_soon(task.cancel)  # it must have begun, or nothing would tell the model of its end
+        if self._following:
+            self._wait()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +85,19 @@ class HostCalls:
         link: Link,
         host: Host,
         instance: str,
-        cancellations: Cancellations,
+        watch: Callable[[], None],
         calls: Mapping[int, InferCall],
         execution: Callable[[Sequence[InferCall]], Execution | None],
     ) -> None:
-        """`calls` are the requests that the process has not answered yet, by their numbers; `execution` gives what it
-        executes now and what waits for a request that is made for these."""
+        """`watch` is called when the process wants to know what is cancelled; `calls` are the requests that it has not
+        answered yet, by their numbers; `execution` gives what it executes now and what waits for a request that is made
+        for these."""
         self._link = link
         self._host = host
         self._instance = instance
         self._log = logging.getLogger(f"penstock.models.{instance}")
         self._nobody = Context()
         """For log lines: messages are read in the context of the request that has loaded the model."""
-        self._cancellations = cancellations
         self._calls = calls
         self._execution = execution
         self._followers = Followers()
@@ -73,13 +112,14 @@ class HostCalls:
             "stream": self._stream,
             "load": self._load,
             "unload": self._unload,
+            "has_room": self._has_room,
         }
         self._quick: dict[str, Callable[..., Any]] = {
             "model_ready": self._model_ready,
             "metric_family": host.metric_family,
             "metric": self._metric,
             "metric_value": self._metric_value,
-            "watch": cancellations.ask,
+            "watch": watch,
         }
 
     def call(self, fields: list[Any], tail: memoryview) -> None:
@@ -248,7 +288,7 @@ class HostCalls:
         try:
             name, version, request = self._request(arguments, tail)
             async with self._model(name, version, request) as model:
-                with self._traced(arguments[0], model, request), closing(model.stream(request)) as responses:
+                with self._traced(arguments[0], model, request), closing(paced(model.stream(request))) as responses:
                     self._streams[number] = responses
                     async for response in responses:
                         await window.acquire()
@@ -281,6 +321,13 @@ class HostCalls:
 
     async def _unload(self, number: int, arguments: list[Any], tail: memoryview) -> None:
         await self._host.unload_model(arguments[0], unload_dependents=arguments[1])
+        self._link.send("reply", [number, None])
+
+    async def _has_room(self, number: int, arguments: list[Any], tail: memoryview) -> None:
+        """For more responses to a request of the model's."""
+        call = self._calls.get(arguments[0])
+        if call is not None:
+            await call.has_room()
         self._link.send("reply", [number, None])
 
     def _model_ready(self, name: str, version: str) -> bool:

@@ -19,8 +19,8 @@ from penstock.engines import __version__
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.door.fingerprint import model_digests
 from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.host.content_digest import model_digests
 from penstock.engines.kit.block_rows import Bytes
 from penstock.engines.kit.grammars import Grammars
 from penstock.engines.vllm.adapters import VLLMAdapters

@@ -14,18 +14,18 @@ async def read_object(exchange: Exchange, limit: int, *, optional: bool = False)
 
     Raises InvalidRequestError, PayloadTooLargeError, and ClientGone when the client leaves before the end.
     """
-    body = await read_plain(exchange, limit)
+    check_plain(exchange)
+    body = await exchange.read(limit)
     if optional and body.strip() in (b"", b"null"):
         return {}
     return decode_json(body, dict[str, Any])
 
 
-async def read_plain(exchange: Exchange, limit: int) -> bytes:
-    """The body, which must not be compressed. Raises as `read_object`."""
+def check_plain(exchange: Exchange) -> None:
+    """Raises InvalidRequestError for a body that is compressed."""
     encoding = exchange.headers.get(b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         raise InvalidRequestError("Unsupported content-encoding, only 'identity' is supported.")
-    return await exchange.read(limit)
 
 
 def no_more(body: dict[str, Any]) -> None:

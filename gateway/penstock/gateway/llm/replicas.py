@@ -10,7 +10,8 @@ import msgspec
 from penstock.engines.client.engine import Engine
 from penstock.engines.contract.messages import StepRecord
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.door.spec import DoorSpec, ModelDigests
+from penstock.engines.door.spec import DoorSpec
+from penstock.engines.host.content_digest import ModelDigests
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.shares import shares
 from penstock.engines.process.liveness import WatchdogConfig
@@ -77,7 +78,7 @@ def _same(info: ModelInfo) -> str:
 
 def _fingerprint(spec: EngineSpec, model: ModelDigests, info: ModelInfo) -> str:
     """What engines elsewhere say of themselves."""
-    from penstock.engines.door.fingerprint import engine_fingerprint
+    from penstock.engines.registry import engine_fingerprint
 
     return engine_fingerprint(spec, info, model)
 

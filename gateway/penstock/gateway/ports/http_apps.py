@@ -40,8 +40,7 @@ from penstock.gateway.front.access import (
     Access,
 )
 from penstock.gateway.front.server_health import ServerHealth
-from penstock.gateway.http.cross_origin import CrossOrigin
-from penstock.gateway.http.door import Door
+from penstock.gateway.http.door import CrossOrigin, Door
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
@@ -203,7 +202,7 @@ def _message_batch_routes(batches: BatchService | None, settings: AppSettings) -
 
 
 def _ollama_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:
-    models = ollama_models.Models(dataplane, pooling)
+    models = ollama_models.Models(dataplane, pooling, settings.text_models)
     return [
         GuardedRoute("/api/chat", Chat(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/api/generate", Generate(dataplane, settings), INFER, methods=["POST"]),

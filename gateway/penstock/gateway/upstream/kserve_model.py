@@ -9,14 +9,12 @@ import msgspec
 
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.signature import ModelSignature
+from penstock.classic.signature import ModelSignature, check_request
 from penstock.classic.statistics import ModelStatistics
-from penstock.classic.validation import check_request
 from penstock.engines.errors import InvalidRequestError, NotReadyError, PenstockError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.llm.kserve.only_response import only_response
-from penstock.gateway.llm.kserve.sampling_inputs import context_of, sampling_object
-from penstock.gateway.llm.kserve.tensor_form import TensorForm, flag, text
+from penstock.gateway.llm.kserve.language_model import only_response
+from penstock.gateway.llm.kserve.tensor_form import TensorForm, context_of, flag, sampling_object, text
 from penstock.gateway.upstream.kserve_stream import KServeStream
 from penstock.gateway.upstream.model import UpstreamModel
 from penstock.gateway.upstream.request_body import UpstreamRequest

@@ -51,6 +51,7 @@ class UpstreamModel:
     """Implements TextModel."""
 
     owner = "upstream"
+    folder = ""
 
     def __init__(
         self,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.classic.call import Call
+from penstock.classic.batching.batch import Call
+from penstock.classic.batching.responses import Stream
 from penstock.classic.messages import InferResponse
-from penstock.classic.streams import Stream
 from penstock.engines.errors import EngineError
-from penstock.gateway.kserve.grpc.pushed_responses import PushedResponses
+from penstock.gateway.kserve.grpc.infer import PushedResponses
 
 
 def numbered(number: int, *, final: bool = False, error: bool = False) -> InferResponse:
@@ -30,7 +30,7 @@ class Reader:
         self.task = asyncio.ensure_future(self._read())
 
     def _write(self, response: InferResponse) -> bool:
-        if not self._takes(response):
+        if response.final or response.error is not None or not self._takes(response):
             return False
         self.written.append(response.parameters["number"])
         return True

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from . import host
-from .cancellation import Cancellation
 from .connection import Connection, Message
 from .errors import ErrorCode, MisusedError, TritonError, TritonModelException, public_text, report
 from .request import DecoupledRequest, ReceivedRequest
-from .response import InferenceResponse, error_fields
-from .sender import COMPLETE_FINAL, ResponseSender
+from .response import COMPLETE_FINAL, InferenceResponse, ResponseSender, error_fields
 from .wire import Packer
+
+
+class Cancellation:
+    """The server is asked once; from then on it tells what is cancelled as it happens."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._cancelled: set[int] = set()
+        self._asked = False
+        connection.handlers["cancelled"] = self._told
+
+    def _told(self, message: Message) -> None:
+        self._cancelled.update(message.fields[0])
+
+    def cancelled(self, call: int) -> bool:
+        if not self._asked:
+            host.connected().ask("watch", lambda _: []).result()  # the cancelled ones are told before the reply
+            self._asked = True
+        return call in self._cancelled
+
+    def forget(self, calls: Iterable[int], *, kept: bool) -> None:
+        """`kept`: the calls of a decoupled model live on after their batch."""
+        if self._cancelled and not kept:
+            self._cancelled.difference_update(calls)
+
 
 Answers = list[tuple[ReceivedRequest, InferenceResponse]]
 Outcome = tuple[Any, BaseException | None]
@@ -182,13 +204,23 @@ class Executor:
 
     def respond(
         self, call: int, response: InferenceResponse | None, final: bool, requested: Collection[str] | None
-    ) -> None:
-        if response is None:
-            self._connection.send("send", call, None, final)
-        else:
-            self._connection.send_packed("send", lambda packer: [call, response.pack(packer, requested), final])
+    ) -> int:
+        size = 0
+
+        def pack(packer: Packer) -> list[Any]:
+            nonlocal size
+            fields = response.pack(packer, requested) if response is not None else None
+            size = sum(place[4] for place in (fields[0] if fields else None) or ())
+            return [call, fields, final]
+
+        self._connection.send_packed("send", pack)
         if final:
             self._cancellation.forget([call], kept=False)
+        return size
+
+    def wait_for_room(self, call: int) -> None:
+        if not self._connection.forked:
+            host.connected().ask("has_room", lambda _: [call]).result()
 
     def abandoned(self, call: int) -> None:
         text = (

@@ -65,7 +65,7 @@ class BrokenFrameError(ValueError):
     """What was received is no frame; nothing behind it can be read either."""
 
 
-class FrameReader:
+class FrameSplitter:
     """Cuts received bytes into frames: the lengths of head and tail, and these two."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Link(asyncio.Protocol):
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._files = files
         self._on_message = on_message
-        self._reader = FrameReader(FRAME)
+        self._reader = FrameSplitter(FRAME)
         self._transport: asyncio.Transport | None = None
 
     @classmethod

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from msgspec import MsgspecError
 
-from penstock.classic.python.link import BrokenFrameError, Copies, FrameReader, pack, unpack
+from penstock.classic.python.link import BrokenFrameError, Copies, FrameSplitter, pack, unpack
 from penstock.classic.python.worker.wire import Buffer, Packer, ReceiveArena, SendArena
 from penstock.classic.tensors import Tensor, element_count
 from penstock.engines.errors import EngineError, InvalidRequestError, PayloadTooLargeError
@@ -45,8 +45,8 @@ def frame(head: bytes, parts: Sequence[Buffer] = (), tail_bytes: int = 0) -> byt
     return b"".join((_LENGTHS.pack(len(head), tail_bytes), head, _PADDING[: -len(head) % ALIGNMENT], *parts))
 
 
-def frame_reader() -> FrameReader:
-    return FrameReader(_LENGTHS, ALIGNMENT, MAX_HEAD_BYTES, MAX_TAIL_BYTES)
+def frame_splitter() -> FrameSplitter:
+    return FrameSplitter(_LENGTHS, ALIGNMENT, MAX_HEAD_BYTES, MAX_TAIL_BYTES)
 
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
         self._decode = decode
         self._on_message = on_message
         self._on_lost = on_lost
-        self._reader = frame_reader()
+        self._reader = frame_splitter()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()

@@ -21,9 +21,9 @@ from penstock.engines.host.cores import usable_cores
 from penstock.gateway.composition.ports import grpc_settings, tls_settings
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.other_models import TrafficConfig
+from penstock.gateway.front.acceptor import cannot_listen
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.drain import DrainState
-from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.front.quota import Quota
 from penstock.gateway.fronts.front_process import Services
 from penstock.gateway.fronts.messages import REQUESTS, Begin, FromSupervisor, Logs, ReadAgain

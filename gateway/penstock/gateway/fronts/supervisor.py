@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.engines.errors import EngineError, PenstockError
-from penstock.gateway.front.listening import listener
+from penstock.gateway.front.acceptor import listener
 from penstock.gateway.fronts.counts import Sums, add, samples_of
 from penstock.gateway.fronts.front_process import FrontProcess, Services
 from penstock.gateway.fronts.messages import FromSupervisor, Reported, Table

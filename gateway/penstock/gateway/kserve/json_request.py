@@ -1,31 +1,16 @@
-"""Bodies of HTTP requests as Triton's clients send them."""
+"""JSON bodies as Triton's clients send them: of any content type, never compressed, sometimes empty."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.bounded_json import decode_json
-from penstock.gateway.front.call import Call
 from penstock.gateway.http.exchange import Exchange
 
 
-async def read_input(exchange: Exchange, call: Call, limit: int, coding: bytes = b"") -> bytes:
-    """The body of a request for inference, which has this coding; from its end on the call is watched.
-
-    Raises InvalidRequestError, OverloadedError, ClientGone, and PayloadTooLargeError with the flag that sets the limit:
-    users of servers without one do not know it.
-    """
-    try:
-        body = await exchange.read(limit)
-        call.watch()
-        return await exchange.decompressed(coding, body, limit) if coding else body
-    except PayloadTooLargeError as error:
-        raise PayloadTooLargeError(f"{error.message} --http-max-input-size sets the limit.") from None
-
-
 async def read_object(exchange: Exchange, limit: int, *, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in a body of any content type; `optional`: an empty body, or null, is an empty object.
+    """The JSON object in the body; `optional`: an empty body, or null, is an empty object.
 
     Raises InvalidRequestError, PayloadTooLargeError, and ClientGone when the client leaves before the end.
     """

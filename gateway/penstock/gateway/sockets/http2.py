@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from abc import abstractmethod
+from contextlib import suppress
 
-from penstock.gateway.front.connection_share import ConnectionShare
+from penstock.gateway.front.intake import ConnectionShare
 from penstock.gateway.http2.connection import Http2Connection
 from penstock.gateway.http2.frames import ErrorCode
 from penstock.gateway.http2.heads import (
@@ -18,10 +20,71 @@ from penstock.gateway.http2.heads import (
     StreamEvent,
     StreamReset,
 )
-from penstock.gateway.http2_sockets.base import SocketConnection
-from penstock.gateway.http2_sockets.port import SocketPort
-from penstock.gateway.http2_sockets.untaken import untaken_bytes
-from penstock.gateway.http2_sockets.watch import ConnectionWatch
+from penstock.gateway.sockets.connection import SocketConnection, SocketPort, SocketSettings
+
+
+class ConnectionWatch:
+    """Times are those of the loop."""
+
+    def __init__(self, settings: SocketSettings, now: float) -> None:
+        self._settings = settings
+        self._made = now
+        self.last_received = now
+        self._pinged: float | None = None
+        """When, and nothing has come since."""
+        self._pings = 0
+        """Since data or headers were last sent."""
+        self._frame, self._frame_since = 0, now
+        """How many frames had come when an unfinished one was first seen, and when that was."""
+        self._unsent: dict[int, tuple[int, float]] = {}
+        """The same for streams whose data waits."""
+
+    def received(self, now: float) -> None:
+        self.last_received = now
+        self._pinged = None
+
+    def sent(self) -> None:
+        """Data or headers."""
+        self._pings = 0
+
+    def late(self, now: float, http2: Http2Connection) -> bool:
+        """The client has had its time to send."""
+        settings = self._settings
+        if not http2.begun:
+            return now - self._made > settings.start_seconds
+        if not http2.in_frame or http2.finished_frames != self._frame:
+            self._frame, self._frame_since = http2.finished_frames, now
+        elif (
+            now - self.last_received > settings.frame_seconds or now - self._frame_since > settings.whole_frame_seconds
+        ):
+            return True
+        return self._pinged is not None and now - self._pinged > settings.keepalive_timeout
+
+    def stalled_streams(self, now: float, http2: Http2Connection) -> list[int]:
+        """Streams of whose data the client has long taken nothing."""
+        before, self._unsent = self._unsent, {}
+        found = []
+        for stream_id, stream in http2.streams.items():
+            if stream.unsent:
+                size, since = before.get(stream_id, (0, now))
+                self._unsent[stream_id] = (stream.unsent, since if stream.unsent == size else now)
+                if now - self._unsent[stream_id][1] > self._settings.stream_seconds:
+                    found.append(stream_id)
+        return found
+
+    def wants_ping(self, now: float, *, busy: bool) -> bool:
+        """Notes that one is sent."""
+        settings = self._settings
+        if self._pinged is not None or now - self.last_received < settings.keepalive_time:
+            return False
+        if not (busy or settings.keepalive_without_calls):
+            return False
+        if settings.max_pings_without_data and self._pings >= settings.max_pings_without_data:
+            return False
+        self._pings += 1
+        self._pinged = now
+        return True
+
 
 _WRITE_BUFFER = 128 << 10
 """Bytes that may wait in the transport before data waits in its streams."""
@@ -276,3 +339,17 @@ class Http2SocketConnection(SocketConnection):
             http2.ping(b"are you?")
         if http2.has_output:
             self._flush_soon()
+
+
+def untaken_bytes(transport: asyncio.BaseTransport) -> int:
+    """Bytes that the client's machine has not acknowledged, and 1 for the end of the connection; 0 where the system
+    does not tell. Of a transport that is not closing."""
+    if sys.platform != "linux":
+        return 0
+    import fcntl  # not everywhere
+    import termios
+
+    found = bytes(4)
+    with suppress(OSError):
+        found = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, found)
+    return int.from_bytes(found, sys.byteorder)

@@ -83,7 +83,7 @@ from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.metrics.requests import HttpPortMetrics, IntakeMetrics
 from penstock.gateway.model_host.connection import Connection
 from penstock.gateway.model_host.host_link import HostLink
-from penstock.gateway.model_host.messages import Described, DownMessage, Published, Response
+from penstock.gateway.model_host.messages import DownMessage
 from penstock.gateway.open_ports import begin_drain
 from penstock.gateway.ports.scheduler_state import chosen
 from penstock.gateway.usage.ledger import usage_of
@@ -159,7 +159,7 @@ class Supervisor:
         return await self._messages.get()
 
     def _heard(self, message: FromSupervisor | DownMessage, tail: memoryview) -> None:
-        if isinstance(message, Response | Described | Published):
+        if isinstance(message, DownMessage):
             self.link.heard(message, tail)
             return
         if isinstance(message, Begin):

@@ -31,8 +31,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         "Share of blocks that requests hold, 0 to 1.",
         lambda s: 1 - s.num_free_blocks / s.num_blocks if s.num_blocks else 0,
     ),
-    ("kv_offload_blocks", "Evicted blocks that are kept in files.", lambda s: s.offload_blocks),
-    ("kv_offload_bytes", "Bytes of these files in use.", lambda s: s.offload_bytes),
+    ("kv_offload_blocks", "Evicted blocks that are kept in files.", lambda s: s.offload.blocks),
+    ("kv_offload_bytes", "Bytes of these files in use.", lambda s: s.offload.bytes),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("engine_admitted", "Samples that the engine has taken in.", lambda s: s.admitted),
@@ -46,12 +46,12 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("spec_decode_draft_tokens", "Guessed tokens that were verified (speculative decoding).", lambda s: s.draft_tokens),
     ("spec_decode_accepted_tokens", "Guessed tokens that were right.", lambda s: s.accepted_tokens),
     ("forced_tokens", "Tokens that a grammar left no choice about, computed beside others.", lambda s: s.forced_tokens),
-    ("kv_offload_saved_blocks", "Evicted blocks that were written to files.", lambda s: s.offload_saved),
-    ("kv_offload_dropped_blocks", "Evicted blocks that were not written.", lambda s: s.offload_dropped),
-    ("kv_offload_loaded_blocks", "Blocks that came back from files.", lambda s: s.offload_loaded),
-    ("kv_offload_damaged_blocks", "Blocks in files that did not hold what they should.", lambda s: s.offload_damaged),
-    ("kv_offload_waits", "Requests that waited for blocks from files.", lambda s: s.offload_waits),
-    ("kv_offload_wait_seconds", "How long they waited, together.", lambda s: s.offload_wait_seconds),
+    ("kv_offload_saved_blocks", "Evicted blocks that were written to files.", lambda s: s.offload.saved),
+    ("kv_offload_dropped_blocks", "Evicted blocks that were not written.", lambda s: s.offload.dropped),
+    ("kv_offload_loaded_blocks", "Blocks that came back from files.", lambda s: s.offload.loaded),
+    ("kv_offload_damaged_blocks", "Blocks in files that did not hold what they should.", lambda s: s.offload.damaged),
+    ("kv_offload_waits", "Requests that waited for blocks from files.", lambda s: s.offload.waits),
+    ("kv_offload_wait_seconds", "How long they waited, together.", lambda s: s.offload.wait_seconds),
 )
 
 
@@ -196,19 +196,19 @@ _REPLICA_COUNTERS: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] 
 
 
 _HANDOVER_GAUGES: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
-    ("handover_bytes", "Shared memory that its blocks take.", lambda r: r.stats.handover_bytes),
+    ("handover_bytes", "Shared memory that its blocks take.", lambda r: r.stats.handover.bytes),
 )
 _HANDOVER_COUNTERS: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
-    ("handover_saved_blocks", "Blocks that it has put into shared memory.", lambda r: r.stats.handover_saved),
-    ("handover_loaded_blocks", "Blocks that it has taken from there.", lambda r: r.stats.handover_loaded),
-    ("handover_lost_blocks", "Blocks that were overwritten before it read them.", lambda r: r.stats.handover_lost),
+    ("handover_saved_blocks", "Blocks that it has put into shared memory.", lambda r: r.stats.handover.saved),
+    ("handover_loaded_blocks", "Blocks that it has taken from there.", lambda r: r.stats.handover.loaded),
+    ("handover_lost_blocks", "Blocks that were overwritten before it read them.", lambda r: r.stats.handover.lost),
     (
         "handover_missed_tokens",
         "Prompt tokens in full blocks that it computed again although another replica had.",
-        lambda r: r.stats.handover_missed_tokens,
+        lambda r: r.stats.handover.missed_tokens,
     ),
-    ("handover_waits", "Requests that waited for their blocks.", lambda r: r.stats.handover_waits),
-    ("handover_wait_seconds", "How long they waited, together.", lambda r: r.stats.handover_wait_seconds),
+    ("handover_waits", "Requests that waited for their blocks.", lambda r: r.stats.handover.waits),
+    ("handover_wait_seconds", "How long they waited, together.", lambda r: r.stats.handover.wait_seconds),
 )
 
 

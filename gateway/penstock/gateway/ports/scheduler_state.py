@@ -152,7 +152,7 @@ def snapshot(dataplane: DataPlane) -> dict[str, Any]:
 
 
 def _state(engine: Engine) -> dict[str, Any]:
-    state: dict[str, Any] = {"ready": engine.ready, **msgspec.structs.asdict(engine.stats)}
+    state: dict[str, Any] = {"ready": engine.ready, **engine.stats.by_name()}
     if isinstance(engine, Replicated):
         state["moves"] = engine.moves
         state["replicas"] = [_replica(each) for each in engine.replica_states()]
@@ -161,4 +161,4 @@ def _state(engine: Engine) -> dict[str, Any]:
 
 def _replica(replica: ReplicaState) -> dict[str, Any]:
     named = {field.name: getattr(replica, field.name) for field in dataclasses.fields(replica)}
-    return named | {"stats": msgspec.structs.asdict(replica.stats)}
+    return named | {"stats": replica.stats.by_name()}

@@ -7,7 +7,7 @@ from asyncio import AbstractEventLoop, Future
 from collections import deque
 from collections.abc import Callable
 
-from penstock.classic.base import CancellableStream, PacedStream, PushedStream
+from penstock.classic.base import CancellableStream, PacedStream, PushedStream, ResponseListener
 from penstock.classic.call import Call
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.engines.errors import OverloadedError
@@ -36,7 +36,7 @@ class Stream(PushedStream, CancellableStream, PacedStream):
         self._unread: deque[InferResponse] = deque()
         self._unread_bytes = 0
         self._reader: Future[None] | None = None
-        self._listener: Callable[[InferResponse], None] | None = None
+        self._listener: ResponseListener | None = None
         self._ended = False
         self.paced = False
         self._reads = 0
@@ -74,7 +74,7 @@ class Stream(PushedStream, CancellableStream, PacedStream):
             self._call = None  # the call knows this stream: no request leaves a cycle
         if self._listener is not None:
             self._ended = response.final
-            self._listener(response)
+            self._listener.take(response)
             return
         heavy = response.outputs and self._unread_bytes > MAX_UNREAD_BYTES
         if heavy or len(self._unread) >= MAX_UNREAD_RESPONSES:
@@ -102,10 +102,10 @@ class Stream(PushedStream, CancellableStream, PacedStream):
     def ready(self) -> InferResponse | None:
         return self._pop() if self._unread else None
 
-    def listen(self, listener: Callable[[InferResponse], None] | None) -> None:
+    def listen(self, listener: ResponseListener | None) -> None:
         self._listener = listener
         while self._listener is not None and self._unread:
-            self._listener(self._pop())
+            self._listener.take(self._pop())
 
     def _pop(self) -> InferResponse:
         response = self._unread.popleft()

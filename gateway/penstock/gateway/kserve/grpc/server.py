@@ -8,14 +8,13 @@ from socket import socket
 
 import grpc
 
+from penstock.gateway.front.acceptor import listener
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
-from penstock.gateway.front.listening import listener
 from penstock.gateway.front.tls import Certificates, ReloadedCertificates
-from penstock.gateway.grpc_transport.connection import FindHandler
-from penstock.gateway.grpc_transport.server import Http2Transport
+from penstock.gateway.grpc_transport.server import FindHandler, Http2Transport
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.health import Health
 from penstock.gateway.kserve.grpc.rpc import Guard

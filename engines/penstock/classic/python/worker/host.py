@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .connection import Connection, Message, Pack
 from .errors import TritonError, TritonModelException
+from .relay import Relay
 from .response import InferenceResponse
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Host:
         self._replies: dict[int, Future[Any]] = {}
         self._streams: dict[int, Callable[[Received], None]] = {}
         connection.handlers.update(reply=self._reply, event=self._event)
+        relays[:] = [Relay(self)]
         os.register_at_fork(after_in_child=current.clear)
 
     def ask(self, verb: str, pack: Pack) -> Future[Any]:
@@ -196,6 +198,8 @@ executing: ContextVar[tuple[int, ...]] = ContextVar("executing", default=())
 
 current: list[Host] = []
 """The process's host, once it is connected."""
+relays: list[Relay] = []
+"""The process's, or that of the model's process that has forked this one."""
 
 
 def connected() -> Host:
@@ -205,6 +209,9 @@ def connected() -> Host:
 
 
 def infer(request: InferenceRequest, decoupled: bool) -> Any:
+    """A process that the model has forked has the model's own one ask for it, but for streams."""
+    if not decoupled and relays and relays[0].forked:
+        return relays[0].infer(request)
     host = connected()
     if decoupled:
         return host.stream(request)
@@ -216,8 +223,10 @@ def infer(request: InferenceRequest, decoupled: bool) -> Any:
 
 
 def infer_async(request: InferenceRequest, decoupled: bool) -> Any:
-    host = connected()
     loop = asyncio.get_running_loop()
+    if not decoupled and relays and relays[0].forked:
+        return loop.create_task(asyncio.to_thread(relays[0].infer, request))
+    host = connected()
     if not decoupled:
         return loop.create_task(_response(host, *host.infer(request)))
     arrived: Future[None] = Future()

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from penstock.classic.batching.waits import Execution
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Array
-from penstock.classic.waits import Execution
 from penstock.engines.errors import PenstockError
 
 
@@ -75,12 +75,6 @@ def paced(stream: ResponseStream) -> ResponseStream:
     return stream
 
 
-class ResponseListener(Protocol):
-    def take(self, response: InferResponse, /) -> None:
-        """Called on the event loop. Must not raise."""
-        ...
-
-
 class PushedStream(ABC):
     """A ResponseStream that can also call its reader: that saves the resumption of a task for each response."""
 
@@ -91,9 +85,9 @@ class PushedStream(ABC):
     async def __anext__(self) -> InferResponse: ...
 
     @abstractmethod
-    def listen(self, listener: ResponseListener | None) -> None:
-        """Instead of iterating: `listener` gets each response, beginning with those that wait. None: not any more; what
-        comes then waits for the iterator."""
+    def listen(self, listener: Callable[[InferResponse], None] | None) -> None:
+        """Instead of iterating: `listener` is called on the event loop with each response, beginning with those that
+        wait. It must not raise. None: not any more; what comes then waits for the iterator."""
 
 
 class InferModel(Protocol):

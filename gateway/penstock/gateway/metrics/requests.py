@@ -198,7 +198,7 @@ class HttpPortMetrics:
 
     def collect(self) -> Iterator[Metric]:
         text = "Open connections of the HTTP port, by the version of HTTP."
-        found = GaugeMetricFamily("penstock_http_connections", text, labels=["version"])
+        family = GaugeMetricFamily("penstock_http_connections", text, labels=["version"])
         for version, count in self._connections().items():
-            found.add_metric([version], count)
-        yield found
+            family.add_metric([version], count)
+        yield family

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.classic.custom_batching.files import find_strategy
+from penstock.classic.batching.custom import find_strategy
+from penstock.classic.batching.ragged import generated_inputs
+from penstock.classic.batching.sequences.controls import server_inputs
 from penstock.classic.model_config import BatchInput, BatchOutput, DataType, ModelConfig, ModelInput, ModelOutput
-from penstock.classic.ragged.layout import generated_inputs
-from penstock.classic.sequences.tensors import server_inputs
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.repository.config_fields import SELF_PLACED_BACKENDS
 

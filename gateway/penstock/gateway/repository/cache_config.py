@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.classic.caching.cache import ResponseCache
-from penstock.classic.caching.local import LocalCache
+from penstock.classic.caching.cache import LocalCache, ResponseCache
 from penstock.engines.quantities import parse_size
 from penstock.gateway.configuration.config import ConfigError
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal, cast
 
 from penstock.classic.base import InferModel
+from penstock.classic.batching.rate_limiter import has_rate_limits
 from penstock.classic.ensemble.plan import Step, is_ensemble, make_plan
 from penstock.classic.ensemble.wiring import wire
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.model_limits import has_rate_limits
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.gateway.repository.catalogue import Catalogue

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from penstock.classic.batching.sequences.controls import server_inputs
 from penstock.classic.ensemble.plan import PLATFORM, is_ensemble, make_plan
 from penstock.classic.model_config import (
     DataType,
@@ -18,7 +19,6 @@ from penstock.classic.model_config import (
     ModelQueuePolicy,
 )
 from penstock.classic.model_files import check_file_name
-from penstock.classic.sequences.tensors import server_inputs
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.metrics.triton import FIRST_RESPONSE
 from penstock.gateway.repository.config_fields import SELF_PLACED_BACKENDS

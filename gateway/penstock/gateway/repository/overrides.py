@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.classic.backend_file import FILENAME as BACKEND_FILE
+from penstock.classic.loading import BACKEND_FILENAME
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.repository.storage import LocalModel
 
@@ -26,10 +26,10 @@ def check_files(files: Mapping[str, bytes]) -> None:
     """
     if len(files) > _MAX_FILES:
         raise InvalidRequestError(f"more than {_MAX_FILES} files in one load request")
-    if BACKEND_FILE in map(_relative, files):
+    if BACKEND_FILENAME in map(_relative, files):
         raise InvalidRequestError(
-            f"{BACKEND_FILE} runs in the server's own process: it has to lie in the repository, and cannot come with a"
-            " load request"
+            f"{BACKEND_FILENAME} runs in the server's own process: it has to lie in the repository, and cannot come"
+            " with a load request"
         )
     for path in files:
         parts = _relative(path).split("/")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.classic.rate_limiter import ANY_DEVICE, RateLimiter, Resource
+from penstock.classic.batching.rate_limiter import ANY_DEVICE, RateLimiter, Resource
 from penstock.gateway.configuration.config import ConfigError
 
 _FLAG = "rate-limit-resource"

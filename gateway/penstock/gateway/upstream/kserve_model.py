@@ -9,9 +9,8 @@ import msgspec
 
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.signature import ModelSignature
+from penstock.classic.signature import ModelSignature, check_request
 from penstock.classic.statistics import ModelStatistics
-from penstock.classic.validation import check_request
 from penstock.engines.errors import InvalidRequestError, NotReadyError, PenstockError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.kserve.language_model import only_response

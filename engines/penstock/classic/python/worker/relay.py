@@ -7,22 +7,32 @@ connection of its own through a door that all forked processes inherit.
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import threading
-from multiprocessing.connection import Connection as Pipe
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from .connection import Pack
 from .errors import ErrorCode, TritonError, TritonModelException
 from .response import InferenceResponse
 from .tensor import Tensor
+from .wire import Array, Packer
 
 if TYPE_CHECKING:
     from .host import Host
-    from .request import InferenceRequest
 
-_Fields = tuple[str, str, Any]
+_Fields = tuple[str, str, Array]
 """Name, datatype and bits of a tensor."""
+
+
+class _Whole(Packer):
+    """Leaves tensors as they are."""
+
+    def __init__(self) -> None:
+        """It needs no store."""
+
+    def tensor(self, name: str, datatype: str, array: Array, encoded: bytes | None = None) -> list[Any]:
+        return [name, datatype, array]
 
 
 class Relay:
@@ -48,15 +58,15 @@ class Relay:
 
     # In a forked process
 
-    def infer(self, request: InferenceRequest) -> InferenceResponse:
+    def infer(self, pack: Pack) -> InferenceResponse:
         """Raises TritonModelException where the model's own process has gone."""
         assert self._doors is not None
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 socket.send_fds(self._doors[1], [b"+"], [theirs.fileno()])
-            with Pipe(ours.detach()) as pipe:
-                pipe.send((request.fields(), [_fields(tensor) for tensor in request.inputs()]))
+            with _pipe(ours.detach()) as pipe:
+                pipe.send(pack(_Whole()))
                 outputs, parameters, error = pipe.recv()
         except (OSError, EOFError):
             raise TritonModelException("The model's own process, which asks other models, has ended.") from None
@@ -81,12 +91,9 @@ class Relay:
                 threading.Thread(target=self._serve, args=(descriptor,), name="penstock-relayed", daemon=True).start()
 
     def _serve(self, descriptor: int) -> None:
-        with Pipe(descriptor) as pipe:
-            try:
-                about, inputs = pipe.recv()
-                pipe.send(self._answer(about, [_tensor(*fields) for fields in inputs]))
-            except (OSError, EOFError, pickle.UnpicklingError):
-                return  # the other process has ended
+        with _pipe(descriptor) as pipe, suppress(OSError, EOFError):  # the other process may end
+            about, inputs = pipe.recv()
+            pipe.send(self._answer(about, [_tensor(*fields) for fields in inputs]))
 
     def _answer(self, about: list[Any], inputs: list[Tensor]) -> tuple[list[_Fields], dict[str, Any], Any]:
         try:
@@ -99,11 +106,17 @@ class Relay:
         return [_fields(each) for each in response.output_tensors()], response._parameters, told
 
 
+def _pipe(descriptor: int) -> Any:
+    from multiprocessing.connection import Connection  # most models fork nothing
+
+    return Connection(descriptor)
+
+
 def _fields(tensor: Tensor) -> _Fields:
     return tensor.name(), tensor._datatype, tensor._bits()
 
 
-def _tensor(name: str, datatype: str, bits: Any) -> Tensor:
+def _tensor(name: str, datatype: str, bits: Array) -> Tensor:
     tensor = Tensor(name, bits)
     tensor._datatype = datatype
     return tensor

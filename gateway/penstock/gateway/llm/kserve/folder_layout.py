@@ -1,4 +1,4 @@
-"""What a version folder of a language model holds, by backend: the seam, and what the layouts share."""
+"""Layouts of a language model's version folder, one for each backend: the seam, and what they share."""
 
 from __future__ import annotations
 

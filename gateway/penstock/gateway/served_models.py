@@ -22,9 +22,9 @@ from penstock.gateway.composition.models import (
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.first_steps import Kind
+from penstock.gateway.front.intake import WorkPools
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.server_health import is_live
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.llm.endpoint_metrics import EndpointMetrics
 from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.metrics.custom import CustomMetrics

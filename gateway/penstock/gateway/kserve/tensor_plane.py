@@ -15,8 +15,8 @@ from penstock.classic.base import AdmittedLater, InferModel, ResponseStream
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.intake import WorkPool
 from penstock.gateway.front.record import Stage
-from penstock.gateway.front.work_pool import WorkPool
 from penstock.gateway.kserve.classification import Labels, classified
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
 from penstock.gateway.kserve.store import ModelStore

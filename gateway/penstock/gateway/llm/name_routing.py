@@ -6,10 +6,10 @@ from typing import Protocol
 
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.llm.chat_texts import ChatValues
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import NameHolder
+from penstock.gateway.llm.prompts import ChatValues
 
 
 class AcceptedCall(Protocol):

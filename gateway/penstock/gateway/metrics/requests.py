@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.intake import Intake
+from penstock.gateway.front.intake import Intake, WorkPools
 from penstock.gateway.front.record import Stage
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.metrics.histogram import Histogram
 
 logger = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ from penstock.engines.errors import InvalidRequestError, NotReadyError, Penstock
 from penstock.gateway.configuration.traffic_rules import Target
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.kserve.store import ModelStore
-from penstock.gateway.llm.chat_texts import ChatValues
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.models import NameHolder
+from penstock.gateway.llm.prompts import ChatValues
 from penstock.gateway.traffic.language_call import LanguageCall, begin_shadow
 from penstock.gateway.traffic.routed_call import Choice, RoutedCall, choice_of, choose_target
 from penstock.gateway.traffic.table import PublicName, TrafficTable

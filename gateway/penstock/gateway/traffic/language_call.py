@@ -11,11 +11,11 @@ from functools import partial
 from penstock.gateway.configuration.traffic_rules import Target
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.llm.chat_texts import ChatValues
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import NameHolder
+from penstock.gateway.llm.prompts import ChatValues
 from penstock.gateway.traffic.routed_call import RoutedCall
 from penstock.gateway.traffic.shadows import Shadow
 from penstock.gateway.traffic.table import PublicName

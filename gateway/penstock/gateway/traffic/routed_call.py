@@ -8,7 +8,7 @@ from penstock.engines.errors import NotReadyError
 from penstock.gateway.configuration.traffic_rules import Target
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.llm.chat_texts import ChatValues
+from penstock.gateway.llm.prompts import ChatValues
 from penstock.gateway.traffic.table import PublicName, TrafficTable
 
 

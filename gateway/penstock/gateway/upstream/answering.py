@@ -48,23 +48,7 @@ async def _rest(
     """Sends all but the last frames, and returns those. Raises PenstockError."""
     if reader.error is not None:
         raise reader.error
-    context = exchange.context
-    if exchange.body_writer is not None:
-        return await Relay(context, answer_reader.model, answer.connection, reader, exchange.body_writer, bounds).sent()
-    while True:  # a transport without a short way
-        piece = await next_piece(answer, answer_reader, bounds)
-        if not piece:
-            reader.end()
-            return b""
-        frames = reader.feed(piece)
-        if reader.has_text:
-            note_first_token(context)
-        if reader.done:
-            return frames
-        if frames:
-            await exchange.raw_send({"type": "http.response.body", "body": frames, "more_body": True})
-        if reader.error is not None:
-            raise reader.error
+    return await Relay(exchange.context, answer_reader.model, answer.connection, reader, exchange.writer, bounds).run()
 
 
 async def pass_on(

@@ -6,7 +6,7 @@ from collections import Counter
 
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.gateway.errors import UpstreamError
-from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.adapters import CallCounter
 from penstock.gateway.upstream.answer_reading import AnswerReader
 from penstock.gateway.upstream.attempts import OpenAnswer
 

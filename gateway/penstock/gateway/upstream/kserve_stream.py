@@ -11,8 +11,7 @@ import msgspec
 from penstock.classic.messages import InferResponse
 from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import DeadlineExceededError, OverloadedError, PenstockError
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.deadline import until
+from penstock.gateway.front.context import RequestContext, until
 from penstock.gateway.llm.kserve.tensor_form import strings
 from penstock.gateway.upstream.answering import next_piece
 from penstock.gateway.upstream.asked import Asked

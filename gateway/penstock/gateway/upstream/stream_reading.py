@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.engines.errors import PenstockError
-from penstock.gateway.generating.stream_frames import COMMENT
+from penstock.gateway.generating.streams import COMMENT
 from penstock.gateway.upstream.answer_reading import NULL, AnswerReader, Choice
 from penstock.gateway.upstream.failures import broken_answer
 

@@ -14,7 +14,7 @@ import pytest
 from helpers_pooling import Setup
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import NumericalError, QueueFullError
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.http.settings import AppSettings

@@ -11,7 +11,6 @@ from penstock.engines.client.engine import Engine
 from penstock.engines.door.spec import DoorSpec
 from penstock.gateway.command_line_model import CommandLineModel
 from penstock.gateway.composition.models import (
-    NO_TRAFFIC_RULES,
     build_budget,
     build_dataplane,
     build_on_demand,
@@ -80,9 +79,13 @@ class ServedModels:
             self._command_line_model = CommandLineModel(
                 config, self.dataplane, self.repository, budget, board, self._embeddings, new_door
             )
-        refusal = None if self.on_demand is None else NO_TRAFFIC_RULES
         self.traffic = TrafficService(
-            config.traffic.traffic, self.repository, self.dataplane, self.pooling, refusal=refusal
+            config.traffic.traffic,
+            self.repository,
+            self.dataplane,
+            self.pooling,
+            self.other_servers.models,
+            self.on_demand,
         )
         self.repository.host.route(self.traffic.models, self.traffic.table.names.__contains__)
 

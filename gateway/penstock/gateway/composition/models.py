@@ -44,8 +44,6 @@ from penstock.gateway.upstream.other_servers import UPSTREAM_BACKEND, OtherServe
 
 logger = logging.getLogger(__name__)
 
-NO_TRAFFIC_RULES = "a server with --load-on-demand cannot have traffic rules"
-
 
 def build_on_demand(config: Config) -> OnDemand | None:
     """Raises ConfigError for options that do not fit together."""
@@ -58,8 +56,6 @@ def build_on_demand(config: Config) -> OnDemand | None:
         return None
     if repository.model_control_mode != "explicit":
         raise ConfigError("load-on-demand: needs --model-control-mode=explicit")
-    if config.traffic.traffic:
-        raise ConfigError(f"traffic: {NO_TRAFFIC_RULES}")
     return OnDemand(
         OnDemandSettings(
             wait_seconds=repository.load_on_demand_wait,

@@ -24,7 +24,7 @@ async def found_model(context: KServe, exchange: Exchange, name: str, version: s
     """The model that serves the request, which is loaded for it if need be. Raises PenstockError."""
     if context.on_demand is not None:
         exchange.read_deadline()
-        await context.on_demand.use(name, exchange.context)
+        await context.on_demand.use(name, exchange.context, version)
     return _usable(context, exchange, name, version)
 
 

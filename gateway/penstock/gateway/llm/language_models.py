@@ -74,10 +74,18 @@ class LanguageModels:
     async def load_on_demand(self, name: str, context: RequestContext) -> None:
         """To be awaited before a request looks its model up. Returns when the model is loaded, if requests may load it;
         it stays until the request's end. Raises OverloadedError, DeadlineExceededError."""
-        if self._on_demand is not None:
-            holder = self.holder(name)
-            if holder is None or context.principal.may_use(name):
-                await self._on_demand.use_language_model(name if holder is None else holder.model.names[0], context)
+        if self._on_demand is None:
+            return
+        if self.routing is not None and self.routing.has(name):
+            target = self.routing.model_to_load(name, context)
+            await self._on_demand.use_allowed(self._own_name(target), context)
+        elif context.principal.may_use(name) and self._on_demand.may_generate(own := self._own_name(name)):
+            await self._on_demand.use_allowed(own, context)
+
+    def _own_name(self, name: str) -> str:
+        """Of the model that has this name or an adapter of this name."""
+        holder = self.holder(name)
+        return name if holder is None else holder.model.names[0]
 
     def keep(self, model: LoadedModel, seconds: float | None, context: RequestContext) -> bool:
         """How long a model that sleeps or is loaded on demand stays without a request from now on; None: for ever. With
@@ -112,7 +120,9 @@ class LanguageModels:
 
     def names_on_demand(self) -> list[str]:
         """Names of models that are not loaded, and that a request would load."""
-        return [] if self._on_demand is None else self._on_demand.language_models()
+        if self._on_demand is None:
+            return []
+        return [*self._on_demand.language_models(), *(() if self.routing is None else self.routing.names_on_demand())]
 
     def usable(self, may_use: Callable[[str], bool]) -> list[list[str]]:
         """The names of each model that a request may ask for: of models that are loaded or are being loaded, of those

@@ -31,7 +31,17 @@ class AcceptedCall(Protocol):
 class NameRouting(Protocol):
     def has(self, name: str) -> bool: ...
 
-    def names(self) -> list[str]: ...
+    def names(self) -> list[str]:
+        """Those that a model of this server serves now."""
+        ...
+
+    def names_on_demand(self) -> list[str]:
+        """Those whose next request loads a model."""
+        ...
+
+    def model_to_load(self, name: str, context: RequestContext) -> str:
+        """The target's model. Raises PenstockError."""
+        ...
 
     def find(self, name: str, context: RequestContext | None) -> NameHolder:
         """The target for this request: the same at each call, even if the rule was removed meanwhile. Without a context

@@ -22,6 +22,10 @@ class Loads(Protocol):
         """The names of all models of the repositories, as last seen."""
         ...
 
+    def knows(self, name: str) -> bool:
+        """Whether `stored` has it."""
+        ...
+
     def serves(self, name: str) -> bool: ...
 
     def is_busy(self, name: str) -> bool:

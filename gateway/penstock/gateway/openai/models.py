@@ -43,7 +43,7 @@ class ModelObjects:
         objects = [_model_object(model) for model in self._dataplane.models.served()]
         objects += [_pooling_object(name, model) for name, model in self._pooling.loaded_names()]
         objects += [_unloaded(name) for name in self._dataplane.models.names_on_demand()]
-        objects += [_text_object(name, model) for name, model in self._others.by_name.items()]
+        objects += [_text_object(name, model) for name, model in self._others.listed().items()]
         return [each for each in objects if principal.may_use(each.id)]
 
     def one(self, name: str, principal: Principal) -> ModelObject:
@@ -56,8 +56,9 @@ class ModelObjects:
         pooling = dict(self._pooling.loaded_names()).get(name)
         if pooling is not None:
             return _pooling_object(name, pooling)
-        if name in self._others.by_name:
-            return _text_object(name, self._others.by_name[name])
+        others = self._others.listed()
+        if name in others:
+            return _text_object(name, others[name])
         if name in self._dataplane.models.names_on_demand():
             return _unloaded(name)
         return _model_object(self._dataplane.model(name))

@@ -28,6 +28,9 @@ class Catalogue:
     def names(self) -> set[str]:
         return set(self._names)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
     def is_duplicate(self, name: str) -> bool:
         return len(self._names.get(name, ())) > 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,12 +16,11 @@ from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import NameHolder
-from penstock.gateway.traffic.routed_call import RoutedCall
 from penstock.gateway.traffic.shadows import Shadow
-from penstock.gateway.traffic.table import PublicName
+from penstock.gateway.traffic.table import PublicName, RoutedCall
 from penstock.tokenizers import Tokenizer
 
-Resolve = Callable[[Target], NameHolder]
+Resolve = Callable[[Target, RequestContext], Awaitable[NameHolder]]
 
 
 @dataclass(slots=True)
@@ -92,19 +91,22 @@ async def _ask(
     chat: tuple[ChatValues, bool] | None,
 ) -> Tokens:
     """The shadow's answer, computed while no other request is."""
-    model, adapter = resolve(target)
     principal = Principal(tenant=request.context.tenant)
     context = RequestContext(principal=principal, background=True, deadline=time.monotonic() + seconds)
-    prompts = request.prompts
-    if chat is not None:
-        prompts = [(await dataplane.chat_prompt_on(model, chat[0], context, cut=chat[1])).token_ids]
-    wanted = replace(request, prompts=prompts, context=context, stages=(), pulse=None)
-    tokens = Tokens(model.tokenizer, [[] for _ in range(len(prompts) * request.n)])
-    name = None if adapter is None else adapter.name
-    async with await dataplane.generate_on(model, wanted, adapter=name) as generation:
-        async for deltas in generation:
-            tokens.add(deltas)
-    return tokens
+    try:
+        model, adapter = await resolve(target, context)
+        prompts = request.prompts
+        if chat is not None:
+            prompts = [(await dataplane.chat_prompt_on(model, chat[0], context, cut=chat[1])).token_ids]
+        wanted = replace(request, prompts=prompts, context=context, stages=(), pulse=None)
+        tokens = Tokens(model.tokenizer, [[] for _ in range(len(prompts) * request.n)])
+        name = None if adapter is None else adapter.name
+        async with await dataplane.generate_on(model, wanted, adapter=name) as generation:
+            async for deltas in generation:
+                tokens.add(deltas)
+        return tokens
+    finally:
+        context.end()
 
 
 async def _same(answered: Tokens, other: Tokens) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.gateway.configuration.traffic_rules import TrafficRule
+from penstock.gateway.http.text_models import TextModels
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.dataplane import DataPlane
+from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.pooling.kserve_model import is_offered
 from penstock.gateway.pooling.plane import PoolingPlane
-from penstock.gateway.traffic.embeddings import EmbeddingRouting
-from penstock.gateway.traffic.language import LanguageRouting
 from penstock.gateway.traffic.metrics import TrafficMetrics
+from penstock.gateway.traffic.routing import EmbeddingRouting, LanguageRouting, TextRouting
 from penstock.gateway.traffic.store import TrafficStore
 from penstock.gateway.traffic.table import TrafficTable
 
@@ -23,23 +24,24 @@ class TrafficService:
         models: ModelStore,
         dataplane: DataPlane,
         pooling: PoolingPlane,
-        *,
-        refusal: str | None = None,
+        texts: TextModels | None = None,
+        on_demand: OnDemand | None = None,
     ) -> None:
-        """`refusal`: as `TrafficTable` has it."""
-        self.table = TrafficTable(rules, refusal=refusal)
-        self.models = TrafficStore(models, self.table, self._is_elsewhere)
+        self.table = TrafficTable(rules)
+        self.models = TrafficStore(models, self.table, self._is_elsewhere, on_demand)
         """For the KServe fronts, in place of `models`."""
         self.metrics = TrafficMetrics(self.table)
-        self._language = LanguageRouting(self.table, dataplane, models)
-        self._embeddings = EmbeddingRouting(self.table, pooling)
+        self._texts = texts or TextModels()
+        self._language = LanguageRouting(self.table, self._texts, dataplane, models, on_demand)
+        self._embeddings = EmbeddingRouting(self.table, self._texts, pooling)
         self._dataplane = dataplane
         self._pooling = pooling
+        self._on_demand = on_demand
         self.table.on_change(self._wire)
 
     def _is_elsewhere(self, name: str) -> bool:
         """Whether the other APIs have a model of this name that KServe never has."""
-        if self._dataplane.models.holder(name) is not None:
+        if self._dataplane.models.holder(name) is not None or self._texts.by_name.get(name) is not None:
             return True
         return any(name in model.names and not is_offered(model) for model in self._pooling.known_models())
 
@@ -48,3 +50,6 @@ class TrafficService:
         if self.table.names:
             self._dataplane.models.routing = self._language
             self._pooling.routing = self._embeddings
+            self._texts.routing = TextRouting(self._language, self._embeddings)
+            if self._on_demand is not None:
+                self._on_demand.public = self.models

@@ -91,9 +91,7 @@ class UpstreamModel:
         request = self._admitted(exchange, asked, body)
         try:
             async with until(context.deadline, DeadlineExceededError(_LATE)):
-                await self._first_good(
-                    exchange, asked, lambda model: model._answer_itself(exchange, request, asked, shown=self.name)
-                )
+                await self._first_good(exchange, asked, lambda model: model._answer_itself(exchange, request, asked))
         except _OwnModel as own:
             context.pay_tokens(-request.expected_tokens)  # that model does it, too
             return request.renamed(own.name)
@@ -109,7 +107,7 @@ class UpstreamModel:
         request = self._admitted(exchange, "chat", body)
 
         async def begun(model: UpstreamModel) -> ChatAnswer:
-            asked = await model.begin(context, request, "chat", self.name)
+            asked = await model.begin(context, request, "chat", context.record.model)
             bounds = Bounds(model.settings.idle_timeout, pulse or 0)
             answer = ChatAnswer(asked, context, bounds, show_reasoning=chat.show_reasoning)
             try:
@@ -133,10 +131,9 @@ class UpstreamModel:
     def _admitted(self, exchange: Exchange, api: Api, body: bytes) -> UpstreamRequest:
         """Raises PenstockError."""
         context = exchange.context
-        context.principal.require_model(self.name)
+        context.record.model = context.require_model(self.name)
         if api not in self.apis:
             raise self._not_offered(api)
-        context.record.model = self.name
         request = UpstreamRequest(body, api)
         exchange.read_deadline()
         if self._request_timeout is not None and not context.background:
@@ -160,6 +157,7 @@ class UpstreamModel:
                 raise
             first_error = error
         context = exchange.context
+        target = context.record.target
         for name in self.settings.fallbacks:
             if not context.principal.may_use(name):
                 continue
@@ -175,16 +173,16 @@ class UpstreamModel:
             except PenstockError as error:
                 if exchange.started or isinstance(error, _CALLERS_ERRORS):
                     raise
-        context.record.target = ""
+        context.record.target = target
         raise first_error
 
     def _falls_back(self, context: RequestContext, name: str) -> None:
         context.record.target = name
         self.fell_back[name] += 1
 
-    async def _answer_itself(self, exchange: Exchange, request: UpstreamRequest, api: Api, shown: str) -> None:
-        """`shown` is the public name in the answer. Raises PenstockError."""
-        asked = await self.begin(exchange.context, request, api, shown)
+    async def _answer_itself(self, exchange: Exchange, request: UpstreamRequest, api: Api) -> None:
+        """Raises PenstockError."""
+        asked = await self.begin(exchange.context, request, api, exchange.context.record.model)
         bounds = Bounds(self.settings.idle_timeout, self._heartbeat_s)
         try:
             if request.streams:

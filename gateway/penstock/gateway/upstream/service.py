@@ -25,7 +25,7 @@ logger = logging.getLogger("penstock")
 
 _REFUSAL = (
     "The model `{name}` is another server's. It can be asked by chats of every API, /v1/completions and "
-    "/v1/embeddings. Only that server could do this, and it cannot be a target of traffic rules."
+    "/v1/embeddings. Only that server could do this."
 )
 
 

@@ -11,8 +11,9 @@ from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.http.text_models import TextModels
 from penstock.gateway.pooling.models import PoolingModel
-from penstock.gateway.traffic.embeddings import EmbeddingRouting
+from penstock.gateway.traffic.routing import EmbeddingRouting
 from penstock.gateway.traffic.table import TrafficTable
 
 FIRST, SECOND = WeightedTarget("embedder"), WeightedTarget("second")
@@ -24,7 +25,7 @@ class Server(Setup):
         self.second = FakeSource()
         self.plane.add(served(self.tokenizer, "second", self.second))
         self.table = TrafficTable()
-        self.plane.routing = EmbeddingRouting(self.table, self.plane)
+        self.plane.routing = EmbeddingRouting(self.table, TextModels(), self.plane)
 
     async def ask(self, context: RequestContext) -> PoolingModel:
         model = self.plane.model("public", context)

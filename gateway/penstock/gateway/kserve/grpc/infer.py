@@ -54,7 +54,7 @@ class Inference:
     async def found_model(self, message: Message | KnownRequest, context: RequestContext) -> InferModel:
         """The model that serves the request, which is loaded for it if need be. Raises PenstockError."""
         if self._on_demand is not None:
-            await self._on_demand.use(message.model_name, context)
+            await self._on_demand.use(message.model_name, context, message.model_version)
         model = self.model(message)
         context.principal.require_model(model.name)  # errors of `decode` tell a model's inputs
         return model

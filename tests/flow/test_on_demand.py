@@ -625,7 +625,7 @@ async def test_a_target_that_cannot_be_loaded_gives_its_share_to_the_others(tmp_
     async with serving(tmp_path, "bad good") as stand:
         stand.repository.put("bad", "fail: broken")
         store, public = with_rules(stand, WeightedTarget("bad", weight=1000), WeightedTarget("good"))
-        with pytest.raises(NotReadyError, match="model 'bad' could not be loaded: .*broken"):
+        with pytest.raises(NotReadyError, match="model 'bad' could not be loaded"):
             await ask_public(stand, store)
         assert await ask_public(stand, store) == "good"
         assert "broken" in public.unavailable["bad"]

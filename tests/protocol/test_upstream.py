@@ -85,6 +85,7 @@ def _settings(folder: Path, inner: Server, bad: BadServer, silent: BadServer, ot
         {"name": "falls-back", "url": bad.url, "model": "500", "fallbacks": ["down", "own-llm"], **QUIET},
         {"name": "falls-to-other", "url": bad.url, "model": "503-busy", "fallbacks": ["missing", "good"], **QUIET},
         {"name": "hedged", "url": [silent.url, other.url], "hedge_after": 0.1, **QUIET},
+        {"name": "good-too", "url": bad.url, "model": "good", **QUIET},
         {"name": "chats-only", "url": bad.url, "model": "good", "apis": ["chat"], **QUIET},
         {"name": "narrow", "url": bad.url, "model": "slow", "max_in_flight": 1, **QUIET},
         {"name": "ejected", "url": bad.url, "model": "500", **QUIET, "eject_after": 2, "eject_seconds": 600},
@@ -632,3 +633,37 @@ def test_a_target_without_the_request_s_api_gets_none_of_its_requests(fleet: Fle
     )
     assert (found.status_code, found.json()["model"]) == (200, "public-vectors")
     assert found.headers["x-penstock-target"] == "vectors"
+
+
+@pytest.mark.parametrize(
+    ("target", "shadow", "result"),
+    [
+        ("good", "good-too", "equal"),
+        ("good", "own-llm", "different"),
+        ("own-llm", "good", "different"),
+        ("good", "500", "failed"),
+        ("own-llm", "down", "dropped"),
+    ],
+)
+def test_shadows_of_and_on_other_servers(fleet: Fleet, target: str, shadow: str, result: str) -> None:
+    put_rule(fleet, "public-shadow", target, shadow={"model": shadow})
+    for fields in ({"temperature": 0}, {"temperature": 0, "stream": True}, {"seed": 1}):
+        assert ask(fleet, "public-shadow", max_tokens=5, **fields).status_code == 200
+    if target == "good":
+        body = {"model": "public-shadow", "messages": MESSAGES, "max_tokens": 5, "temperature": 0}
+        assert HTTP.post(fleet.front.url + "/v1/messages", json=body, headers=ADMIN).status_code == 200
+    count = 4 if target == "good" else 3
+    wait_until(lambda: sum(rule_state(fleet, "public-shadow")["shadow"]["results"].values()) == count)
+    assert rule_state(fleet, "public-shadow")["shadow"] == {"in_flight": 0, "results": {result: count}}
+    assert [each["accepted"] for each in rule_state(fleet, "public-shadow")["targets"]] == [count]
+    assert HTTP.delete(f"{fleet.front.url}/traffic/public-shadow", headers=ADMIN).status_code == 200
+
+
+def test_shadows_that_cannot_be_compared(fleet: Fleet) -> None:
+    put_rule(fleet, "public-shadow", "own-llm", shadow={"model": "good"})
+    assert ask(fleet, "public-shadow", max_tokens=5).status_code == 200
+    body = {"model": "public-shadow", "messages": MESSAGES, "max_tokens": 5}
+    assert HTTP.post(fleet.front.url + "/v1/messages", json=body, headers=ADMIN).status_code == 200
+    wait_until(lambda: not rule_state(fleet, "public-shadow")["shadow"]["in_flight"])
+    assert rule_state(fleet, "public-shadow")["shadow"]["results"] == {"skipped": 1, "uncompared": 1}
+    assert HTTP.delete(f"{fleet.front.url}/traffic/public-shadow", headers=ADMIN).status_code == 200

@@ -94,6 +94,12 @@ class RoutedName(Protocol):
         """The public one."""
         ...
 
+    @property
+    def listener(self) -> Callable[[], Callable[[int, str], None] | None]:
+        """Gives what is to be called with each choice's number and text as an answer comes, which begins then; None:
+        nobody compares it."""
+        ...
+
 
 def new_request_id() -> str:
     return f"{_PROCESS_ID}{next(_numbers):012x}"

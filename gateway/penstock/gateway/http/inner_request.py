@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from penstock.engines.errors import PenstockError
-from penstock.gateway.front.context import Principal
+from penstock.gateway.front.context import Principal, RoutedName
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
@@ -36,9 +36,10 @@ async def ask_in_background(
     principal: Principal,
     settings: AppSettings,
     error_form: ErrorForm = OPENAI_ERRORS,
+    routed: RoutedName | None = None,
 ) -> InnerAnswer:
     """POSTs JSON to the endpoint of a route, and awaits the whole answer, an error's too. It has the access log, the
-    metrics and the drain of all requests, and computes in idle steps alone."""
+    metrics and the drain of all requests, and computes in idle steps alone. `routed`: the target of its model's name."""
     sent = False
 
     async def receive() -> Message:
@@ -65,6 +66,7 @@ async def ask_in_background(
     exchange.error_form = error_form
     scope[SCOPE_KEY] = exchange
     context = exchange.context
+    context.routed = routed
     answer = InnerAnswer(context.id)
     context.principal, context.background, context.record.route = principal, True, route
     settings.journal.begin(context)

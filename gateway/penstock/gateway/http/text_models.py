@@ -41,8 +41,9 @@ class TextModel(Protocol):
 class TextRouting(Protocol):
     """Names with traffic rules."""
 
-    def text_model(self, name: str, context: RequestContext, api: str) -> TextModel | None:
-        """The target of this request, where that is a text model. Raises PenstockError."""
+    def text_model(self, name: str, context: RequestContext, api: str, body: bytes | None) -> TextModel | None:
+        """The target of this request, where that is a text model. `body`: the request as `api` has it; None: it came by
+        another one. Raises PenstockError."""
         ...
 
     def text_names(self) -> list[tuple[str, TextModel]]:
@@ -58,10 +59,10 @@ class TextModels:
         self.routing: TextRouting | None = None
         """None while no name has traffic rules."""
 
-    def find(self, name: str, context: RequestContext, api: str) -> TextModel | None:
-        """The text model that gets the request of `context`; None: it is for a model of this server. Raises
-        PenstockError."""
-        routed = None if self.routing is None else self.routing.text_model(name, context, api)
+    def find(self, name: str, context: RequestContext, api: str, body: bytes | None = None) -> TextModel | None:
+        """The text model that gets the request of `context`; None: it is for a model of this server. `body`: as
+        TextRouting has it. Raises PenstockError."""
+        routed = None if self.routing is None else self.routing.text_model(name, context, api, body)
         return routed or self.by_name.get(name)
 
     def listed(self) -> dict[str, TextModel]:
@@ -74,7 +75,7 @@ class TextModels:
         if api is None or not (self.by_name or self.routing):
             return body
         name = _model_name(body)
-        model = None if name is None else self.find(name, exchange.context, api)
+        model = None if name is None else self.find(name, exchange.context, api, body)
         return body if model is None else await model.answer(exchange, api, body)
 
 

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import ClassVar, Generic, NamedTuple, TypeVar, cast
 
+import msgspec
+
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, PenstockError
 from penstock.gateway.configuration.traffic_rules import Target
 from penstock.gateway.front.context import RequestContext
@@ -28,32 +30,11 @@ from penstock.gateway.llm.models import NameHolder
 from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
-from penstock.gateway.traffic.language_call import LanguageCall, begin_shadow
 from penstock.gateway.traffic.shadows import Result
-from penstock.gateway.traffic.table import PublicName, RoutedCall, TrafficTable
+from penstock.gateway.traffic.table import Choice, PublicName, RoutedCall, TrafficTable, choice_in
+from penstock.gateway.traffic.text_shadows import AskInside, LanguageCall, begin_shadow, begin_text_shadow
 
 _M = TypeVar("_M")
-
-
-class Choice:
-    """What a request's public name has led to. Stays with the request: its prompt is made for this target."""
-
-    def __init__(self, public: PublicName, target: Target) -> None:
-        self.public = public
-        self.target = target
-        self.chat: tuple[ChatValues, bool] | None = None
-        """What the prompt was rendered from, and whether it may be cut."""
-
-    @property
-    def name(self) -> str:
-        return self.public.rule.name
-
-
-def choice_in(context: RequestContext) -> Choice:
-    choice = context.routed
-    if not isinstance(choice, Choice):
-        raise TypeError("the request has not been given to a target")
-    return choice
 
 
 class Available(NamedTuple, Generic[_M]):
@@ -72,6 +53,8 @@ class Routing(ABC, Generic[_M]):
     def __init__(self, table: TrafficTable, texts: TextModels) -> None:
         self._table = table
         self._texts = texts
+        self.ask_inside: AskInside | None = None
+        """For shadows of requests that another server answers, or is to answer as well; None: they have none."""
 
     @abstractmethod
     def resolve(self, target: Target) -> _M:
@@ -131,13 +114,17 @@ class Routing(ABC, Generic[_M]):
         context.record.model, context.record.target = name, chosen
         return choice
 
-    def text_model(self, name: str, context: RequestContext, api: str) -> TextModel | None:
-        """As TextRouting has it. Nothing is chosen yet where no target is another server's."""
-        if not any(map(self.upstream, self._table.names[name].rule.targets)):
+    def text_model(self, name: str, context: RequestContext, api: str, body: bytes | None) -> TextModel | None:
+        """As TextRouting has it. Nothing is chosen yet where no model of another server is concerned."""
+        rule = self._table.names[name].rule
+        concerned = rule.targets if rule.shadow is None else (*rule.targets, rule.shadow)
+        if not any(map(self.upstream, concerned)):
             return None
         choice = self.choose(name, context, api)
+        if body is not None and choice.public.shadows is not None:
+            choice.body = api, body
         model = self.upstream(choice.target)
-        return None if model is None else RoutedText(self._table, choice, model)
+        return None if model is None else RoutedText(self._table, choice, model, self.ask_inside)
 
 
 class LanguageRouting(Routing[NameHolder]):
@@ -225,10 +212,14 @@ class LanguageRouting(Routing[NameHolder]):
 
     def accepted(self, request: GenerateRequest) -> LanguageCall:
         choice = choice_in(request.context)
+        call = choice.call(self._table)
+        rule = choice.public.rule.shadow
+        if choice.is_shadow or rule is None:
+            return LanguageCall(call)
+        if self.upstream(rule) is not None:
+            return LanguageCall(call, *begin_text_shadow(choice, request.context, self.ask_inside))
         tokenizer = self.resolve(choice.target).model.tokenizer
-        call = RoutedCall(self._table, choice.public, choice.target.id)
-        shadow = begin_shadow(self._dataplane, self._shadow, choice.public, request, choice.chat)
-        return LanguageCall(call, shadow, tokenizer)
+        return LanguageCall(call, *begin_shadow(self._dataplane, self._shadow, choice, request, tokenizer))
 
     async def _shadow(self, target: Target, context: RequestContext) -> NameHolder:
         """Which is loaded first if need be. Raises PenstockError."""
@@ -284,17 +275,18 @@ class EmbeddingRouting(Routing[PoolingModel]):
         shadows = choice.public.shadows
         if shadows is not None and shadows.wants(choice.public.key(context)):
             shadows.results[Result.SKIPPED] += 1
-        return RoutedCall(self._table, choice.public, choice.target.id)
+        return choice.call(self._table)
 
 
 class RoutedText:
     """A model of another server as the target of a request. Implements TextModel and OtherModel."""
 
-    def __init__(self, table: TrafficTable, choice: Choice, model: TextModel) -> None:
+    def __init__(self, table: TrafficTable, choice: Choice, model: TextModel, ask_inside: AskInside | None) -> None:
         self.apis, self.created, self.root, self.owner = model.apis, model.created, model.root, model.owner
         self._table = table
         self._choice = choice
         self._model = model
+        self._ask_inside = ask_inside
 
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
         with self._counted(exchange.context) as call:
@@ -309,6 +301,8 @@ class RoutedText:
     ) -> AsyncIterator[OtherAnswer | str]:
         """As OtherModel has it."""
         model = cast("OtherModel", self._model)
+        if self._choice.public.shadows is not None:
+            self._choice.body = "chat", msgspec.json.encode({**chat.fields, "model": self._choice.name})
         with self._counted(exchange.context) as call:
             async with model.chat(exchange, chat, pulse=pulse) as answer:
                 if isinstance(answer, str):
@@ -316,23 +310,23 @@ class RoutedText:
                 yield answer
 
     @contextmanager
-    def _counted(self, context: RequestContext) -> Iterator[RoutedCall]:
-        target = self._choice.target.id
-        call = RoutedCall(self._table, self._choice.public, target)
-        began = time.monotonic()
+    def _counted(self, context: RequestContext) -> Iterator[LanguageCall]:
+        choice, began = self._choice, time.monotonic()
+        call = LanguageCall(choice.call(self._table), *begin_text_shadow(choice, context, self._ask_inside))
+        choice.listener = call.listener
         try:
             yield call
         except BaseException as error:
             call.end(outcome_of(error))
             raise
-        if context.record.target == target:
+        if choice.is_shadow or context.record.target == choice.target.id:
             first = context.record.first_token_at
             call.responded(None if first is None else first - began)
             call.end(Outcome.OK)
         call.end(Outcome.SERVER_ERROR)  # one of its fallbacks has answered
 
 
-def _goes_to_own_model(call: RoutedCall, context: RequestContext) -> None:
+def _goes_to_own_model(call: LanguageCall, context: RequestContext) -> None:
     """The fallback answers under its own name, and counts there."""
     call.end(Outcome.SERVER_ERROR)
     context.routed = None
@@ -345,11 +339,12 @@ class TextRouting:
         self._language = language
         self._embeddings = embeddings
 
-    def text_model(self, name: str, context: RequestContext, api: str) -> TextModel | None:
+    def text_model(self, name: str, context: RequestContext, api: str, body: bytes | None) -> TextModel | None:
         if not self._language.has(name):
             return None
-        side = self._embeddings if api == "embeddings" else self._language
-        return side.text_model(name, context, api)
+        if api == "embeddings":
+            return self._embeddings.text_model(name, context, api, None)
+        return self._language.text_model(name, context, api, body)
 
     def text_names(self) -> list[tuple[str, TextModel]]:
         return [(name, first.upstream) for name, first in self._language.described() if first.upstream is not None]

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from starlette.types import ASGIApp
 
 from penstock.gateway.configuration.traffic_rules import TrafficRule
+from penstock.gateway.front.context import Principal
+from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.http.inner_request import InnerAnswer, ask_in_background
+from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.text_models import TextModels
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.dataplane import DataPlane
@@ -14,7 +21,9 @@ from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.traffic.metrics import TrafficMetrics
 from penstock.gateway.traffic.routing import EmbeddingRouting, LanguageRouting, TextRouting
 from penstock.gateway.traffic.store import TrafficStore
-from penstock.gateway.traffic.table import TrafficTable
+from penstock.gateway.traffic.table import Choice, TrafficTable
+
+_ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 class TrafficService:
@@ -38,6 +47,18 @@ class TrafficService:
         self._pooling = pooling
         self._on_demand = on_demand
         self.table.on_change(self._wire)
+
+    def answer_by(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> None:
+        """By these, which are known by their routes, the server asks shadows what it asks another server."""
+        unnoticed = replace(settings, journal=RequestJournal())
+
+        async def ask(api: str, body: bytes, choice: Choice, tenant: str) -> InnerAnswer:
+            route = _ROUTES[api]
+            return await ask_in_background(
+                endpoints[route], route, body, Principal(tenant=tenant), unnoticed, routed=choice
+            )
+
+        self._language.ask_inside = ask
 
     def _is_elsewhere(self, name: str) -> bool:
         """Whether the other APIs have a model of this name that KServe never has."""

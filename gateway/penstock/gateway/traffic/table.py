@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from penstock.gateway.configuration.traffic_rules import TrafficRule
+from penstock.gateway.configuration.traffic_rules import Target, TrafficRule
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Outcome
+from penstock.gateway.llm.chat_texts import ChatValues
 from penstock.gateway.traffic.route import Route
 from penstock.gateway.traffic.shadows import Shadows
 
@@ -130,17 +131,49 @@ class TrafficTable:
         logger.log(level, "traffic '%s': %s", name, text)
 
 
+class Choice:
+    """What a request's public name has led to. Stays with the request: its prompt is made for this target."""
+
+    def __init__(self, public: PublicName, target: Target, *, is_shadow: bool = False) -> None:
+        """`is_shadow`: the request is the server's own, and the target is the shadow."""
+        self.public = public
+        self.target = target
+        self.is_shadow = is_shadow
+        self.chat: tuple[ChatValues, bool] | None = None
+        """What the prompt was rendered from, and whether it may be cut."""
+        self.body: tuple[str, bytes] | None = None
+        """The API and the request as it has it, where a shadow may have to be asked the same."""
+        self.listener: Callable[[], Callable[[int, str], None] | None] = lambda: None
+        """As `RoutedName.listener`."""
+
+    @property
+    def name(self) -> str:
+        return self.public.rule.name
+
+    def call(self, table: TrafficTable) -> RoutedCall:
+        """The target has accepted the request."""
+        return RoutedCall(table, self.public, self.target.id, counts=not self.is_shadow)
+
+
+def choice_in(context: RequestContext) -> Choice:
+    choice = context.routed
+    if not isinstance(choice, Choice):
+        raise TypeError("the request has not been given to a target")
+    return choice
+
+
 class RoutedCall:
     """What a target has accepted; it ends once, however often it is told to."""
 
-    def __init__(self, table: TrafficTable, name: PublicName, target: str) -> None:
+    def __init__(self, table: TrafficTable, name: PublicName, target: str, *, counts: bool = True) -> None:
         self._table = table
         self._route = name.route
         self._target = target
         self._began = table.clock()
         self._seconds: float | None = None
-        self._ended = False
-        name.route.accepted(target)
+        self._ended = not counts
+        if counts:
+            name.route.accepted(target)
 
     def responded(self, seconds: float | None = None) -> None:
         """There is a first response, so long after the beginning; None: now. Idempotent."""

@@ -3,6 +3,7 @@ under the public name."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -46,6 +47,7 @@ class _Delta(msgspec.Struct):
 class Choice(msgspec.Struct):
     index: int = 0
     delta: _Delta | None = None
+    message: _Delta | None = None
     text: Any = None
     finish_reason: str | None = None
 
@@ -53,6 +55,12 @@ class Choice(msgspec.Struct):
     def shows(self) -> bool:
         """Whether there is something of the answer in it, rather than a role or an end alone."""
         return bool(self.text) or (self.delta is not None and self.delta.shows)
+
+    @property
+    def shown_text(self) -> str:
+        part = self.delta or self.message
+        text = self.text if part is None else part.content
+        return text if isinstance(text, str) else ""
 
 
 _usage = msgspec.json.Decoder(_Usage)
@@ -63,8 +71,18 @@ _fields = msgspec.json.Decoder(Fields)
 class AnswerReader:
     """Of one answer."""
 
-    def __init__(self, model: str, usage: Usage, redact: Redactor, held: HeldAnswer, *, choices: int) -> None:
-        """`model` is the public name; `usage` is filled in; so many `choices` were asked for."""
+    def __init__(
+        self,
+        model: str,
+        usage: Usage,
+        redact: Redactor,
+        held: HeldAnswer,
+        *,
+        choices: int,
+        listener: Callable[[int, str], None] | None = None,
+    ) -> None:
+        """`model` is the public name; `usage` is filled in; so many `choices` were asked for. `listener` is called with
+        each choice's number and text."""
         self.model = model
         self.usage = usage
         self.held = held
@@ -73,6 +91,7 @@ class AnswerReader:
         """Whether the other server has said it."""
         self._shown_model = msgspec.Raw(msgspec.json.encode(model))
         self._redact = redact
+        self._listener = listener
         self._kept = 0
 
     def hold(self, size: int) -> None:
@@ -108,6 +127,9 @@ class AnswerReader:
             choices = None
         if choices is None or not all(0 <= choice.index < _MAX_CHOICES for choice in choices):
             raise broken_answer(self.model, "its choices cannot be read")
+        if self._listener is not None:
+            for choice in choices:
+                self._listener(choice.index, choice.shown_text)
         return choices
 
     def read_usage(self, raw: msgspec.Raw) -> None:

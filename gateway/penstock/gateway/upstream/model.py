@@ -214,7 +214,8 @@ class UpstreamModel:
                 context.record.usage = None
             raise
         held = HeldAnswer(self._held)
-        reader = AnswerReader(shown, usage, question.redact, held, choices=request.choices)
+        listener = None if context.routed is None else context.routed.listener()
+        reader = AnswerReader(shown, usage, question.redact, held, choices=request.choices, listener=listener)
         return Asked(answer, reader, self.calls, self.tokens)
 
 

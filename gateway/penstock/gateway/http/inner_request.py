@@ -39,7 +39,7 @@ async def ask_in_background(
     routed: RoutedName | None = None,
 ) -> InnerAnswer:
     """POSTs JSON to the endpoint of a route, and awaits the whole answer, an error's too. It has the access log, the
-    metrics and the drain of all requests, and computes in idle steps alone. `routed`: the target of its model's name."""
+    metrics and the drain of all requests, and computes in idle steps alone. `routed`: the target of its model."""
     sent = False
 
     async def receive() -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.engines.replicas.settings import RoutingPolicy
 from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings, base_url
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.upstream.api_key import ApiKey
@@ -22,6 +23,7 @@ class Asking:
         self._key = key
         self._model = settings.model or settings.name
         self._always = [("user-agent", user_agent), *settings.headers.items()]
+        self._caches_matter = len(settings.urls) > 1 and settings.routing is RoutingPolicy.PREFIX
         self._secrets = [*settings.headers.values(), *(base_url(url).authority for url in settings.urls)]
 
     def question(self, context: RequestContext, request: UpstreamRequest, api: Api) -> Question:
@@ -42,6 +44,8 @@ class Asking:
             body=request.written(self._model),
             streams=request.streams,
             seconds=settings.first_token_timeout if request.streams else settings.answer_timeout,
+            prefix=request.prefix() if self._caches_matter else (),
+            session=f"{context.tenant} {request.session}" if request.session else "",
             redact=Redactor([authorization.removeprefix(_BEARER), *self._secrets]),
             own_key=not settings.client_key,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.engines.errors import AuthenticationError
@@ -35,6 +36,9 @@ class Question:
     seconds: float
     """Until the first byte."""
     redact: Redactor
+    prefix: Sequence[int] = ()
+    """About as many numbers as the prompt has tokens; equal where prompts are."""
+    session: str = ""
     own_key: bool = True
     """All requests show the server the same key: what it says of that key holds for all of them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +15,9 @@ _OURS = frozenset({"metadata", "priority", "service_tier", "store", "cache_salt"
 """Fields by which a client speaks to this server: about its storage, its queues, its cache."""
 _MAX_CHOICES = 128
 _MOST_EXPECTED = 1 << 20
+_PROMPT = ("tools", "messages", "prompt")
+"""In the order in which templates render them."""
+_MAX_SESSION = 128
 BYTES_OF_TOKEN = 4
 """About: for what a request takes off its key's limits until its answer says how much it was."""
 
@@ -31,6 +35,9 @@ class _Read(msgspec.Struct):
     max_tokens: float | None = None
     max_completion_tokens: float | None = None
     store: bool | None = None
+    prompt_cache_key: Any = None
+    safety_identifier: Any = None
+    user: Any = None
     prompt: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -49,8 +56,16 @@ class UpstreamRequest:
         self.shows_usage = read.stream_options is not None and bool(read.stream_options.include_usage)
         self.choices = int(read.n or 1) * (_prompts(read.prompt) if api == "completions" else 1)
         asked = (read.max_completion_tokens or read.max_tokens or 0) * (read.n or 1)
+        names = (read.prompt_cache_key, read.safety_identifier, read.user)
+        self.session = next((name for name in names if name and isinstance(name, str)), "")[:_MAX_SESSION]
+        """The caller's name for requests that belong together, as this server's own models read it."""
         self.prompt_estimate = len(body) // BYTES_OF_TOKEN
         self.expected_tokens = self.prompt_estimate + round(min(max(0.0, asked), _MOST_EXPECTED))
+
+    def prefix(self) -> Sequence[int]:
+        """The parts that prompts begin with, as numbers of `BYTES_OF_TOKEN` bytes each."""
+        text = b"".join(bytes(self._fields[name]) for name in _PROMPT if name in self._fields)
+        return memoryview(text)[: len(text) // BYTES_OF_TOKEN * BYTES_OF_TOKEN].cast("I")
 
     def written(self, model: str) -> bytes:
         """For another server, which calls the model so. A stream is asked for its usage in any case."""

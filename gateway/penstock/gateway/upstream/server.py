@@ -24,6 +24,8 @@ class UpstreamServer:
         self.pool = ConnectionPool(self.url, tls if self.url.secure else None, settings.connect_timeout)
         self.health = ServerHealth(settings.eject_after, settings.eject_seconds)
         self.in_flight = 0
+        self.waiting_tokens = 0
+        """About so many tokens of prompts, of requests without a first byte, are not in its cache."""
         self.trials = 0
         """Attempts that began while it was ejected, until their first byte."""
         self.ended: Counter[str] = Counter()
@@ -42,12 +44,6 @@ class UpstreamServer:
         if method == "POST":
             lines += ["content-type: application/json", f"content-length: {len(body)}"]
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
-
-
-def least_busy(servers: Iterable[UpstreamServer], now: float) -> UpstreamServer | None:
-    """Of those that take requests; the first of equals, so the caller turns the order."""
-    there = [server for server in servers if server.takes_requests(now)]
-    return min(there, key=lambda server: server.in_flight, default=None)
 
 
 async def probe(server: UpstreamServer, path: str, headers: Headers, seconds: float) -> bool:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.engines.replicas.settings import RoutingPolicy
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 from penstock.gateway.errors import UpstreamError, UpstreamRateLimitedError, UpstreamUnavailableError
 from penstock.gateway.upstream.attempts import OpenAnswer, Question
 from penstock.gateway.upstream.failures import AttemptFailed, Redactor
 from penstock.gateway.upstream.fleet import Fleet
+from penstock.gateway.upstream.request_body import UpstreamRequest
 from penstock.gateway.upstream.server import UpstreamServer
 
 QUESTION = Question("m", "chat/completions", [], b"{}", True, 1.0, Redactor(()))
@@ -79,6 +83,39 @@ async def test_equals_take_turns_and_the_least_busy_is_first(story: Story) -> No
     answers[0].end("200")
     free = answers[0].server
     assert (await servers.ask(QUESTION)).server is free
+
+
+def prompt(text: str, session: str = "") -> Question:
+    """Of a chat with these words, each of them a block of its own."""
+    body = msgspec.json.encode({"messages": [{"role": "user", "content": "".join(each * 256 for each in text)}]})
+    return replace(QUESTION, prefix=UpstreamRequest(body, "chat").prefix(), session=session)
+
+
+async def test_what_a_server_has_cached_draws_requests_until_it_has_too_many(story: Story) -> None:
+    servers = fleet("a", "b", "c")
+    (await servers.ask(prompt("kept" * 8))).end("200")
+    (await servers.ask(prompt("else" * 8))).end("200")
+    first, second = story.attempts
+    for text in ("kept" * 8 + "more", "kept" * 8 + "again"):
+        (await servers.ask(prompt(text))).end("200")
+    assert story.attempts == [first, second, first, first]
+    busy = [await servers.ask(prompt("kept" * 8)) for _ in range(200)]
+    assert {answer.server.url.host for answer in busy} == {"a", "b", "c"}
+
+
+async def test_a_session_stays_where_it_was(story: Story) -> None:
+    servers = fleet("a", "b", "c")
+    for session in ("", "s", "", "s", "", "s"):
+        (await servers.ask(prompt("x", session))).end("200")
+    assert len(set(story.attempts[1::2])) == 1
+
+
+@pytest.mark.parametrize("routing", ["round-robin", "least-loaded"])
+async def test_other_ways_to_choose_do_not_look_at_prompts(story: Story, routing: str) -> None:
+    servers = fleet("a", "b", routing=RoutingPolicy(routing))
+    for _ in range(4):
+        (await servers.ask(prompt("kept" * 8, "s"))).end("200")
+    assert Counter(story.attempts) == {"a": 2, "b": 2}
 
 
 async def test_a_failure_is_tried_again_elsewhere_and_so_often(story: Story) -> None:

@@ -17,6 +17,8 @@ _MAX_CHOICES = 128
 _MOST_EXPECTED = 1 << 20
 _PROMPT = ("tools", "messages", "prompt")
 """In the order in which templates render them."""
+_MOST_PREFIX = 64 << 10
+"""Bytes that are hashed: a few milliseconds."""
 _MAX_SESSION = 128
 BYTES_OF_TOKEN = 4
 """About: for what a request takes off its key's limits until its answer says how much it was."""
@@ -63,9 +65,9 @@ class UpstreamRequest:
         self.expected_tokens = self.prompt_estimate + round(min(max(0.0, asked), _MOST_EXPECTED))
 
     def prefix(self) -> Sequence[int]:
-        """The parts that prompts begin with, as numbers of `BYTES_OF_TOKEN` bytes each."""
+        """The parts that prompts begin with, as numbers of `BYTES_OF_TOKEN` bytes each; of a long one the beginning."""
         text = b"".join(bytes(self._fields[name]) for name in _PROMPT if name in self._fields)
-        return memoryview(text)[: len(text) // BYTES_OF_TOKEN * BYTES_OF_TOKEN].cast("I")
+        return memoryview(text)[: min(len(text), _MOST_PREFIX) // BYTES_OF_TOKEN * BYTES_OF_TOKEN].cast("I")
 
     def written(self, model: str) -> bytes:
         """For another server, which calls the model so. A stream is asked for its usage in any case."""

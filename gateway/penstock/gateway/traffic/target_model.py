@@ -21,8 +21,7 @@ from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.record import Outcome, outcome_of
 from penstock.gateway.kserve.store import ServedByOthers
 from penstock.gateway.pooling.kserve_model import VectorModel
-from penstock.gateway.traffic.comparing import same_tensors
-from penstock.gateway.traffic.shadows import Result, Shadow, Shadows
+from penstock.gateway.traffic.shadows import Result, Shadow, Shadows, same_tensors
 from penstock.gateway.traffic.table import PublicName, RoutedCall, TrafficTable
 
 _LARGE = 1 << 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.gateway.traffic.pins import SequencePins
+from penstock.gateway.traffic.route import SequencePins
 
 
 def test_a_pin_ends_when_its_sequence_has_been_idle() -> None:

@@ -27,8 +27,8 @@ from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, RequestContext, Role
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.memory.demand import Demand, MemoryNeeds
+from penstock.gateway.on_demand.loads import OnDemandSettings
 from penstock.gateway.on_demand.on_demand import OnDemand
-from penstock.gateway.on_demand.settings import OnDemandSettings
 from penstock.gateway.repository.classic_loader import ClassicLoaders
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings

@@ -28,8 +28,8 @@ from penstock.gateway.llm.models import LoadedModel, find_model, is_hub_id
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.gpu import GpuMetrics
+from penstock.gateway.on_demand.loads import OnDemandSettings
 from penstock.gateway.on_demand.on_demand import OnDemand
-from penstock.gateway.on_demand.settings import OnDemandSettings
 from penstock.gateway.pooling.kserve_model import unloaded_config
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.repository.cache_config import build_cache

@@ -1,4 +1,4 @@
-"""Loads models when requests ask for them, and unloads others to make room.
+"""Loading on demand: models are loaded when requests ask for them, and others unloaded to make room.
 
 A load uses its model, and then each request that waited for it, without a gap, until the request's end: what is in use
 stays. `residents.py` says what may be unloaded. If that is not enough, models that have had their time take no new
@@ -29,10 +29,8 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.front.context import Principal, RequestContext, Role, deadline_exceeded
 from penstock.gateway.on_demand.counts import Counts
-from penstock.gateway.on_demand.failures import Failures
-from penstock.gateway.on_demand.loads import Loads
-from penstock.gateway.on_demand.residents import Residents, choose
-from penstock.gateway.on_demand.settings import OnDemandSettings
+from penstock.gateway.on_demand.loads import Loads, OnDemandSettings
+from penstock.gateway.on_demand.residents import Failures, Residents, choose
 
 logger = logging.getLogger("penstock")
 

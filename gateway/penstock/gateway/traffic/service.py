@@ -1,4 +1,4 @@
-"""Public names, wired to the places where names become models."""
+"""The public names of a server, wired to the places where names become models, and their metrics."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Requests that are also sent to a model whose answer nobody gets. Nobody waits for them: each is a task of its own,
-bounded in number and time, and its errors are only counted."""
+"""Shadows: requests that are also sent to a model whose answer is only compared. Nobody waits for them: each is a task
+of its own, bounded in number and time, and its errors are only counted."""
 
 from __future__ import annotations
 

@@ -11,8 +11,34 @@ from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 from penstock.gateway.errors import UpstreamUnavailableError
 from penstock.gateway.upstream.attempts import OpenAnswer, Question, attempt
 from penstock.gateway.upstream.failures import AttemptFailed
-from penstock.gateway.upstream.retry_budget import RetryBudget
 from penstock.gateway.upstream.server import UpstreamServer
+
+# How many requests may be tried again: a part of all, so that retries cannot multiply the load of a server in
+# trouble.
+
+_MOST = 10.0
+"""What may be saved up. It is there at the beginning, too: the first failure of a quiet server may be tried again."""
+
+
+class RetryBudget:
+    """Plain data, without a clock."""
+
+    def __init__(self, ratio: float) -> None:
+        """`ratio`: retries for each request; 0: none ever."""
+        self._ratio = ratio
+        self._left = _MOST if ratio else 0.0
+
+    def asked(self) -> None:
+        """There is a new request."""
+        self._left = min(_MOST, self._left + self._ratio)
+
+    def take(self) -> bool:
+        """Whether a request may be tried again now; then it counts."""
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
 
 _FIRST_PAUSE = 0.1
 _MOST_PAUSE = 5.0

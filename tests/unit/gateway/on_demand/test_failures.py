@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.gateway.on_demand.failures import FIRST_PAUSE, LONGEST_PAUSE, Failures
+from penstock.gateway.on_demand.residents import FIRST_PAUSE, LONGEST_PAUSE, Failures
 
 
 def test_the_pause_doubles_until_the_model_is_loaded() -> None:

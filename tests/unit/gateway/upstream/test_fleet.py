@@ -17,7 +17,7 @@ from penstock.gateway.errors import UpstreamError, UpstreamRateLimitedError, Ups
 from penstock.gateway.upstream.attempts import OpenAnswer, Question
 from penstock.gateway.upstream.failures import AttemptFailed, Redactor
 from penstock.gateway.upstream.fleet import Fleet
-from penstock.gateway.upstream.request_body import UpstreamRequest
+from penstock.gateway.upstream.requests import UpstreamRequest
 from penstock.gateway.upstream.server import UpstreamServer
 
 QUESTION = Question("m", "chat/completions", [], b"{}", True, 1.0, Redactor(()))

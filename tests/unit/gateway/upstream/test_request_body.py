@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.upstream.request_body import UpstreamRequest
+from penstock.gateway.upstream.requests import UpstreamRequest
 
 
 def request(api: Any, **fields: object) -> UpstreamRequest:

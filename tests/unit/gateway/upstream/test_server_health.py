@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.gateway.upstream.retry_budget import RetryBudget
-from penstock.gateway.upstream.server_health import ServerHealth
+from penstock.gateway.upstream.fleet import RetryBudget
+from penstock.gateway.upstream.server import ServerHealth
 
 EJECT_AFTER, SECONDS = 3, 5.0
 

@@ -32,13 +32,11 @@ from penstock.gateway.on_demand.loads import OnDemandSettings
 from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.pooling.kserve_model import unloaded_config
 from penstock.gateway.pooling.plane import PoolingPlane
-from penstock.gateway.repository.cache_config import build_cache
 from penstock.gateway.repository.checking import RepositoryCheck, Verdict
 from penstock.gateway.repository.classic_loader import ClassicLoaders
+from penstock.gateway.repository.loading import Loader, Loaders
 from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.planning import Loader, Loaders
-from penstock.gateway.repository.rate_limits import build_rate_limiter
-from penstock.gateway.repository.settings import RepositorySettings
+from penstock.gateway.repository.settings import RepositorySettings, build_cache, build_rate_limiter
 from penstock.gateway.repository.storage import Repository
 from penstock.gateway.upstream.other_servers import UPSTREAM_BACKEND, OtherServers
 

@@ -20,7 +20,7 @@ from penstock.classic.registry import backend_names, find_backend
 from penstock.engines.host.memory import taken_memory
 from penstock.gateway.memory.budget import MemoryBudget, Reservation
 from penstock.gateway.memory.classic_need import classic_need
-from penstock.gateway.repository.planning import Loader
+from penstock.gateway.repository.loading import Loader
 
 logger = logging.getLogger("penstock")
 

@@ -1,4 +1,4 @@
-"""What the models may ask of the server."""
+"""The server as its models see it."""
 
 from __future__ import annotations
 

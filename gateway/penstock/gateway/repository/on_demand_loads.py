@@ -13,7 +13,7 @@ from penstock.classic.classic_model import ClassicModel
 from penstock.engines.errors import EngineError, PenstockError
 from penstock.gateway.repository.catalogue import Catalogue
 from penstock.gateway.repository.config_file import read_config
-from penstock.gateway.repository.load_slots import LoadSlots
+from penstock.gateway.repository.loading import LoadSlots
 from penstock.gateway.repository.models import Deployment
 from penstock.gateway.repository.settings import RepositorySettings
 

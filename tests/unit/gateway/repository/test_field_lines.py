@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.classic.model_config import ModelConfig
-from penstock.gateway.repository.field_lines import field_lines
-from penstock.gateway.repository.supported import set_paths
+from penstock.gateway.repository.config_fields import field_lines, set_paths
 
 TEXT = """name: "a" # backend: {
 backend: "python"

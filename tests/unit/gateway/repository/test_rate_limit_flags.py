@@ -14,7 +14,7 @@ from penstock.classic.rate_limiter import GLOBAL, Resource, Seat
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.repository.classic_loader import ClassicLoaders
-from penstock.gateway.repository.rate_limits import build_rate_limiter
+from penstock.gateway.repository.settings import build_rate_limiter
 
 FLAGS = ("R1:10", "R2:5:0", "R2:8:1", "R3:2")
 """Those of Triton's guide: R3 is global in a model."""

@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelVersionPolicy
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.repository.versions import select_versions
+from penstock.gateway.repository.layout import select_versions
 
 
 def policy(text: str) -> ModelVersionPolicy:

@@ -127,7 +127,7 @@ class Driver:
         """Requests wait for a grammar, or for blocks from files."""
         if not isinstance(self.core, EngineCore):
             return False
-        return self.core.grammars.next_look is not None or self.core.scheduler.prefetches.next_look is not None
+        return any(work.next_look is not None for work in self.core.side_work)
 
     @property
     def has_work(self) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.gateway.http2 import frames
+from penstock.gateway.http2.bounds import Http2Limits
 from penstock.gateway.http2.connection import Http2Connection
-from penstock.gateway.http2.events import Event
 from penstock.gateway.http2.frames import FrameType
-from penstock.gateway.http2.hpack_encoder import encode_fields
-from penstock.gateway.http2.limits import Http2Limits
+from penstock.gateway.http2.heads import Event
+from penstock.gateway.http2.hpack import encode_fields
 
 REQUEST = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a"), (b":authority", b"x"))
 END = frames.END_STREAM

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import helpers_tokenizers
-from penstock.engines.encoder.sentence_files import SentenceRecipe
+from penstock.engines.encoder.model_folder import SentenceRecipe
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.pooling.heads import Head, read_head

@@ -24,7 +24,7 @@ from penstock.engines.contract.messages import (
 )
 from penstock.engines.kit.sampling import processors
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.drafts import PromptLookup
+from penstock.engines.scheduler.guessers import PromptLookup
 
 BLOCK = 32
 
@@ -311,7 +311,7 @@ def test_guesses_change_nothing(candidate, monkeypatch, depth, sampling):
             wrong = done % 3  # so many right ones, then one that is not
             return [max(token - 1, 1 - token) if index == wrong else token for index, token in enumerate(right)]
 
-    monkeypatch.setattr("penstock.engines.scheduler.admission.PromptLookup", Guesses)
+    monkeypatch.setattr("penstock.engines.scheduler.speculation.PromptLookup", Guesses)
     driver = driver_of(candidate, speculative="ngram", **limits)
     again = [driver.add(tokens, 60, **sampling)[0] for tokens in prompts]
     driver.run()

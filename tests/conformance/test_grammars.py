@@ -12,7 +12,7 @@ from helpers_conformance import driver_of, prompt
 from helpers_engine import Driver
 from helpers_models import make_tokenizer
 from penstock.engines.contract.messages import FinishReason, Grammar, Thought, ThoughtBudget
-from penstock.engines.scheduler.budget import StepBudget
+from penstock.engines.scheduler.speculation import Speculation
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -134,7 +134,7 @@ def test_guesses_change_nothing(candidate):
 )
 def test_forced_tokens_that_go_together_change_nothing(candidate, params, monkeypatch):
     candidate.needs("our scheduler", *(["logprobs"] if "logprobs" in params else []))
-    monkeypatch.setattr(StepBudget, "_jump_pays", lambda *_: True)
+    monkeypatch.setattr(Speculation, "_jump_pays", lambda *_: True)
     found = []
     for jump_ahead in (False, True):
         driver = driver_of(candidate, jump_ahead=jump_ahead)

@@ -11,7 +11,7 @@ import yaml
 from deploy.places import DEPLOY, KUBERNETES, ROOT
 
 _NAME = re.compile(r"\b(?:penstock|nv|process)_\w+")
-_GPU = ROOT / "gateway/penstock/gateway/metrics/gpu.py"
+_GPU = ROOT / "gateway/penstock/gateway/metrics/machine.py"
 
 
 def dashboard_queries() -> Iterator[tuple[str, str]]:

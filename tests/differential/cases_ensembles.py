@@ -113,6 +113,7 @@ CASES = [
     Case("ensemble: counts of a nested one", counted("ensemble", nested)),
     infer("ensemble: infer, decoupled", {"inputs": [tensor("N", [1], datatype="INT32")]}, model("ensemble_stream")),
     infer("ensemble: an error of a step", {"inputs": [text("CODE", "NOT_FOUND", (1, 1))]}, model("ensemble_errors")),
+    infer("ensemble: an input as output", {"inputs": BOTH, "outputs": outputs("SUM", "A")}, model("ensemble_pass")),
     Case("ensemble: over gRPC", lambda peer: call(peer, "ModelInfer", infer_request("ensemble", *PAIR, id="3"))),
     Case("ensemble: stream, not decoupled", lambda peer: stream(peer, [infer_request("ensemble", *PAIR, id="1")])),
     streamed("no response", number("N", 0)),

@@ -20,7 +20,7 @@ from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams, StepRecord
 from penstock.engines.door.attached import AttachedEngine
 from penstock.engines.door.keys import new_key
-from penstock.engines.door.spec import DoorAddress, DoorSpec, ModelDigests
+from penstock.engines.door.spec import DoorAddress, DoorSpec
 from penstock.engines.errors import (
     EngineError,
     NotReadyError,
@@ -28,6 +28,7 @@ from penstock.engines.errors import (
     PermissionDeniedError,
     QueueFullError,
 )
+from penstock.engines.host.content_digest import ModelDigests
 from penstock.engines.process.client import ProcessEngine
 from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
 from penstock.engines.registry import EngineSpec

@@ -361,6 +361,32 @@ async def test_a_lost_instance_fails_what_waits_for_it() -> None:
         check_books(model, 1)
 
 
+async def test_a_thread_waits_for_a_reader_that_paces_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MAX_UNREAD_RESPONSES", 40)
+    monkeypatch.setattr(streams, "AHEAD_RESPONSES", 10)
+    async with served(model_config(ECHO, DECOUPLED), repeat) as model:
+        stream = model.stream(echo_request(500))
+        assert isinstance(stream, streams.Stream)
+        stream.pace()
+        await until(lambda: stream._room is not None)
+        assert values([response async for response in stream]) == [*range(500)]
+        check_books(model, 1)
+
+
+async def test_a_model_goes_on_when_its_reader_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It might wait for itself: an ensemble whose next step is the same model."""
+    monkeypatch.setattr(streams, "MAX_UNREAD_RESPONSES", 40)
+    monkeypatch.setattr(streams, "AHEAD_RESPONSES", 10)
+    monkeypatch.setattr(streams, "_PATIENCE", 0.01)
+    async with served(model_config(ECHO, DECOUPLED), repeat) as model:
+        stream = model.stream(echo_request(500))
+        assert isinstance(stream, streams.Stream)
+        stream.pace()
+        await until(lambda: model.statistics.pending == 0 and stream._ended)
+        [response] = [response async for response in stream]
+        assert isinstance(response.error, OverloadedError)
+
+
 async def test_a_stop_that_is_given_up_unloads_an_instance_that_hangs() -> None:
     async def hang(batch: Batch) -> None:
         await asyncio.Event().wait()

@@ -72,6 +72,47 @@ async def test_steps_that_need_nothing_of_each_other_run_at_the_same_time() -> N
         assert await asked(model, 1) == {"Y": [[4]]}
 
 
+async def test_an_input_may_be_an_output() -> None:
+    """As in Triton; the step does not run where nothing else is asked for."""
+    ran = []
+
+    def count(batch: Batch) -> None:
+        ran.append(len(batch.calls))
+        add(1)(batch)
+
+    passed = X_TO_Y + 'output { name: "X" data_type: TYPE_INT32 dims: [ -1 ] }'
+    async with shelf_with(one=count) as shelf:
+        model = ensemble_of(shelf, x_to_y("one", "X", "Y"), tensors=passed)
+        assert await asked(model, 1) == {"Y": [[2]], "X": [[1]]}
+        assert await asked(model, 3, outputs=("X",)) == {"X": [[3]]}
+        assert ran == [1]
+        with closing(model.stream(request(X=[[5]]))) as stream:
+            [response] = [each async for each in stream]
+        assert output(response, "X").tolist() == [[5]]
+        assert model.source("X") is None
+
+
+@pytest.mark.parametrize(
+    ("described", "told"),
+    [
+        ("TYPE_FP32 dims: [ 1 ]", "data type: TYPE_INT32 .* TYPE_FP32"),
+        ("TYPE_INT32 dims: [ 2 ]", r"\[-1,1\] .*\[-1,2\]"),
+    ],
+)
+async def test_an_input_is_the_same_tensor_as_an_output(described: str, told: str) -> None:
+    passed = X_TO_Y + f'output {{ name: "X" data_type: {described} }}'
+    async with shelf_with(one=add(1)) as shelf:
+        with pytest.raises(InvalidRequestError, match=f"ensemble tensor X: inconsistent .*{told}"):
+            ensemble_of(shelf, x_to_y("one", "X", "Y"), tensors=passed)
+
+
+async def test_an_input_does_not_come_with_each_response() -> None:
+    passed = X_TO_Y + 'output { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }'
+    async with shelf_with(many=(count_up, config_of("many", X_TO_Y, DECOUPLED))) as shelf:
+        with pytest.raises(InvalidRequestError, match="the outputs originate from different decoupled models"):
+            ensemble_of(shelf, x_to_y("many", "X", "Y"), tensors=passed)
+
+
 async def test_tensors_are_handed_on_without_copies() -> None:
     seen: list[Any] = []
 

@@ -16,6 +16,7 @@ from penstock.engines.contract.messages import ResetPrefixCache
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.kv_events.messages import public_hash
+from penstock.engines.kv_events.publisher import _PublishingThread
 from penstock.engines.kv_events.settings import KVEventsConfig
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -234,6 +235,28 @@ def test_an_address_that_is_in_use_is_waited_for(
     while follower.index.keys() != cached(driver):  # the first answers may be the old one's
         follower.next_number = 0
         follower.catch_up()
+
+
+def test_an_address_with_another_fault_meanwhile_is_tried_again(
+    start: Start, follower: Follower, config: KVEventsConfig, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    before = start()
+    bind, faults = _PublishingThread._bind, [errno.EACCES, errno.EACCES]
+
+    def faulty(self: _PublishingThread) -> list[tuple[str, int]]:
+        return [(config.endpoint, faults.pop())] if faults and self._complaints else bind(self)
+
+    monkeypatch.setattr(_PublishingThread, "_bind", faulty)
+    driver = start()
+    serve(driver, list(range(100, 120)))
+    assert isinstance(before.core, EngineCore)
+    assert before.core.kv_events is not None
+    before.core.kv_events.close()
+    follower.catch_up()
+    while follower.index.keys() != cached(driver):
+        follower.next_number = 0
+        follower.catch_up()
+    assert caplog.text.count("it will be tried again") == 1
 
 
 def test_what_cannot_be_is_refused(config: KVEventsConfig) -> None:

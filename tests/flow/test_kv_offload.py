@@ -334,7 +334,7 @@ def test_blocks_that_could_not_be_loaded_are_loaded_again(start: Start) -> None:
     driver.run(until=lambda: driver.stats.offload_waits == 1)
     core = core_of(driver)
     assert core.blocks is not None
-    while core.scheduler.prefetches.next_look is not None:  # without a step, so that both are in the next one
+    while core.next_look is not None:  # without a step, so that both are in the next one
         assert select.select(core.wakeups, [], [], 60)[0]
         core.blocks.advance()
     driver.run()

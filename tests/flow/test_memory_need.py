@@ -20,9 +20,8 @@ from penstock.engines.registry import EngineSpec
 from penstock.gateway.configuration.config import load_config
 from penstock.gateway.llm.engine_spec import engine_spec
 from penstock.gateway.llm.models import find_model
-from penstock.gateway.memory.budget import MemoryBudget, Reservation
+from penstock.gateway.memory.budget import Demand, MemoryBudget, MemoryNeeds, Reservation
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
-from penstock.gateway.memory.demand import Demand, MemoryNeeds
 from penstock.tokenizers import Tokenizer
 
 DEMO = find_model(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,16 @@ from penstock.classic.classic_model import ClassicModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import (
+    AlreadyExistsError,
     EngineDeadError,
     InvalidRequestError,
     ModelNotFoundError,
+    NotFoundError,
     NotReadyError,
     QueueFullError,
 )
-from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.context import ANYONE, RequestContext
+from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tracing import Tracing
 from penstock.gateway.model_host.remote_model import RemoteModel
 from penstock.gateway.model_host.window import MAX_RESPONSES
@@ -314,3 +318,52 @@ async def test_traces_are_counted_by_the_owner_and_whole(tmp_path: Any) -> None:
     tracing.close()
     text = (tmp_path / "traces").read_text()
     assert text.count('"parent_id"') == text.count('"COMPUTE_START"') == 2
+
+
+async def test_an_unregistered_region_stays_until_no_front_uses_it() -> None:
+    regions = SharedMemoryRegions(True)
+    memory = SharedMemory(create=True, size=64)
+    try:
+        async with hosting_all(regions=regions) as hosted:
+            for name in ("used", "other"):
+                regions.register(name, memory.name, 0, 64)
+            await hosted.host.spread()
+            first, second = (link.shared_memory for link in hosted.links)
+            request, later = RequestContext(id="1"), RequestContext(id="2")
+            first.of(ANYONE, lambda size: None, request).slice("used", 0, 8)
+            regions.unregister()
+            assert len(regions.status()) == 2, "no front has said that it uses none"
+            await hosted.host.spread()
+            assert [each.name for each in regions.status()] == ["used"]
+            with pytest.raises(AlreadyExistsError):
+                regions.register("used", memory.name, 0, 64)
+            second.of(ANYONE, lambda size: None, later).slice("used", 0, 8)
+            request.end()
+            later.end()
+            await until(lambda: not regions.status())
+            await hosted.host.spread()
+            for front in (first, second):
+                for name in ("used", "other"):
+                    with pytest.raises(NotFoundError):
+                        front.slice(name, 0, 8)
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+async def test_a_front_that_dies_uses_no_region() -> None:
+    regions = SharedMemoryRegions(True)
+    memory = SharedMemory(create=True, size=64)
+    try:
+        async with hosting_all(regions=regions, fronts=1) as hosted:
+            regions.register("used", memory.name, 0, 64)
+            await hosted.host.spread()
+            hosted.links[0].shared_memory.of(ANYONE, lambda size: None, RequestContext(id="1")).slice("used", 0, 8)
+            regions.unregister()
+            await hosted.host.spread()
+            assert regions.status()
+            hosted.links[0].close()
+            await until(lambda: not regions.status())
+    finally:
+        memory.close()
+        memory.unlink()

@@ -25,8 +25,7 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, RequestContext, Role
-from penstock.gateway.memory.budget import MemoryBudget
-from penstock.gateway.memory.demand import Demand, MemoryNeeds
+from penstock.gateway.memory.budget import Demand, MemoryBudget, MemoryNeeds
 from penstock.gateway.on_demand.loads import OnDemandSettings
 from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.repository.classic_loader import ClassicLoaders

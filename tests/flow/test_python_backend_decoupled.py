@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_classic import check_books
+from helpers_classic import check_books, until
 from helpers_python_backend import CPU, loaded, outputs, request
+from penstock.classic import streams
 from penstock.classic.messages import InferResponse
 from penstock.classic.model import ClassicModel
+from penstock.classic.streams import Stream
 from penstock.engines.errors import EngineError
 
 CONFIG = f"""
@@ -335,3 +337,29 @@ class TritonPythonModel:
         assert "ValueError: thirteen" in begun[-1].error.message
         assert [values(one) for one in others] == [[[13], None], [[2], None]]
         check_books(model, 3)
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+async def test_a_paced_reader_slows_the_model_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coroutine: bool
+) -> None:
+    monkeypatch.setattr(streams, "MAX_UNREAD_RESPONSES", 3000)
+    code = model_of(f"""
+for i in range(n(r)): s.send(y(i))
+s.send({FINAL})
+""")
+    async with loaded(
+        tmp_path, code.replace("def execute", "async def execute" if coroutine else "def execute"), CONFIG
+    ) as model:
+        stream = model.stream(request(N=n(9000)))
+        assert isinstance(stream, Stream)
+        stream.pace()
+        await until(lambda: stream._room is not None)
+        found = values([response async for response in stream])
+        assert found == [*range(9000), None]
+        given_up = model.stream(request(N=n(9000)))
+        assert isinstance(given_up, Stream)
+        given_up.pace()
+        await until(lambda: given_up._room is not None)
+        given_up.close()
+        assert values(await streamed(model, 1)) == [0, None]

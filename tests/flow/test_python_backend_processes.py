@@ -39,7 +39,7 @@ from penstock.classic.python.link import Link
 from penstock.classic.python.options import PythonOptions
 from penstock.classic.python.session import Program, Session
 from penstock.classic.signature import ModelSignature
-from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
+from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError
 from penstock.engines.host.crash_folder import crashes
 from penstock.gateway.front.journal import current_request, name_request
 
@@ -300,6 +300,24 @@ class TritonPythonModel:
     async with loaded(tmp_path, code, CONFIG, options={"stub-timeout-seconds": "3"}) as model:
         pid = instances(model)[0].pid
     assert not is_running(pid)
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_model_that_hangs_ends_with_the_stop_that_is_given_up(tmp_path: Path, together: bool) -> None:
+    """`together`: its driver is cancelled in the same turn of the loop, as when the loop ends."""
+    async with loaded(tmp_path, DEADLY, CONFIG, options={"stub-timeout-seconds": "3600"}) as model:
+        [instance] = instances(model)
+        pid = instance.pid
+        call = asyncio.create_task(model.infer(request(X=word("wait"))))
+        await until(lambda: bool(instance._session._open))
+        stopping = asyncio.create_task(model.stop())
+        await asyncio.sleep(0)
+        stopping.cancel()
+        if together:
+            model._instances[0]._driver.cancel()  # type: ignore[attr-defined]
+        with pytest.raises(NotReadyError):
+            await call
+        await until(lambda: not is_running(pid))
 
 
 async def test_a_stop_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:

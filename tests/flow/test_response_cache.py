@@ -251,6 +251,8 @@ class _SharedCache:
     shared = True
     counters = None
 
+    async def start(self) -> None: ...
+
     async def lookup(self, key: bytes) -> CachedResponse | None:
         return None
 
@@ -333,11 +335,13 @@ REDIS_SERVER = shutil.which("redis-server")
 
 
 @pytest.fixture
-def redis_port(tmp_path: Path) -> Iterator[int]:
+def redis_port(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[int]:
+    """Of a server with the flags that a test gives the fixture."""
     if REDIS_SERVER is None:
         pytest.skip("redis-server is not installed")
     port = free_port()
-    command = [REDIS_SERVER, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    flags = getattr(request, "param", ())
+    command = [REDIS_SERVER, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path), *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert any("eady to accept" in line for line in process.stdout)
@@ -345,8 +349,9 @@ def redis_port(tmp_path: Path) -> Iterator[int]:
         process.terminate()
 
 
-def _redis(port: int) -> ResponseCache | None:
-    return build_cache(("redis,host=127.0.0.1", f"redis,port={port}", "redis,db=0"), 0)
+def _redis(port: int, *options: str) -> ResponseCache | None:
+    texts = ("redis,host=127.0.0.1", f"redis,port={port}", *(options or ["redis,db=0"]))
+    return build_cache(texts, 0)
 
 
 async def test_servers_share_a_cache_in_redis(tmp_path: Path, redis_port: int) -> None:
@@ -381,3 +386,25 @@ async def test_a_failing_cache_only_misses(tmp_path: Path, redis_port: int, capl
         assert await _values(model, _request(7)) == [7]
         assert "does not answer" in caplog.text
         assert _counts(model)[0] == 0
+
+
+@pytest.mark.parametrize("redis_port", [("--requirepass", "secret")], indirect=True)
+async def test_a_cache_that_refuses_us_ends_the_start(tmp_path: Path, redis_port: int) -> None:
+    _write(tmp_path / "models")
+    for options, reason in (
+        (("redis,password=wrong",), "WRONGPASS"),
+        ((), "NOAUTH"),
+        (("redis,password=secret", "redis,db=99"), "ERR DB index is out of range"),
+    ):
+        with pytest.raises(EngineError, match=f"Redis server refuses user, password or database: {reason}"):
+            async with _serving(tmp_path / "models", _redis(redis_port, *options)):
+                pass
+    async with _serving(tmp_path / "models", _redis(redis_port, "redis,password=secret", "redis,connect_timeout=0")):
+        pass
+
+
+async def test_a_cache_that_cannot_be_reached_may_come_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _write(tmp_path)
+    async with _serving(tmp_path, _redis(free_port())) as manager:
+        assert "does not answer" in caplog.text
+        assert await _values(manager.model("echo"), _request(7)) == [7]

@@ -17,7 +17,7 @@ from helpers_chat_templates import NOT_SPECIAL, ROLE_TAGS, SPECIAL, TEMPLATES, c
 from helpers_tokenizers import KINDS, save_folder
 from penstock.gateway.llm.chat_texts import ChatText, ChatValues, chat_text
 from penstock.tokenizers import ChatTemplate, Tokenizer
-from penstock.tokenizers.special_text.sealed import SealedTokenizer
+from penstock.tokenizers.special_tokens import SealedTokenizer
 
 GUARDED = [*SPECIAL, *ROLE_TAGS, *NOT_SPECIAL[:6]]
 HARMLESS = "a b"

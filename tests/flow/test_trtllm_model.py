@@ -21,8 +21,7 @@ from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import CancelledError, InvalidRequestError, PenstockError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.llm.generation import Generation
-from penstock.gateway.llm.kserve.language_model import LanguageModel
-from penstock.gateway.llm.kserve.language_stream import LanguageStream
+from penstock.gateway.llm.kserve.language_model import LanguageModel, LanguageStream
 from penstock.gateway.llm.kserve.trtllm_form import TRTLLM_FORM
 from penstock.gateway.llm.models import ServedModel
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import (
     ChatPrompt,
@@ -137,7 +137,7 @@ class FakeDataPlane(DataPlane):
 
     def model(self, name: str, context: RequestContext | None = None) -> ServedModel:
         if name not in self.models.by_name:
-            raise ModelNotFoundError("The model does not exist.", param="model")
+            self.models.find_own(name)  # raises what a request gets
         return self.models.by_name[name]
 
     async def chat_prompt(

@@ -11,8 +11,7 @@ import hpack
 
 from helpers_http2 import begin, data, headers
 from penstock.gateway.http2 import frames
-from penstock.gateway.http2.errors import ErrorCode
-from penstock.gateway.http2.frames import FrameType, Setting
+from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting
 from protocol.raw_http import connect
 
 Fields = Iterable[tuple[bytes, bytes]]

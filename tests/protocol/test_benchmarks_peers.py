@@ -12,7 +12,7 @@ import pytest
 
 from helpers_processes import is_running
 from helpers_server import wait_until
-from penstock.loadtest.processes import family
+from penstock.loadtest.environment import family
 
 SHORT = ("--tables", "streaming", "--streams", "4", "--output-tokens", "16", "--repeat", "1")
 

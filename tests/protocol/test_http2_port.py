@@ -18,8 +18,7 @@ from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http2 import frames
-from penstock.gateway.http2.errors import ErrorCode
-from penstock.gateway.http2.frames import FrameType, Setting
+from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting
 from protocol.conftest import Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane, delta
 from protocol.http2_client import Http2Client, request

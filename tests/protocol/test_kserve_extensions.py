@@ -24,7 +24,7 @@ from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.gateway.front.load_report import LoadReport, LoadReporter
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.kserve.headers import forward_pattern
+from penstock.gateway.kserve.parameters import forward_pattern
 
 
 def texts() -> FakeModel:

@@ -17,7 +17,7 @@ import pytest
 from helpers_server import Server, serving, wait_until
 from penstock.loadtest.clients.base import Client
 from penstock.loadtest.clients.discover import only_model
-from penstock.loadtest.clients.registry import make_client
+from penstock.loadtest.clients.settings import make_client
 from penstock.loadtest.errors import TIMEOUT, LoadTestError
 from penstock.loadtest.messages import Answer, Call
 from penstock.loadtest.options import Target

@@ -15,7 +15,7 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.model_parsers import ModelParsers, choose_parsers
-from penstock.tokenizers.fill_in_middle import FillInMiddle
+from penstock.tokenizers.hf import FillInMiddle
 from protocol.conftest import ServerThread
 
 ANSWER = (

@@ -59,6 +59,28 @@ class CancellableStream(ABC):
         """False: it cannot be asked, only closed. Idempotent."""
 
 
+class PacedStream(ABC):
+    """A ResponseStream whose model can be made to wait for its reader."""
+
+    @abstractmethod
+    def pace(self) -> None:
+        """From now on who sends waits while much is unread: for readers that are models themselves, and for long
+        streams. To be called before the event loop turns."""
+
+
+def paced(stream: ResponseStream) -> ResponseStream:
+    """The same stream, which waits for its reader if it can."""
+    if isinstance(stream, PacedStream):
+        stream.pace()
+    return stream
+
+
+class ResponseListener(Protocol):
+    def take(self, response: InferResponse, /) -> None:
+        """Called on the event loop. Must not raise."""
+        ...
+
+
 class PushedStream(ABC):
     """A ResponseStream that can also call its reader: that saves the resumption of a task for each response."""
 
@@ -69,9 +91,9 @@ class PushedStream(ABC):
     async def __anext__(self) -> InferResponse: ...
 
     @abstractmethod
-    def listen(self, listener: Callable[[InferResponse], None] | None) -> None:
-        """Instead of iterating: `listener` is called on the event loop with each response, beginning with those that
-        wait. It must not raise. None: not any more; what comes then waits for the iterator."""
+    def listen(self, listener: ResponseListener | None) -> None:
+        """Instead of iterating: `listener` gets each response, beginning with those that wait. None: not any more; what
+        comes then waits for the iterator."""
 
 
 class InferModel(Protocol):
@@ -173,6 +195,16 @@ class InferCall(Protocol):
         `iterative_sequence`."""
         ...
 
+    @property
+    def paced(self) -> bool:
+        """Who sends many responses should wait for the reader, from time to time."""
+        ...
+
+    async def has_room(self) -> None:
+        """Returns when not too much is unread, or the reader has not read for long. On the event loop. A thread that
+        sends need not call it: `send` waits."""
+        ...
+
 
 class Batch(Protocol):
     """Requests to be executed together. Every call must be ended by the end of `execute`, or later by a decoupled
@@ -239,6 +271,10 @@ class AsyncInstance(ABC):
 
     @abstractmethod
     async def unload(self) -> None: ...
+
+    def kill(self) -> None:
+        """Ends what it executes, if it can be ended, so that `unload`, which follows, need not wait for it."""
+        return
 
     @property
     def says_ready(self) -> bool:

@@ -85,6 +85,17 @@ class Call(Waiting, ABC):
     def reschedule(self) -> None:
         self.again = True
 
+    @property
+    def paced(self) -> bool:
+        return False
+
+    async def has_room(self) -> None:
+        return
+
+    def is_ahead(self, response: InferResponse) -> bool:
+        """Whether the thread that has sent this should wait until there is room."""
+        return False
+
     @abstractmethod
     def deliver(self, response: InferResponse) -> None:
         """Gives it to the caller. After a final one nothing follows."""

@@ -186,6 +186,8 @@ class ClassicModel(SaysReady):
             self._fail_all(self._refusal)
             for instance in self._instances:
                 instance.kill()
+            if not self._drained.done():
+                self._drained.set_result(None)  # others may wait for the same
             self._tell_unloaded()
             raise
         finally:

@@ -176,6 +176,7 @@ class TaskInstance(Instance):
         self._wanted.set()
 
     def kill(self) -> None:
+        self._backend.kill()
         self._driver.cancel()
 
     async def closed(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from penstock.classic.call import Call
 from penstock.classic.messages import InferResponse
@@ -15,6 +17,9 @@ MAX_POSTED = 1024
 
 MAX_WAIT = 1.0
 """Seconds that it waits at most: a loop that does not turn must not hold a model's thread for ever."""
+
+READER_WAIT = 60.0
+"""Seconds that it waits at most for a reader, after which it looks again when it has sent more."""
 
 
 class Outbox:
@@ -42,9 +47,16 @@ class Outbox:
                 return  # the loop has been closed: there is nobody left to tell
         if len(self._posted) > MAX_POSTED:
             self._wait_for_loop()
+        if call.is_ahead(response):
+            self._wait_for_reader(call)
+
+    def _wait_for_reader(self, call: Call) -> None:
+        with suppress(RuntimeError, TimeoutError):  # the loop may end
+            asyncio.run_coroutine_threadsafe(call.has_room(), self._loop).result(READER_WAIT)
 
     def _wait_for_loop(self) -> None:
-        """A thread that sends faster than the loop can take waits for the loop; it never waits for a reader."""
+        """A thread that sends faster than the loop can take waits for the loop; for a reader it waits only where that
+        paces it."""
         self._flushed.clear()
         # It may have been flushed before the flag was cleared. After it, the flush that is on its way sets the flag.
         if len(self._posted) > MAX_POSTED:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.engines.bell import Bell
-from penstock.engines.contract.messages import CallReply, LoadAdapter, RequestError, UnloadAdapter
+from penstock.engines.contract.messages import AddRequest, CallReply, LoadAdapter, RequestError, UnloadAdapter
 from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import (
     AlreadyExistsError,
@@ -21,6 +21,7 @@ from penstock.engines.errors import (
 )
 from penstock.engines.host.failure_text import as_load_error, one_line
 from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.pending import Pending
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +32,20 @@ _LONGEST_READING = 600.0
 
 
 @dataclass(eq=False)
+class _Load:
+    """An adapter on its way, until it is installed or given up (`Pending`)."""
+
+    message: LoadAdapter
+    is_pending: bool = True
+    error: PenstockError | None = None
+    """What requests get that wait for it."""
+
+
+@dataclass(eq=False)
 class _Reading:
     """A load that a thread of its own is at."""
 
-    message: LoadAdapter
+    load: _Load
     give_up_at: float
     thread: threading.Thread | None = None
     prepared: Any = None
@@ -50,19 +61,19 @@ def adapter_loader(engine: object, intake: Intake, clock: Callable[[], float]) -
 class NoAdapters:
     """Stands where an AdapterLoader would if the engine hosted adapters."""
 
+    under_way: Collection[object] = ()
     wakeups: Sequence[int] = ()
     next_look = None
 
-    def __init__(self) -> None:
-        self._replies: list[CallReply] = []
-
-    def receive(self, message: LoadAdapter | UnloadAdapter) -> None:
+    def receive(self, message: LoadAdapter | UnloadAdapter) -> list[CallReply]:
         error = RequestError.of(UnsupportedError("This engine has no LoRA adapters."))
-        self._replies.append(CallReply(message.call, error))
+        return [CallReply(message.call, error)]
+
+    def needs_of(self, message: AddRequest) -> Sequence[Pending]:
+        return ()
 
     def advance(self) -> list[CallReply]:
-        replies, self._replies = self._replies, []
-        return replies
+        return []
 
     def close(self) -> None:
         pass
@@ -82,13 +93,13 @@ class AdapterLoader:
         self._host = host
         self._intake = intake
         self._clock = clock
-        self._loads: dict[str, LoadAdapter] = {}
+        self.under_way: dict[str, _Load] = {}
         """By key, in the order of their arrival, until they are installed or given up."""
         self._replies: list[CallReply] = []
         self._lock = threading.Lock()
         """Guards the next two: threads look at them when they are done."""
         self._reading: _Reading | None = None
-        """Of the first of `_loads`."""
+        """Of the first of `under_way`."""
         self._bell = Bell()
 
     @property
@@ -101,74 +112,86 @@ class AdapterLoader:
         """Latest time of the next call of `advance`."""
         return None if self._reading is None else self._reading.give_up_at
 
-    def receive(self, message: LoadAdapter | UnloadAdapter) -> None:
-        """Begins a load, which `advance` brings to its end; unloading is done at once."""
+    def needs_of(self, message: AddRequest) -> Sequence[Pending]:
+        """The adapter that the request waits for, if it is on its way."""
+        load = self.under_way.get(message.adapter)
+        return () if load is None else (load,)
+
+    def receive(self, message: LoadAdapter | UnloadAdapter) -> list[CallReply]:
+        """Begins a load, which `advance` brings to its end; unloading is done at once. Returns the replies that are
+        due."""
         try:
             if isinstance(message, UnloadAdapter):
-                if message.key in self._loads:
+                if message.key in self.under_way:
                     unloaded = InvalidRequestError("The adapter was unloaded before it had loaded.")
-                    self._give_up(self._loads[message.key], unloaded)
+                    self._give_up(self.under_way[message.key], unloaded)
                 else:
                     self._host.unload_adapter(message.key)
                 self._replies.append(CallReply(message.call))
-            elif message.key in self._loads:
+            elif message.key in self.under_way:
                 raise AlreadyExistsError("An adapter with this key is being loaded.")
             else:
-                self._loads[message.key] = message
-                self._intake.loading_adapters.add(message.key)
+                self.under_way[message.key] = load = _Load(message)
+                if self._reading is None:
+                    self._read(load)
         except Exception as error:
-            self._replies.append(CallReply(message.call, RequestError.of(_told(error))))
+            self._replies.append(CallReply(message.call, RequestError.of(_as_error(error))))
+        return self._take_replies()
 
     def advance(self) -> list[CallReply]:
         """Installs what is ready and has the next one read. Returns the replies that are due."""
         reading = self._reading
         if reading is not None:
+            message = reading.load.message
             if reading.is_done:
                 self._install(reading)
             elif self._clock() >= reading.give_up_at:
-                logger.error("the adapter %s in %s is given up", reading.message.key, reading.message.folder)
-                self._give_up(reading.message, EngineError(f"Its files were not read within {_LONGEST_READING:g} s."))
-        if self._reading is None and self._loads:
-            self._read(next(iter(self._loads.values())))
+                logger.error("the adapter %s in %s is given up", message.key, message.folder)
+                self._give_up(reading.load, EngineError(f"Its files were not read within {_LONGEST_READING:g} s."))
+        if self._reading is None and self.under_way:
+            self._read(next(iter(self.under_way.values())))
+        return self._take_replies()
+
+    def _take_replies(self) -> list[CallReply]:
         replies, self._replies = self._replies, []
         return replies
 
-    def _read(self, message: LoadAdapter) -> None:
+    def _read(self, load: _Load) -> None:
         """Begins to."""
-        reading = self._reading = _Reading(message, self._clock() + _LONGEST_READING)
+        reading = self._reading = _Reading(load, self._clock() + _LONGEST_READING)
         reading.thread = threading.Thread(target=self._work, args=(reading,), name="adapter-loader", daemon=True)
         reading.thread.start()
 
     def _install(self, reading: _Reading) -> None:
-        message = reading.message
+        load, message = reading.load, reading.load.message
         try:
             if isinstance(reading.prepared, Exception):
                 raise reading.prepared
             self._host.install_adapter(message.key, reading.prepared)
         except Exception as error:
-            self._give_up(message, _told(error))
+            self._give_up(load, _as_error(error))
         else:
-            self._end(message)
+            self._end(load)
             self._replies.append(CallReply(message.call))
 
-    def _give_up(self, message: LoadAdapter, error: PenstockError) -> None:
-        self._end(message)
-        self._replies.append(CallReply(message.call, RequestError.of(error)))
-        waiting = type(error)(f"The request's LoRA adapter could not be loaded: {error.message}")
-        self._intake.adapter_failed(message.key, waiting)
+    def _give_up(self, load: _Load, error: PenstockError) -> None:
+        load.error = type(error)(f"The request's LoRA adapter could not be loaded: {error.message}")
+        self._end(load)
+        self._intake.failed(load)
+        self._replies.append(CallReply(load.message.call, RequestError.of(error)))
 
-    def _end(self, message: LoadAdapter) -> None:
-        del self._loads[message.key]
-        self._intake.loading_adapters.discard(message.key)
+    def _end(self, load: _Load) -> None:
+        load.is_pending = False
+        del self.under_way[load.message.key]
         with self._lock:
-            if self._reading is not None and self._reading.message is message:
+            if self._reading is not None and self._reading.load is load:
                 self._reading = None
                 self._bell.silence()
 
     def _work(self, reading: _Reading) -> None:
         """The thread."""
         try:
-            prepared: Any = self._host.prepare_adapter(reading.message.key, Path(reading.message.folder))
+            prepared: Any = self._host.prepare_adapter(reading.load.message.key, Path(reading.load.message.folder))
         except Exception as error:
             prepared = error
         with self._lock:
@@ -185,7 +208,7 @@ class AdapterLoader:
             reading.thread.join(_FAREWELL)
 
 
-def _told(error: Exception) -> PenstockError:
+def _as_error(error: Exception) -> PenstockError:
     """What the client hears of an exception of any kind."""
     if isinstance(error, PenstockError):
         return error

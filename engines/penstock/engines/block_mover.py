@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.step import SchedulerOutput
+from penstock.engines.scheduler.pending import SideWork
 
 
-class BlockMover(Protocol):
+class BlockMover(SideWork, Protocol):
     """Driven by the engine's loop: `advance` between steps, `begin` when one is scheduled, `carry_out` before it is
     submitted, `collected` when its result is there."""
-
-    @property
-    def wakeups(self) -> Sequence[int]:
-        """File descriptors that are readable while `advance` has something to take in."""
-        ...
 
     def begin(self) -> None:
         """Has the blocks read that requests wait for."""
@@ -28,10 +23,6 @@ class BlockMover(Protocol):
 
     def collected(self) -> None:
         """A step has succeeded, and its outputs have not left yet."""
-        ...
-
-    def advance(self) -> None:
-        """Takes in what was read and written, and gives up what takes too long."""
         ...
 
     def clear(self) -> None:

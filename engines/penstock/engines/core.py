@@ -17,6 +17,7 @@ from penstock.engines.contract.messages import (
     CallReply,
     DownMessage,
     ResetPrefixCache,
+    SamplingParams,
     StepOutputs,
     StepRecord,
 )
@@ -27,9 +28,10 @@ from penstock.engines.grammar_compiling import GrammarCompilations
 from penstock.engines.host.black_box import StepRing, unrecorded
 from penstock.engines.offload.opening import OffloadTier, offload_tier
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.integrity import check_idle, check_integrity
+from penstock.engines.scheduler.integrity import check_integrity
+from penstock.engines.scheduler.pending import Pending, SideWork
+from penstock.engines.scheduler.running import StepUnderWay
 from penstock.engines.scheduler.scheduler import Scheduler
-from penstock.engines.scheduler.step import StepUnderWay
 from penstock.kvcache import IntegrityError, KVCacheManager
 
 if TYPE_CHECKING:
@@ -110,10 +112,14 @@ class EngineCore:
         config = msgspec.structs.replace(config, steps_in_flight=self._depth)
         beyond = _beyond_the_cache(runner, config)
         self.scheduler = Scheduler(config, runner.info, None if beyond is None else beyond.kv)
-        self.blocks: BlockMover | None = None if beyond is None else beyond.begin(self.scheduler.prefetches, clock)
+        self.blocks: BlockMover | None = None
+        if beyond is not None and self.scheduler.prefetches is not None:
+            self.blocks = beyond.begin(self.scheduler.prefetches, clock)
         self.kv_events = _publisher(config.kv_events, self.scheduler.kv) if config.kv_events else None
         self.adapters = adapter_loader(runner, self.scheduler.intake, clock)
         self.grammars = GrammarCompilations(runner, self.scheduler.intake, clock)
+        beside = (self.adapters, self.grammars, self.blocks)
+        self.side_work: tuple[SideWork, ...] = tuple(work for work in beside if work is not None)
         self.failures_in_a_row = 0
         """Requests that failed alone since the last good step."""
         self.broken = False
@@ -131,17 +137,11 @@ class EngineCore:
 
     @property
     def wakeups(self) -> Sequence[int]:
-        blocks = () if self.blocks is None else self.blocks.wakeups
-        return (*self.adapters.wakeups, *self.grammars.wakeups, *blocks)
+        return [wakeup for work in self.side_work for wakeup in work.wakeups]
 
     @property
     def next_look(self) -> float | None:
-        looks = (
-            self.scheduler.intake.next_deadline,
-            self.adapters.next_look,
-            self.grammars.next_look,
-            self.scheduler.prefetches.next_look,
-        )
+        looks = (self.scheduler.intake.next_deadline, *(work.next_look for work in self.side_work))
         return min((look for look in looks if look is not None), default=None)
 
     @property
@@ -167,10 +167,10 @@ class EngineCore:
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
         """One iteration: takes in messages, submits steps, and takes in the oldest one's result."""
-        replies = [*self._receive(messages), *self.adapters.advance()]
-        self.grammars.advance()
-        if self.blocks is not None:
-            self.blocks.advance()
+        replies = self._receive(messages)
+        for work in self.side_work:
+            if work.under_way:
+                replies += work.advance()
         records: list[StepRecord] = []
         if self._submit() and self.scheduler.under_way:
             self._collect(records)
@@ -186,15 +186,24 @@ class EngineCore:
         replies: list[CallReply] = []
         for message in messages:
             if isinstance(message, AddRequest):
-                self.scheduler.add(message, self.grammars.of)
+                self.scheduler.add(message, self._needs_of)
             elif isinstance(message, AbortRequests):
                 self.scheduler.abort(message.ids, self._clock())
             elif isinstance(message, ResetPrefixCache):
                 self._reset_prefix_cache()
                 replies.append(CallReply(message.call))
             else:
-                self.adapters.receive(message)
+                replies += self.adapters.receive(message)
         return replies
+
+    def _needs_of(self, message: AddRequest) -> Sequence[Pending]:
+        """What side work brings for a request (`NeedsOf`)."""
+        needs: list[Pending] = []
+        if message.adapter:
+            needs += self.adapters.needs_of(message)
+        if isinstance(message.params, SamplingParams) and message.params.grammar is not None:
+            needs += self.grammars.needs_of(message)
+        return needs
 
     def _reset_prefix_cache(self) -> None:
         self.scheduler.kv.clear_cache()
@@ -267,7 +276,7 @@ class EngineCore:
     def _check_idle(self) -> None:
         """A leaked block stays lost until nothing can run: a new process starts with none."""
         try:
-            check_idle(self.scheduler)
+            self.scheduler.check_idle()
         except IntegrityError:
             logger.exception("KV-cache accounting check failed")
             self.broken = True

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from penstock.engines.contract.messages import AddRequest, Grammar, SamplingParams
+from penstock.engines.contract.messages import AddRequest, CallReply, Grammar, SamplingParams
 from penstock.engines.contract.runner import GrammarHost
 from penstock.engines.errors import EngineError, OverloadedError, PenstockError, QueueFullError
 from penstock.engines.inbox import Inbox
-from penstock.engines.scheduler.compilation import Compilation
 from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.pending import Compilation
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ class GrammarCompilations:
         self._cached_chars = 0
         self._pending: dict[Grammar, Compilation] = {}
         """The oldest first."""
+        self.under_way: set[Compilation] = set()
+        """Those that a thread has, or will have: also what was given up meanwhile."""
         self._pending_chars = 0
         self._threads: ThreadPoolExecutor | None = None
         self._inbox: Inbox[tuple[Compilation, Any]] = Inbox()
@@ -56,15 +58,17 @@ class GrammarCompilations:
         """Latest time of the next call of `advance`."""
         return min((one.give_up_at for one in self._pending.values()), default=None)
 
-    def of(self, message: AddRequest) -> Compilation | None:
+    def needs_of(self, message: AddRequest) -> Sequence[Compilation]:
         """The compilation that the request waits for, which begins now if there is none; it has an error if too many
-        are waited for. None: the request has no grammar."""
+        are waited for. Nothing for a request without a grammar."""
         params = message.params
         if self._host is None or not isinstance(params, SamplingParams) or params.grammar is None:
-            return None
-        grammar = params.grammar
+            return ()
+        return (self._compilation(self._host, params.grammar),)
+
+    def _compilation(self, host: GrammarHost, grammar: Grammar) -> Compilation:
         known = self._cache.get(grammar)
-        if known is not None and known.compiled is not None and self._host.is_worn_out(known.compiled):
+        if known is not None and known.compiled is not None and host.is_worn_out(known.compiled):
             del self._cache[grammar]
             self._cached_chars -= _size(known)
         elif known is not None:
@@ -77,7 +81,7 @@ class GrammarCompilations:
             if self._pending and self._pending_chars + _size(pending) > _MAX_PENDING_CHARS:
                 pending.error = self._full(now)
             else:
-                self._begin(self._host, pending)
+                self._begin(host, pending)
         return pending
 
     def _full(self, now: float) -> QueueFullError:
@@ -87,17 +91,17 @@ class GrammarCompilations:
         message = f"Too many grammars wait to be compiled: {len(self._pending)}. Try again later."
         return QueueFullError(message, retry_after=max(1.0, waited))
 
-    def advance(self) -> None:
+    def advance(self) -> Sequence[CallReply]:
         """Takes in what is compiled, and gives up what takes too long."""
         # first, and also what was given up before: the descriptor is readable until it is taken
         for compilation, result in self._inbox.take():
+            self.under_way.discard(compilation)
             if compilation.is_pending:
                 self._end(compilation, result)
-        if not self._pending:
-            return
-        now = self._clock()
+        now = self._clock() if self._pending else 0.0
         for compilation in [one for one in self._pending.values() if one.give_up_at <= now]:
             self._end(compilation, OverloadedError(f"The grammar was not compiled within {_LONGEST:g} s."))
+        return ()
 
     def close(self) -> None:
         """What is being compiled is given up."""
@@ -108,26 +112,27 @@ class GrammarCompilations:
     def _begin(self, host: GrammarHost, compilation: Compilation) -> None:
         self._pending[compilation.grammar] = compilation
         self._pending_chars += _size(compilation)
+        self.under_way.add(compilation)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_THREADS, "grammars")
         self._threads.submit(self._work, host, compilation)
 
     def _work(self, host: GrammarHost, compilation: Compilation) -> None:
         """On one of the threads."""
-        if not compilation.is_pending:
-            return
-        try:
-            result: Any = host.compile_grammar(compilation.grammar)
-        except Exception as error:
-            result = error
+        result: Any = None
+        if compilation.is_pending:
+            try:
+                result = host.compile_grammar(compilation.grammar)
+            except Exception as error:
+                result = error
         self._inbox.put((compilation, result))
 
     def _end(self, compilation: Compilation, result: Any) -> None:
         del self._pending[compilation.grammar]
         self._pending_chars -= _size(compilation)
         if isinstance(result, Exception):
-            compilation.error = _told(result)
-            self._intake.grammar_failed()
+            compilation.error = _as_error(result)
+            self._intake.failed(compilation)
         else:
             compilation.compiled = result
         if not isinstance(compilation.error, OverloadedError | EngineError):
@@ -146,7 +151,7 @@ def _size(compilation: Compilation) -> int:
     return _CHARS_OF_ENTRY + len(compilation.grammar.text)
 
 
-def _told(error: Exception) -> PenstockError:
+def _as_error(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     logger.error("a grammar failed to compile", exc_info=error)

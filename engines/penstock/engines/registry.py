@@ -1,7 +1,8 @@
-"""What an engine process is told to run, and the runners it can choose from."""
+"""Specifications of engine processes, and the runners that they can choose from."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,12 @@ import msgspec
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.contract.loading import Loading, Report, silent
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.core import Core, EngineCore
 from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.host.content_digest import ModelDigests
 from penstock.engines.host.placement import Placement
 from penstock.engines.scheduler.config import OF_OUR_SCHEDULER, SchedulerConfig
 
@@ -183,3 +186,18 @@ def load_runner(spec: EngineSpec, report: Report = silent) -> ModelRunner:
     except KeyError:
         raise ValueError(f"no runner is called {spec.runner!r}; there are {', '.join(sorted(RUNNERS))}") from None
     return factory(spec.options, report)
+
+
+_OF_THE_MACHINE = {"model_dir", "draft_model_dir", "threads", "num_blocks", "kv_cache_memory", "memory_share"}
+_OF_THE_MACHINE |= {"device", "weights_cache", "adapters", "max_loras", "faults", "latency", "max_num_seqs"}
+_OF_THE_MACHINE |= {"max_num_batched_tokens", "max_steps_in_flight"}
+"""Options of runners that change neither what the tokens are nor how they are hashed."""
+
+
+def engine_fingerprint(spec: EngineSpec, info: ModelInfo, model: ModelDigests) -> str:
+    """Of the model, the engine, its settings and its number types. Engines with the same one give the same greedy
+    tokens, as far as their kernels do, and hash the same prompt to the same blocks."""
+    options = {name: value for name, value in spec.options.items() if name not in _OF_THE_MACHINE}
+    engine = (model, spec.runner, spec.scheduling, options)
+    parts = (*engine, info.numerics, info.vocab_size, info.kv_groups, info.eos_token_ids)
+    return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=16).hexdigest()

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from penstock.engines.door.spec import DoorSpec
-from penstock.engines.encoder.sentence_files import makes_vectors
+from penstock.engines.encoder.model_folder import makes_vectors
 from penstock.engines.host.failure_text import failures_of
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.embedding_models import EmbeddingModels

@@ -82,9 +82,8 @@ from penstock.gateway.http.server import HttpServer
 from penstock.gateway.kserve.grpc.server import http2_transport
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.engine_sharing import watchdog_config
-from penstock.gateway.metrics.http_port import HttpPortMetrics
-from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.registry import Metrics
+from penstock.gateway.metrics.requests import HttpPortMetrics, IntakeMetrics
 from penstock.gateway.model_host.host_link import HostLink
 from penstock.gateway.open_ports import begin_drain
 from penstock.gateway.ports.requests_in_flight import chosen

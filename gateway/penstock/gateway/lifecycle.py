@@ -57,9 +57,8 @@ from penstock.gateway.kserve.grpc.health import Health
 from penstock.gateway.kserve.grpc.rpc import Guard
 from penstock.gateway.kserve.grpc.server import GrpcServer
 from penstock.gateway.kserve.grpc.service import Service, build_service
-from penstock.gateway.metrics.http_port import HttpPortMetrics
-from penstock.gateway.metrics.intake import IntakeMetrics
 from penstock.gateway.metrics.registry import Metrics, Source
+from penstock.gateway.metrics.requests import HttpPortMetrics, IntakeMetrics
 from penstock.gateway.open_ports import OpenPorts
 from penstock.gateway.openai.tensor_models import TensorModels
 from penstock.gateway.ports.http_apps import batch_endpoints, build_app, build_metrics_app

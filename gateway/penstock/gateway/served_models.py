@@ -27,12 +27,10 @@ from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.llm.endpoint_metrics import EndpointMetrics
 from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.metrics.custom import CustomMetrics
-from penstock.gateway.metrics.gpu import GpuMetrics
-from penstock.gateway.metrics.latencies import latency_observers
-from penstock.gateway.metrics.metrics_config import read_metrics_config
+from penstock.gateway.metrics.machine import GpuMetrics
 from penstock.gateway.metrics.prometheus_text import Family
 from penstock.gateway.metrics.registry import Source
-from penstock.gateway.metrics.triton import TritonMetrics
+from penstock.gateway.metrics.triton import TritonMetrics, latency_observers, read_metrics_config
 from penstock.gateway.traffic.service import TrafficService
 
 logger = logging.getLogger("penstock")

@@ -1,13 +1,12 @@
 """The paged KV cache's book-keeping: blocks, pool, prefix cache, block tables. Block ids only, never tensors."""
 
 from penstock.kvcache.cache_log import BlocksRemoved, BlocksStored, CacheCleared, CacheEntry, CacheLog
-from penstock.kvcache.groups import KVGroup, largest_chunk, longest_request
-from penstock.kvcache.hashing import BlockHasher
+from penstock.kvcache.hashing import BlockHasher, HashChain
 from penstock.kvcache.integrity import IntegrityError
 from penstock.kvcache.manager import KVCacheManager
 from penstock.kvcache.pool import BlockHash, BlockPool
 from penstock.kvcache.retention import Retention
-from penstock.kvcache.table import NO_BLOCK, BlockTables, Growth, HashChain
+from penstock.kvcache.table import NO_BLOCK, BlockTables, Growth, KVGroup, largest_chunk, longest_request
 from penstock.kvcache.tier import BlockSave, BlockSource, BlockTier
 
 __all__ = [

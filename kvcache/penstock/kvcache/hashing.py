@@ -50,3 +50,40 @@ def group_key(block_hash: BlockHash, group: int) -> BlockHash:
 def group_and_hash(key: BlockHash) -> tuple[int, BlockHash]:
     """What `group_key` made it of."""
     return (key[-1], key[:-1]) if len(key) > DIGEST_SIZE else (0, key)
+
+
+class HashChain:
+    """Hashes of the leading full blocks of one sequence of tokens, as far as they were needed so far."""
+
+    __slots__ = ("_hasher", "adapter", "block_size", "hashes", "root")
+
+    def __init__(
+        self,
+        hasher: BlockHasher,
+        root: BlockHash,
+        block_size: int,
+        hashes: list[BlockHash] | None = None,
+        adapter: str = "",
+    ) -> None:
+        """`adapter`: the one that `root` was made with."""
+        self._hasher = hasher
+        self.root = root
+        self.adapter = adapter
+        self.block_size = block_size
+        self.hashes = [] if hashes is None else hashes
+
+    def extend(self, token_ids: Sequence[int], count: int) -> None:
+        """Makes the first `count` hashes known."""
+        hashes, size = self.hashes, self.block_size
+        for index in range(len(hashes), count):
+            tokens = token_ids[index * size : (index + 1) * size]
+            hashes.append(self._hasher.block(hashes[-1] if hashes else self.root, tokens))
+
+    def branch(self, num_tokens: int) -> HashChain:
+        """A chain of another sequence that has the same first `num_tokens`."""
+        hashes = self.hashes[: num_tokens // self.block_size]
+        return HashChain(self._hasher, self.root, self.block_size, hashes, self.adapter)
+
+
+Chains = tuple[HashChain, ...]
+"""One for each group of layers; groups with equal block sizes share theirs."""

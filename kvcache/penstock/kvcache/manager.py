@@ -14,14 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.kvcache.cache_log import BlocksStored, CacheLog
-from penstock.kvcache.computing_prompts import ComputingPrompts
-from penstock.kvcache.groups import KVGroup, blocks_of_request
-from penstock.kvcache.hashing import BlockHasher, group_and_hash, group_key
+from penstock.kvcache.hashing import BlockHasher, Chains, HashChain, group_and_hash, group_key
 from penstock.kvcache.integrity import require
 from penstock.kvcache.pool import BlockHash, BlockPool
-from penstock.kvcache.prefix_matcher import PrefixMatcher
+from penstock.kvcache.prefixes import ComputingPrompts, PrefixMatcher
 from penstock.kvcache.retention import Retention
-from penstock.kvcache.table import NO_BLOCK, BlockTable, BlockTables, Chains, Growth, HashChain
+from penstock.kvcache.table import NO_BLOCK, BlockTable, BlockTables, Growth, KVGroup, blocks_of_request
 from penstock.kvcache.tier import BlockSave, BlockSource, BlockTier
 
 _NOTHING: Mapping[BlockHash, Any] = MappingProxyType({})

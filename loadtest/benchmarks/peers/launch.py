@@ -170,7 +170,7 @@ def litserve(at: Surroundings, ports: Ports) -> Launch:
 
 
 def bare(style: str, step_ms: int = 0) -> Start:
-    """uvicorn and starlette ship with Penstock: no environment of their own."""
+    """starlette ships with Penstock, and uvicorn with its `[test]` extra: no environment of their own."""
 
     def start(at: Surroundings, ports: Ports) -> Launch:
         return Launch(argv=[sys.executable, FOREIGN / "bare_stream.py", str(ports.http), style, str(step_ms)])

@@ -8,8 +8,7 @@ from time import perf_counter
 import msgspec
 import psutil
 
-from penstock.loadtest.environment import busy_cpu_seconds
-from penstock.loadtest.processes import family, usage
+from penstock.loadtest.environment import busy_cpu_seconds, family, usage
 
 
 class Used(msgspec.Struct, frozen=True, kw_only=True):

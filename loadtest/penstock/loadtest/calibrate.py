@@ -13,8 +13,7 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.fleet import Fleet, RunResult, kill
 from penstock.loadtest.metrics import summarize
 from penstock.loadtest.mock.options import MockOptions
-from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
-from penstock.loadtest.streamed import is_streamed
+from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions, is_streamed
 
 _AS_THEY_ARE = frozenset({"openai-chat", "openai-completions", "kserve-generate"})
 """Protocols that the reference server speaks. For others the chat stands in."""

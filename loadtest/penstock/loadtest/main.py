@@ -13,8 +13,8 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.live import LiveView
 from penstock.loadtest.options import Options, OutputOptions, options
 from penstock.loadtest.report.formatting import clean
+from penstock.loadtest.report.markdown import summary
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.summary import summary
 from penstock.loadtest.report.write import check_files, write
 from penstock.loadtest.run import LoadTest
 from penstock.loadtest.search.find import run_find

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.loadtest.errors import INTERRUPTED
-from penstock.loadtest.goodput import Objective, is_good
-from penstock.loadtest.latency import gaps, latencies
+from penstock.loadtest.latency import Objective, gaps, is_good, latencies
 from penstock.loadtest.messages import Sample
 
 PERCENTILES = (50, 90, 95, 99)

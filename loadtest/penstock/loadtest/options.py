@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from penstock.loadtest.errors import UsageError
+from penstock.loadtest.errors import LoadTestError, UsageError
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
@@ -256,3 +256,23 @@ def converted(tree: Any, kind: type[_Chosen]) -> _Chosen:
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$.")
         raise UsageError(f"{where.rstrip('`').rpartition('.')[2].replace('_', '-')}: {problem}") from None
+
+
+_WHOLE = frozenset({"openai-embeddings", "kserve-http", "kserve-http-binary", "kserve-grpc"})
+"""Protocols whose answers always come at once."""
+_OF_STREAMS = ("ttft", "itl", "tpot")
+
+
+def is_streamed(target: Target) -> bool:
+    return target.stream and target.protocol not in _WHOLE
+
+
+def check_latencies(target: Target, names: Iterable[str], what: str) -> None:
+    """`names`: latencies that the setting `what` bounds. Raises LoadTestError for those that a whole answer does not
+    have: all of it comes at its end, which is e2e."""
+    if is_streamed(target):
+        return
+    whose = f"{target.protocol} has" if target.protocol in _WHOLE else "answers that are not streamed have"
+    for name in names:
+        if name in _OF_STREAMS:
+            raise LoadTestError(f"{what}: {whose} no {name}, only e2e")

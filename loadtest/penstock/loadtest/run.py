@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import signal
+import statistics
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,21 +20,58 @@ import msgspec
 
 from penstock.loadtest.calibrate import Calibration, calibrate
 from penstock.loadtest.clients.discover import only_model
-from penstock.loadtest.environment import environment, usable_cores
-from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.environment import environment, is_local, usable_cores
+from penstock.loadtest.errors import INTERRUPTED, LoadTestError
 from penstock.loadtest.fleet import Fleet, RunResult
-from penstock.loadtest.goodput import Objective, parse_objectives
+from penstock.loadtest.latency import Objective, parse_objectives
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.metrics import Figures, summarize
-from penstock.loadtest.options import Options
-from penstock.loadtest.processes import is_local
+from penstock.loadtest.options import Options, check_latencies
 from penstock.loadtest.repeats import intervals, medians
-from penstock.loadtest.report.model import Report, ServerWatch
-from penstock.loadtest.streamed import check_latencies
-from penstock.loadtest.timeline import timeline
+from penstock.loadtest.report.model import Report, ServerWatch, Timeline
 from penstock.loadtest.tokens import cached_own, token_counts
 from penstock.loadtest.validity import judge
 from penstock.loadtest.watch import Watch
+
+_SLICES = 60
+_STEPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Lengths of a slice that people can read an axis by."""
+
+
+def timeline(samples: Sequence[Sample]) -> Timeline | None:
+    """At most about 60 slices; None for a run without samples."""
+    end = max((sample.ended for sample in samples), default=0.0)
+    if end <= 0:
+        return None
+    seconds = next((step for step in _STEPS if end / step <= _SLICES), _STEPS[-1])
+    count = int(end / seconds) + 1
+    tokens, done, errors, busy = [0.0] * count, [0.0] * count, [0] * count, [0.0] * count
+    ttfts: list[list[float]] = [[] for _ in range(count)]
+
+    def slot(time: float) -> int:
+        return min(count - 1, max(0, int(time / seconds)))
+
+    for sample in samples:
+        for index in range(slot(sample.sent), slot(sample.ended) + 1):
+            busy[index] += max(0.0, min(sample.ended, (index + 1) * seconds) - max(sample.sent, index * seconds))
+        if sample.error:
+            errors[slot(sample.ended)] += sample.error != INTERRUPTED
+            continue
+        arrivals = sample.arrivals or [sample.ended]
+        for arrival in arrivals:
+            tokens[slot(arrival)] += sample.tokens / len(arrivals)
+        done[slot(sample.ended)] += 1
+        if sample.arrivals:
+            ttfts[slot(sample.sent)].append(sample.arrivals[0] - sample.sent)
+    return Timeline(
+        seconds=seconds,
+        output_tokens_per_s=[round(value / seconds, 2) for value in tokens],
+        requests_per_s=[round(value / seconds, 3) for value in done],
+        in_flight=[round(value / seconds, 2) for value in busy],
+        ttft_ms=[round(statistics.median(values) * 1e3, 3) if values else None for values in ttfts],
+        errors=errors,
+    )
+
 
 _TOKENS_PER_STREAM = 200.0
 """Tokens per second that a stream of a closed loop is reckoned to bring, before anything is known of the server."""

@@ -18,7 +18,7 @@ from itertools import chain, islice
 
 from penstock.loadtest import workload
 from penstock.loadtest.clients.base import Client
-from penstock.loadtest.clients.registry import make_client
+from penstock.loadtest.clients.settings import make_client
 from penstock.loadtest.drive import Driver, Load
 from penstock.loadtest.errors import CONNECT, LoadTestError
 from penstock.loadtest.job import Done, Failed, Job, Progress, Ready, Start, Stop, decode_down, receive, send

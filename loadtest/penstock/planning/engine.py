@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import count
 
+import msgspec
+
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestError, RequestOutput
@@ -18,13 +20,36 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput
 from penstock.engines.errors import EngineDeadError, NotReadyError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.step import StepUnderWay
-from penstock.kvcache import KVCacheManager
+from penstock.engines.scheduler.running import StepUnderWay
+from penstock.engines.simulated import LatencyModel
+from penstock.kvcache import BlockHash, BlockHasher, KVCacheManager
 from penstock.planning.clock import EventQueue
 from penstock.planning.flight import Flight, Gaps, Prompt
-from penstock.planning.hashing import QuickHasher
 from penstock.planning.leaping import TOKEN, LeapingScheduler
-from penstock.planning.step_model import StepModel
+
+
+class StepModel(LatencyModel, frozen=True, kw_only=True):
+    """The simulated engine's latency model, and what attention adds to it, which a real engine has."""
+
+    per_attended_token: float = 0.0
+    """For each token of the context that a token of the step attends to, summed over the step's tokens."""
+
+    def seconds(self, num_sequences: int, num_tokens: int, attended: float) -> float:
+        return self.step_seconds(num_sequences, num_tokens) + self.per_attended_token * attended
+
+    def scaled(self, **factors: float) -> StepModel:
+        """With some of its terms multiplied."""
+        return msgspec.structs.replace(self, **{name: getattr(self, name) * by for name, by in factors.items()})
+
+
+_BYTES = 8
+
+
+class QuickHasher(BlockHasher):
+    """64 bits of Python's own hash in place of keyed BLAKE2b."""
+
+    def block(self, parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+        return hash((parent, tuple(token_ids))).to_bytes(_BYTES, "little", signed=True)
 
 
 class _Held:

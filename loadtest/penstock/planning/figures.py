@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.loadtest.goodput import Objective, is_good
-from penstock.loadtest.latency import Latencies
+from penstock.loadtest.latency import Latencies, Objective, is_good
 from penstock.loadtest.metrics import PERCENTILES, Distribution, Figures, FromSend, Goodput
 from penstock.planning.flight import GAP_UNIT, Flight, Gaps
 

@@ -15,9 +15,8 @@ from penstock.engines.replicas.replica import Replica
 from penstock.engines.replicas.settings import ReplicaSettings
 from penstock.engines.replicas.state import MoveCounts
 from penstock.planning.clock import EventQueue
-from penstock.planning.engine import PlannedEngine
+from penstock.planning.engine import PlannedEngine, QuickHasher
 from penstock.planning.flight import Flight
-from penstock.planning.hashing import QuickHasher
 
 _RETRY = 0.25
 """Seconds between two looks at requests that wait for a replica, as `ReplicatedEngine` takes them."""

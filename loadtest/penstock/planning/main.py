@@ -17,10 +17,9 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.report.file import rounded
 from penstock.loadtest.search.slo import Bound, miss
 from penstock.planning.calibrate import calibrate
-from penstock.planning.goals import bounds_of, failure_reports, judged, slices
+from penstock.planning.goals import bounds_of, failure_reports, fewest, judged, slices
 from penstock.planning.options import PlanOptions, options
 from penstock.planning.report import Calibration, PlanReport, Try
-from penstock.planning.search import fewest
 from penstock.planning.simulate import Simulation
 from penstock.planning.table import table
 

@@ -14,8 +14,7 @@ from penstock.loadtest.messages import Call
 from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
 from penstock.loadtest.workload.build import Sessions, build
 from penstock.loadtest.workload.mixes import shares
-from penstock.loadtest.workload.sources import Source
-from penstock.loadtest.workload.vocabulary import load_vocabulary
+from penstock.loadtest.workload.vocabulary import Source, load_vocabulary
 from penstock.planning.leaping import TOKEN
 
 VOCABULARY = 1 << 62

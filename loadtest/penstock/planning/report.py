@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from penstock.loadtest.metrics import Distribution, Figures
+from penstock.planning.engine import StepModel
 from penstock.planning.options import PlanOptions
-from penstock.planning.step_model import StepModel
 
 SCHEMA = "penstock-plan/1"
 

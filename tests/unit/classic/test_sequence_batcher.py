@@ -447,18 +447,40 @@ Sequences.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestSequences = Sequences.TestCase
 
 
-def test_a_warm_up_has_its_own_controls_and_states() -> None:
+def warm_up(id: int) -> Item:
     five = np.full((1, 1), 5, np.int32)
-    made = WarmUpRequest(
+    request = WarmUpRequest(
         inputs={"INPUT0": Tensor("INPUT0", "INT32", five)},
-        correlation_id=1,
+        correlation_id=id,
         sequence_start=True,
         sequence_end=True,
         overrides={name: Tensor(name, "INT32", five) for name in ("START", "S")},
     )
+    return Item(request, 1)
+
+
+def values(call: Call) -> dict[str, int]:
+    return {name: int(tensor.array[0, 0]) for name, tensor in call.request.inputs.items()}
+
+
+def test_a_warm_up_has_its_own_controls_and_states() -> None:
     sequences = batcher(CONTROLS)
-    sequences.add(Item(made, 1), 0)
+    sequences.add(warm_up(1), 0)
     sequences.expire(0)
     [call] = sequences.take(0, 0)
-    found = {name: int(tensor.array[0, 0]) for name, tensor in call.request.inputs.items()}
-    assert found == {"INPUT0": 5, "START": 5, "END": 1, "S": 5}
+    assert values(call) == {"INPUT0": 5, "START": 5, "END": 1, "S": 5}
+
+
+def test_slots_beside_a_warm_up_have_its_values() -> None:
+    """A model that reads its texts as numbers fails on empty ones."""
+    sequences = batcher(CONTROLS)
+    sequences.add(warm_up(1), 0)
+    sequences.expire(0)
+    sequences.released(sequences.take(0, 0), 0)
+    sequences.add(warm_up(2), 0)
+    sequences.add(warm_up(3), 0)
+    sequences.expire(0)
+    sequences.remove(next(iter(sequences)))
+    [padding, _] = batch = sequences.take(0, 0)
+    assert isinstance(padding, PaddingCall)
+    assert [values(call) for call in batch] == [{"INPUT0": 5, "START": 5, "END": 1, "S": 5}] * 2

@@ -287,8 +287,7 @@ class Clumsy:
 def test_whatever_goes_wrong_is_told(error: Exception, code: str, where: str) -> None:
     core = EngineCore(SimulatedRunner(SimulatedConfig()), SchedulerConfig(), lambda: 0.0)
     loader = AdapterLoader(Clumsy(error, error if where == "install" else None), core.scheduler.intake, Clock())
-    loader.receive(UnloadAdapter(7, "a:1") if where == "unload" else LoadAdapter(7, "a:1", "/x"))
-    found = loader.advance()
+    found = loader.receive(UnloadAdapter(7, "a:1") if where == "unload" else LoadAdapter(7, "a:1", "/x"))
     while not found:
         assert select.select(loader.wakeups, [], [], 30)[0]
         found = loader.advance()
@@ -303,8 +302,7 @@ def test_an_engine_without_adapters_says_so() -> None:
     core = EngineCore(SimulatedRunner(SimulatedConfig()), SchedulerConfig(), lambda: 0.0)
     loader = adapter_loader(object(), core.scheduler.intake, Clock())
     assert isinstance(loader, NoAdapters)
-    loader.receive(LoadAdapter(1, "a:1", "/x"))
-    [reply] = loader.advance()
+    [reply] = loader.receive(LoadAdapter(1, "a:1", "/x"))
     assert reply.error is not None
     assert (reply.error.code, loader.wakeups) == ("unsupported_parameter", ())
     loader.close()

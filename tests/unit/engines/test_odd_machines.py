@@ -14,8 +14,8 @@ from penstock.engines.host.memory import ResidentMemory, available_memory, resid
 from penstock.engines.host.numa import by_socket, read_nodes
 from penstock.engines.host.placement import Placement, find_place
 from penstock.engines.host.shares import shares
-from penstock.engines.openvino.huge_pages import _filled
-from penstock.gateway.metrics import host_usage
+from penstock.engines.openvino.process_memory import _filled
+from penstock.gateway.metrics import machine
 
 KB = 1024
 NODE, CPU = "sys/devices/system/node", "sys/devices/system/cpu"
@@ -55,9 +55,9 @@ def look(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken_memory(7, root) >= 0
     assert min(resident_memory(root)) >= 0
     assert list(_filled(root / "proc/self/smaps")) == []
-    monkeypatch.setattr(host_usage, "_PROC", root / "proc")
-    assert 0 <= host_usage.CpuMeter().utilization() <= 1
-    total, used = host_usage.memory_bytes()
+    monkeypatch.setattr(machine, "_PROC", root / "proc")
+    assert 0 <= machine.CpuMeter().utilization() <= 1
+    total, used = machine.memory_bytes()
     assert 0 <= used <= total
 
 

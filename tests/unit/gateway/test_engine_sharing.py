@@ -14,10 +14,9 @@ import pytest
 from helpers_door import INFO
 from helpers_language_repository import context
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.door.fingerprint import engine_fingerprint, model_digests
 from penstock.engines.door.keys import client_pair, engine_pair, new_key, read_key
-from penstock.engines.door.spec import ModelDigests
-from penstock.engines.registry import EngineSpec
+from penstock.engines.host.content_digest import ModelDigests, model_digests
+from penstock.engines.registry import EngineSpec, engine_fingerprint
 from penstock.gateway.cli import main
 from penstock.gateway.configuration.config import Config, ConfigError, load_config
 from penstock.gateway.llm.adapters import AdapterSet

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import MemoryBudgetError
-from penstock.gateway.memory.budget import MemoryBudget
-from penstock.gateway.memory.demand import Demand, MemoryNeeds
-from penstock.gateway.metrics.gpu import GpuMetrics
+from penstock.gateway.memory.budget import Demand, MemoryBudget, MemoryNeeds
+from penstock.gateway.metrics.machine import GpuMetrics
 from penstock.gateway.metrics.prometheus_text import render
 
 

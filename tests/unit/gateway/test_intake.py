@@ -16,7 +16,7 @@ from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.intake import SMALL_BODY, BodyBudget, Intake, LoopLag
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.work_pool import WorkPool, WorkPools
-from penstock.gateway.metrics.intake import IntakeMetrics
+from penstock.gateway.metrics.requests import IntakeMetrics
 
 MIB = 1 << 20
 

@@ -11,11 +11,16 @@ import pytest
 from helpers_kserve import FakeModel
 from penstock.classic.base import InferModel
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.metrics.latencies import ModelLatencies, latency_observers
-from penstock.gateway.metrics.metrics_config import LatencySettings, read_metrics_config
 from penstock.gateway.metrics.prometheus_text import render
-from penstock.gateway.metrics.sliding_summary import SLICE_NS, SlidingSummary
-from penstock.gateway.metrics.triton import TritonMetrics
+from penstock.gateway.metrics.triton import (
+    SLICE_NS,
+    LatencySettings,
+    ModelLatencies,
+    SlidingSummary,
+    TritonMetrics,
+    latency_observers,
+    read_metrics_config,
+)
 
 MS = 1_000_000
 BUCKETS = (

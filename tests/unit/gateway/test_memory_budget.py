@@ -9,9 +9,8 @@ import pytest
 
 from penstock.engines.errors import InvalidRequestError, MemoryBudgetError, from_code
 from penstock.gateway.errors import wire_shape
-from penstock.gateway.memory.budget import MemoryBudget, Need, Reservation
-from penstock.gateway.memory.demand import CacheWish, Demand, MemoryNeeds
-from penstock.gateway.metrics.gpu import GpuMemory
+from penstock.gateway.memory.budget import CacheWish, Demand, MemoryBudget, MemoryNeeds, Need, Reservation
+from penstock.gateway.metrics.machine import GpuMemory
 
 MIB = 1 << 20
 

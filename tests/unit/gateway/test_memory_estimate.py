@@ -16,7 +16,7 @@ from penstock.engines.openvino.numerics import CpuFacts
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.memory import estimate as memory_estimate
-from penstock.gateway.memory.demand import CacheWish, Demand
+from penstock.gateway.memory.budget import CacheWish, Demand
 from penstock.gateway.memory.estimate import estimate
 
 GIB = 1 << 30

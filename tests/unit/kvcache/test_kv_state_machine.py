@@ -22,8 +22,8 @@ from penstock.kvcache import (
     KVGroup,
     Retention,
 )
-from penstock.kvcache.groups import blocks_of_request
 from penstock.kvcache.retention import Mark
+from penstock.kvcache.table import blocks_of_request
 from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings
 
 pytestmark = MACHINE_TIMEOUT
@@ -138,7 +138,8 @@ class KVMachine(RuleBasedStateMachine):
             full = len(tokens) // size
             uncached = [i for i in range(full) if self.kv.pool.lookup(chains[0].hashes[i]) is None]
             found = self.kv.computing.find(tokens, self.kv.chains(adapter=adapter, salt=salt)[0], (4,))
-            assert found is None or found in [chains[0].hashes[i] for i in uncached]
+            blocks = self.kv.computing._by_hash
+            assert found is None or found in [blocks.get(chains[0].hashes[i]) for i in uncached]
 
     @rule(
         data=st.data(),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.loadtest.errors import INTERRUPTED
-from penstock.loadtest.goodput import parse_objectives
+from penstock.loadtest.latency import parse_objectives
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.metrics import Distribution, Figures, summarize
 

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.loadtest import processes
-from penstock.loadtest.environment import busy_cpu_seconds, machine_cores
-from penstock.loadtest.processes import family, is_local, listeners, usage
+from penstock.loadtest import environment
+from penstock.loadtest.environment import busy_cpu_seconds, family, is_local, listeners, machine_cores, usage
 
 
 @pytest.mark.parametrize(
@@ -36,8 +35,8 @@ def test_other_addresses_and_the_name_of_this_machine(monkeypatch: pytest.Monkey
     monkeypatch.setattr(socket, "gethostname", lambda: "Here")
     assert is_local("http://here:8000")
     assert not is_local("http://there:8000")
-    assert processes._is_own(ipaddress.ip_address("127.0.0.1"))
-    monkeypatch.setattr(processes, "_is_own", lambda address: str(address) == "192.0.2.8")
+    assert environment._is_own(ipaddress.ip_address("127.0.0.1"))
+    monkeypatch.setattr(environment, "_is_own", lambda address: str(address) == "192.0.2.8")
     assert is_local("http://192.0.2.8:8000")
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.loadtest.prometheus import increases, is_page, parse
+from penstock.loadtest.watch import increases, is_page, parse
 
 PENSTOCK = """\
 # HELP penstock_requests_running Requests in the running batch.

@@ -14,10 +14,10 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Options, Target, WorkloadOptions
 from penstock.loadtest.report.model import Report, Validity
 from penstock.planning.calibrate import calibrate
+from penstock.planning.engine import StepModel
 from penstock.planning.least_squares import nonnegative
 from penstock.planning.options import EngineOptions
 from penstock.planning.report import Calibration
-from penstock.planning.step_model import StepModel
 
 TRUTH = StepModel(per_step=0.02, per_sequence=0.001, per_prefill_token=1e-4)
 FLAGS: dict[str, Any] = {"sim_step_ms": 20.0, "sim_sequence_us": 1000.0, "sim_prefill_us": 100.0}

@@ -19,9 +19,9 @@ from penstock.loadtest.workload.build import build
 from penstock.planning.commands import plan
 from penstock.planning.figures import distribution_of
 from penstock.planning.flight import Gaps
+from penstock.planning.goals import fewest
 from penstock.planning.main import BROKEN, main
 from penstock.planning.prompts import load_options, sessions
-from penstock.planning.search import fewest
 
 FLAGS = {"sim_step_ms": "15", "sim_prefill_us": "50", "sim_sequence_us": "500"}
 

@@ -6,10 +6,10 @@ import pytest
 
 from helpers_planning import planned
 from penstock.loadtest.errors import LoadTestError
-from penstock.planning.autoscaler import Autoscaler
 from penstock.planning.fleet import State
 from penstock.planning.goals import bounds_of, failure_reports, slices
 from penstock.planning.options import ScalingOptions, options
+from penstock.planning.simulate import Autoscaler
 
 BUSY = {"rate": 8, "requests": 80, "prompt_tokens": 200, "output_tokens": 100, "start_seconds": 5}
 

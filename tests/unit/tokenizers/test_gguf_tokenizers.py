@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from penstock.tokenizers import TokenizerError
-from penstock.tokenizers.gguf import end_token_ids_of, tokenizer_config_of, tokenizer_of
-from penstock.tokenizers.gguf.byte_level import _SPLITS
+from penstock.tokenizers.gguf_tokenizer import _SPLITS, end_token_ids_of, tokenizer_config_of, tokenizer_of
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, doesn't it? 12345 times in 2024.",

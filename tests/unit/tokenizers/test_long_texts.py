@@ -16,8 +16,7 @@ from helpers_tokenizers import build, byte_fallback, save_folder, wordpiece
 from penstock.gateway.llm.models import find_model
 from penstock.tokenizers import PromptTooLong, Tokenizer, TokenizerError
 from penstock.tokenizers.bounded import BoundedEncoder
-from penstock.tokenizers.bounded.cut_proofs import read_cuts
-from penstock.tokenizers.bounded.cuts import Cuts
+from penstock.tokenizers.bounded.cuts import Cuts, read_cuts
 
 NORMALIZERS = {"none": None, "NFC": normalizers.NFC(), "NFKC": normalizers.NFKC(), "NFD": normalizers.NFD()}
 ENOUGH = 10**6

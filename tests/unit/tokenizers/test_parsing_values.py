@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 
 from helpers_reading import read, written
 from penstock.tokenizers.parsing import Tags
-from penstock.tokenizers.parsing.gemma_text import read_arguments
-from penstock.tokenizers.parsing.json_text import quoted, read_name, read_value
-from penstock.tokenizers.parsing.python_text import read_literal
-from penstock.tokenizers.parsing.typed_text import parameter_types, typed_json
+from penstock.tokenizers.parsing.literals import (
+    parameter_types,
+    quoted,
+    read_literal,
+    read_name,
+    read_value,
+    typed_json,
+)
+from penstock.tokenizers.tool_calls.gemma import read_arguments
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from helpers_grammars import BlindWriter
 from penstock.tokenizers import lark
 from penstock.tokenizers.grammars import GrammarError
-from penstock.tokenizers.grammars.schemas import effort, rewritten
+from penstock.tokenizers.grammars.schemas import evaluated, rewritten
 
 SCALARS: list[Any] = [None, True, False, 0, 1, 2, 2.5, "", "a", "ab", "b", "ba"]
 INSTANCES: list[Any] = [
@@ -220,7 +220,7 @@ def nested(depth: int, keyword: str, **beside: Any) -> dict[str, Any]:
     ],
 )
 def test_short_schemas_that_say_too_much(schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effort, "_MOST", 1 << 20)
+    monkeypatch.setattr(evaluated, "_MOST", 1 << 20)
     with pytest.raises(ValueError, match="too long"):
         rewritten(json.dumps(schema))
 

@@ -12,7 +12,7 @@ from helpers_grammars import allowed_next
 from helpers_models import make_tokenizer
 from penstock.tokenizers import ThoughtTags, Tokenizer, find_reasoning_parser, reasoning_parser_names
 from penstock.tokenizers.grammars import GrammarCompiler, TokenMatcher
-from penstock.tokenizers.reasoning.gpt_oss import GptOssReasoningStage
+from penstock.tokenizers.reasoning.thoughts import GptOssReasoningStage
 
 HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"]
 SPELLED = ThoughtTags(("<think>",), ("</think>", "<tool_call>"), "</think>")

@@ -1,16 +1,14 @@
 """Text to tokens and back: tokenizer, incremental detokenizer, stop strings, output parsers, chat templates."""
 
 from .chat import ANY_ROLE, ChatTemplate, check_kwargs
-from .content_format import ContentFormat, content_format
 from .detection import detect_reasoning_parser, detect_tool_parser
 from .detokenizer import IncrementalDetokenizer
 from .errors import ChatTemplateError, ChatTemplateTimeout, PromptTooLong, TokenizerError
 from .hf import Tokenizer
-from .messages import TemplateNeeds, normalize_messages
-from .output_parts import Part, ReasoningPart, TextPart, ToolCallPart
-from .output_stages import OutputStage, StageChain, StageFactory
+from .messages import ContentFormat, TemplateNeeds, content_format, normalize_messages
+from .output_stages import OutputStage, Part, ReasoningPart, StageChain, StageFactory, TextPart, ToolCallPart
 from .reasoning import AnswerFrame, ReasoningParser, ThoughtTags, find_reasoning_parser, reasoning_parser_names
-from .special_text import SealedTokenizer, SpecialTextGuard
+from .special_tokens import SealedTokenizer, SpecialTextGuard
 from .stop import StopStrings
 from .tool_calls import JSON_LIST_OF_CALLS, Tool, ToolParser, find_tool_parser, tool_parser_names
 

@@ -11,12 +11,10 @@ from typing import Any
 from jinja2 import Template, meta, nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
-from .bounds import DEFAULT_OUTPUT_LIMIT, Bounds, Buffer, TooLarge, set_current_bounds
-from .content_format import ContentFormat, content_format
-from .environment import ChatEnvironment
+from .environment import DEFAULT_OUTPUT_LIMIT, Bounds, Buffer, ChatEnvironment, TooLarge, set_current_bounds
 from .errors import ChatTemplateError
 from .files import SPECIAL_TOKEN_NAMES
-from .messages import NO_NEEDS, TemplateNeeds, normalize_messages
+from .messages import NO_NEEDS, ContentFormat, TemplateNeeds, content_format, normalize_messages
 from .render_threads import RenderThreads
 from .template_probe import find_needs, writes_any_role
 

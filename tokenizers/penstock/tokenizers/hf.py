@@ -4,21 +4,140 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
 from .bounded import BoundedEncoder
-from .errors import TokenizerError
+from .errors import TokenizerError, encode_once, is_of_the_library
 from .files import TokenizerFiles, read_tokenizer_files
-from .fill_in_middle import FillInMiddle, find_fill_in_middle
-from .one_call import encode_once, is_of_the_library
-from .special_text import SpecialTextGuard
-from .templates import TextTemplate, read_template
+from .special_tokens import SpecialTextGuard
 from .token_table import DecoderFamily, TokenTable, build_token_table
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedText:
+    ids: list[int]
+    types: list[int]
+    """Which of the two texts each token belongs to, as the model was trained to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextTemplate:
+    """Special tokens before, between and behind the texts' own."""
+
+    specials: tuple[JoinedText, ...]
+    """One more than there are texts."""
+    types: tuple[int, ...]
+    """Of each text's own tokens."""
+
+    @property
+    def num_specials(self) -> int:
+        return sum(len(each.ids) for each in self.specials)
+
+    def join(self, texts: Sequence[Sequence[int]], most: int | None = None, *, cut_start: bool = False) -> JoinedText:
+        """`texts`: token ids without special tokens, one or two as the template has. With `most`, the longer text loses
+        its last tokens first, until all fit; with `cut_start` its first ones."""
+        if most is not None:
+            kept = _kept([len(text) for text in texts], max(0, most - self.num_specials))
+            texts = [
+                text[len(text) - num :] if cut_start else text[:num] for text, num in zip(texts, kept, strict=True)
+            ]
+        ids, types = list(self.specials[0].ids), list(self.specials[0].types)
+        for text, kind, behind in zip(texts, self.types, self.specials[1:], strict=True):
+            ids += [*text, *behind.ids]
+            types += [kind] * len(text) + behind.types
+        return JoinedText(ids, types)
+
+
+def read_template(backend: tokenizers.Tokenizer, *texts: str) -> TextTemplate:
+    """As the backend joins these texts, one or two. Raises TokenizerError where it loses one of them."""
+    first, second = texts if len(texts) == 2 else (texts[0], None)
+    encoded = backend.encode(first, second)
+    tokens = zip(encoded.sequence_ids, encoded.ids, encoded.type_ids, strict=True)
+    specials = [JoinedText([], [])]
+    types: list[int] = []
+    for number, group in groupby(tokens, key=lambda token: token[0]):
+        parts = list(group)
+        if number is None:
+            specials[-1] = JoinedText([part[1] for part in parts], [part[2] for part in parts])
+        else:
+            types.append(parts[0][2])
+            specials.append(JoinedText([], []))
+    if len(types) != len(texts):
+        raise TokenizerError("the tokenizer does not say how texts are joined")
+    return TextTemplate(tuple(specials), tuple(types))
+
+
+def _kept(lengths: Sequence[int], room: int) -> list[int]:
+    """Tokens of each text, as `longest_first` of the `tokenizers` library has it."""
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    first, second = lengths
+    short = min(first, second, room // 2)
+    long = room - short
+    return [long, short] if first > second else [short, long]
+
+
+class _Format(NamedTuple):
+    """What a model family calls its tokens."""
+
+    prefix: str
+    suffix: str
+    middle: str
+    """Empty: the answer follows the prefix, behind which nothing stands."""
+    ends: tuple[str, ...] = ()
+    """Tokens that end what is filled in, beside EOS."""
+
+
+_FORMATS = (
+    # Qwen2.5-Coder, CodeGemma
+    _Format(
+        "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", ("<|fim_pad|>", "<|file_sep|>", "<|file_separator|>")
+    ),
+    # StarCoder, Granite Code
+    _Format("<fim_prefix>", "<fim_suffix>", "<fim_middle>", ("<fim_pad>", "<file_sep>")),
+    _Format("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ("<fim-pad>",)),  # SantaCoder
+    _Format("▁<PRE>", "▁<SUF>", "▁<MID>", ("▁<EOT>",)),  # Code Llama
+    _Format("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    _Format("[PREFIX]", "[SUFFIX]", ""),  # Codestral
+)
+
+
+class FillInMiddle(NamedTuple):
+    """One model's way to ask for it, in token ids."""
+
+    prefix: int
+    suffix: int
+    middle: int | None
+    ends: frozenset[int]
+    begin: tuple[int, ...] = ()
+    """What its tokenizer puts before every text."""
+
+    def prompt(self, before: list[int], behind: list[int]) -> list[int]:
+        """`before`, `behind`: the texts around what is missing, without special tokens."""
+        if self.middle is None:
+            return [*self.begin, self.suffix, *behind, self.prefix, *before]
+        return [*self.begin, self.prefix, *before, self.suffix, *behind, self.middle]
+
+
+def find_fill_in_middle(id_of: Callable[[str], int | None], begin: tuple[int, ...]) -> FillInMiddle | None:
+    """`id_of`: a token's id by its text, as the vocabulary writes it; `begin`: what stands before every text. None: the
+    vocabulary has no such tokens."""
+    for one in _FORMATS:
+        prefix, suffix, middle = id_of(one.prefix), id_of(one.suffix), id_of(one.middle) if one.middle else None
+        if prefix is not None and suffix is not None and (middle is not None or not one.middle):
+            ends = frozenset(found for end in one.ends if (found := id_of(end)) is not None)
+            return FillInMiddle(prefix, suffix, middle, ends, begin)
+    return None
+
 
 _ANY_TEXT = "a"
 """To see what the tokenizer puts around texts."""

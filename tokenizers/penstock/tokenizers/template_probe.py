@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .content_format import ContentFormat
-from .messages import NO_NEEDS, Messages, TemplateNeeds, normalize_messages
+from .messages import NO_NEEDS, ContentFormat, Messages, TemplateNeeds, normalize_messages
 
 Write = Callable[[Messages, list[dict[str, Any]] | None], str]
 """Renders messages and tools. Raises what the template raises."""

@@ -21,6 +21,9 @@ class LocalCache:
     def counters(self) -> CacheCounters:
         return self._counters
 
+    async def start(self) -> None:
+        """There is nothing to wait for."""
+
     async def lookup(self, key: bytes) -> CachedResponse | None:
         started = monotonic_ns()
         counters = self.counters

@@ -16,12 +16,12 @@ import msgspec
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, AuthorizationError, ClusterDownError, RedisError, ResponseError
 
 from penstock.classic.caching.cache import CachedResponse
 from penstock.classic.messages import Parameter
 from penstock.classic.tensors import from_buffer, to_buffer
-from penstock.engines.errors import InvalidRequestError
+from penstock.engines.errors import EngineError, InvalidRequestError
 
 logger = logging.getLogger("penstock")
 
@@ -31,6 +31,9 @@ _SILENT_SECONDS = 30.0
 """Between two lines of the log about a server that cannot be reached."""
 _AWAY_SECONDS = 1.0
 """So long a server that could not be reached is not asked again: each try may take its whole time limit."""
+
+_REFUSALS = (AuthenticationError, AuthorizationError, ResponseError)
+"""What another try does not mend: a wrong password, a user who may not read, a database that there is not."""
 
 _CONNECTIONS = 100
 """The most at the same time, without `max_connections`."""
@@ -53,6 +56,17 @@ class RedisCache:
         self._connections = asyncio.Semaphore(connections)  # the client's pool has an error instead of a queue
         self._away_until = 0.0
         self._said = -_SILENT_SECONDS
+
+    async def start(self) -> None:
+        try:
+            await self._client.get(_PREFIX)
+        except (RedisError, OSError, TimeoutError) as error:
+            if isinstance(error, _REFUSALS) and not isinstance(error, ClusterDownError):
+                code = getattr(error, "status_code", None) or type(error).__name__
+                raise EngineError(
+                    f"the response cache's Redis server refuses user, password or database: {code} {error}"
+                ) from error
+            self._away(error)
 
     async def lookup(self, key: bytes) -> CachedResponse | None:
         try:

@@ -86,8 +86,11 @@ class EnsembleModel:
         return self._context.model_folder
 
     def source(self, output: str) -> tuple[InferModel, str] | None:
-        """The model whose output of this name becomes the ensemble's `output`; None when it is gone."""
-        step = self._plan.producers[output]
+        """The model whose output of this name becomes the ensemble's `output`; None when it is gone, or where the
+        output is the caller's own input."""
+        step = self._plan.producers.get(output)
+        if step is None:
+            return None
         name = next(name for name, tensor in step.outputs.items() if tensor == output)
         try:
             return self._find(step.model, step.version), name

@@ -1,6 +1,7 @@
 """The graph of an ensemble as its configuration describes it: plain data, checked by itself.
 
-Steps are models, edges are ensemble tensors. A tensor is an input of the ensemble or the output of exactly one step.
+Steps are models, edges are ensemble tensors. A tensor is an input of the ensemble or the output of exactly one step; an
+output of the ensemble may be either.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _check_produced(plan: Plan) -> None:
                     f" '{plan.name}' nor an output of a step"
                 )
     for output in plan.outputs:
-        if output not in plan.producers:
+        if output not in plan.producers and output not in plan.inputs:
             raise InvalidRequestError(f"output '{output}' for ensemble '{plan.name}' is not written by a step")
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.classic.base import InferModel
+from penstock.classic.base import InferModel, paced
 from penstock.classic.ensemble.plan import Step
 from penstock.classic.ensemble.sequence import SequencePlace, first_of, place_of, told_by
 from penstock.classic.ensemble.wiring import shapes_fit
@@ -84,7 +84,7 @@ class EnsembleRequest:
         PenstockError."""
         asked = self._asked(step, values)
         try:
-            with closing(asked.model.stream(asked.request)) as responses:
+            with closing(paced(asked.model.stream(asked.request))) as responses:
                 async for response in responses:
                     if response.error is not None:
                         raise response.error

@@ -74,7 +74,7 @@ def wire(plan: Plan, config: ModelConfig, find: Callable[[Step], InferModel]) ->
     Raises InvalidRequestError, with the edge and in Triton's words, when something does not fit.
     """
     models = {step.index: _found(plan, step, find) for step in plan.steps}
-    known = _ensemble_tensors(config)
+    known = _ensemble_tensors(plan, config)
     for step in plan.steps:
         other = models[step.index].config
         if 0 < other.max_batch_size < config.max_batch_size:
@@ -125,11 +125,13 @@ class _Known:
         return (-1, *self.dims) if self.batched else self.dims
 
 
-def _ensemble_tensors(config: ModelConfig) -> dict[str, _Known]:
-    found = {}
+def _ensemble_tensors(plan: Plan, config: ModelConfig) -> dict[str, _Known]:
+    """An output may be an input, which is passed through. Raises InvalidRequestError where its descriptions differ."""
+    found: dict[str, _Known] = {}
     for tensor in (*config.input, *config.output):
         dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
-        found[tensor.name] = _Known(config.name, tensor.data_type, tuple(dims), config.max_batch_size > 0)
+        here = _Known(config.name, tensor.data_type, tuple(dims), config.max_batch_size > 0)
+        _check_same(plan, tensor.name, here, found)
     return found
 
 
@@ -141,7 +143,7 @@ def _check_inputs(plan: Plan, step: Step, config: ModelConfig, known: dict[str, 
                 f"in ensemble {plan.name}, ensemble tensor {tensor} is mapping to non-existing input {name} in model"
                 f" {step.model}"
             )
-        _check_same(plan, tensor, inputs[name], config, known)
+        _check_same(plan, tensor, _described(inputs[name], config), known)
     for name, found in inputs.items():
         if name not in step.inputs and not found.optional:
             raise InvalidRequestError(
@@ -157,14 +159,15 @@ def _check_outputs(plan: Plan, step: Step, config: ModelConfig, known: dict[str,
                 f"in ensemble {plan.name}, ensemble tensor {tensor} is mapped from non-existing output {name} in model"
                 f" {step.model}"
             )
-        _check_same(plan, tensor, outputs[name], config, known)
+        _check_same(plan, tensor, _described(outputs[name], config), known)
 
 
-def _check_same(
-    plan: Plan, tensor: str, found: ModelInput | ModelOutput, config: ModelConfig, known: dict[str, _Known]
-) -> None:
+def _described(tensor: ModelInput | ModelOutput, config: ModelConfig) -> _Known:
+    return _Known(config.name, tensor.data_type, tuple(tensor.dims), config.max_batch_size > 0)
+
+
+def _check_same(plan: Plan, tensor: str, here: _Known, known: dict[str, _Known]) -> None:
     """Against the first description of the tensor. Batched and other models may be mixed where the full shapes fit."""
-    here = _Known(config.name, found.data_type, tuple(found.dims), config.max_batch_size > 0)
     first = known.setdefault(tensor, here)
     start = f"in ensemble {plan.name}, ensemble tensor {tensor}: inconsistent"
     if first.data_type != here.data_type:
@@ -205,7 +208,7 @@ def _regions(plan: Plan, decoupled: frozenset[int]) -> dict[int, int]:
                     f" {_origins(plan, step.inputs.values(), found, decoupled)}"
                 )
             [found[step.index]] = regions
-    if len({_region_after(plan.producers[tensor], found, decoupled) for tensor in plan.outputs}) > 1:
+    if len({_region_after(plan.producers.get(tensor), found, decoupled) for tensor in plan.outputs}) > 1:
         raise InvalidRequestError(
             f"in ensemble {plan.name}, the outputs originate from different decoupled models:"
             f" {_origins(plan, plan.outputs, found, decoupled)}"

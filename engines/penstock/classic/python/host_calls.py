@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from contextvars import Context
 from typing import Any, TypeVar
 
-from penstock.classic.base import CancellableStream, Host, InferCall, InferModel, Metric, ResponseStream
+from penstock.classic.base import CancellableStream, Host, InferCall, InferModel, Metric, ResponseStream, paced
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.python.cancellations import Cancellations
 from penstock.classic.python.codes import to_error, to_fields
@@ -73,6 +73,7 @@ class HostCalls:
             "stream": self._stream,
             "load": self._load,
             "unload": self._unload,
+            "has_room": self._has_room,
         }
         self._quick: dict[str, Callable[..., Any]] = {
             "model_ready": self._model_ready,
@@ -248,7 +249,7 @@ class HostCalls:
         try:
             name, version, request = self._request(arguments, tail)
             async with self._model(name, version, request) as model:
-                with self._traced(arguments[0], model, request), closing(model.stream(request)) as responses:
+                with self._traced(arguments[0], model, request), closing(paced(model.stream(request))) as responses:
                     self._streams[number] = responses
                     async for response in responses:
                         await window.acquire()
@@ -281,6 +282,13 @@ class HostCalls:
 
     async def _unload(self, number: int, arguments: list[Any], tail: memoryview) -> None:
         await self._host.unload_model(arguments[0], unload_dependents=arguments[1])
+        self._link.send("reply", [number, None])
+
+    async def _has_room(self, number: int, arguments: list[Any], tail: memoryview) -> None:
+        """For more responses to a request of the model's."""
+        call = self._calls.get(arguments[0])
+        if call is not None:
+            await call.has_room()
         self._link.send("reply", [number, None])
 
     def _model_ready(self, name: str, version: str) -> bool:

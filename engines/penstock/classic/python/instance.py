@@ -91,6 +91,12 @@ class PythonInstance(AsyncInstance):
                 session.fail_all(NotReadyError("the model is being unloaded"))
                 session.close()
 
+    def kill(self) -> None:
+        if self._supervision is not None:
+            self._supervision.cancel()  # it would start another process
+        if self._session is not None:
+            self._session.process.kill()
+
     async def _supervise(self, session: Session | None) -> None:
         while session is not None:
             reason = await self._until_dead(session)

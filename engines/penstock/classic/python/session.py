@@ -198,8 +198,9 @@ class Session:
             or request.sequence_start
             or request.sequence_end
             or traceparent
+            or call.paced
         ):
-            return [number, tensors, _details(request, tuple(signature.states), traceparent)]
+            return [number, tensors, [*_details(request, tuple(signature.states), traceparent), call.paced]]
         return [number, tensors]
 
     def _on_message(self, kind: str, fields: list[Any], tail: memoryview) -> None:

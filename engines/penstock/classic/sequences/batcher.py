@@ -18,6 +18,7 @@ from penstock.classic.sequences.settings import SequenceSettings
 from penstock.classic.sequences.states import States
 from penstock.classic.sequences.strategies import Direct, Oldest, Strategy
 from penstock.classic.sequences.table import Sequence, SequenceTable
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -194,8 +195,15 @@ class SequenceBatcher:
             return [call for call in calls if call is not None]
         pattern = next(sequence for sequence in sequences if sequence is not None)
         real = next(call for call in calls if call is not None)
-        inputs = self._padding.like(real) | self._states.blank(pattern) | self._controls.not_ready()
+        inputs = self._padding_inputs(pattern, real)
         return [call if call is not None else PaddingCall(inputs) for call in calls]
+
+    def _padding_inputs(self, sequence: Sequence, call: Call) -> dict[str, Tensor]:
+        """Of a slot without a request, beside this call. A warm-up is its sample's values only, as in Triton: a model
+        may not be able to read empty texts."""
+        if isinstance(call.request, WarmUpRequest):
+            return call.request.inputs
+        return self._padding.like(call) | self._states.blank(sequence) | self._controls.not_ready()
 
     def _start(self, sequence: Sequence, now_ns: int) -> Call:
         call = sequence.calls.popleft()

@@ -105,7 +105,7 @@ class AutonomousCore:
         records: list[StepRecord] = []
         try:
             replies += self._receive(messages, started)
-            replies += self.adapters.advance()
+            replies += self.adapters.advance() if self.adapters.under_way else ()
             for request, error in self.intake.due(started):
                 self._give_up(request, FinishReason.ERROR, started, error)
             if self.batcher.wakeup is None:
@@ -134,7 +134,7 @@ class AutonomousCore:
             elif isinstance(message, ResetPrefixCache):
                 replies.append(self._reset_prefix_cache(message))
             else:
-                self.adapters.receive(message)
+                replies += self.adapters.receive(message)
         return replies
 
     def _reset_prefix_cache(self, message: ResetPrefixCache) -> CallReply:
@@ -147,7 +147,9 @@ class AutonomousCore:
     def _add(self, message: AddRequest) -> None:
         """Queues the samples, or ends them with the reason why not. Ids that are in use are ignored."""
         if not any(i in self.seats.aborted for i in message.ids):
-            for request in self.intake.receive(message, self.intake.num_waiting, self.seats.num_free):
+            for request in self.intake.receive(
+                message, self.intake.num_waiting, self.seats.num_free, self.adapters.needs_of
+            ):
                 self.intake.enqueue(request)
 
     # -- to the batcher and back -----------------------------------------------------------------------------
@@ -162,7 +164,8 @@ class AutonomousCore:
             return
         num_free_blocks = self.batcher.num_free_blocks
         while (request := self.intake.waiting.peek()) is not None:
-            if self.intake.waits_for_adapter(request):
+            if (pending := request.pending) is not None:
+                self.intake.pass_by(request, pending)
                 continue
             if not self.seats.fits(request, num_free_blocks):
                 break

@@ -17,7 +17,7 @@ from penstock.engines.contract.loading import Loading
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import PenstockError, from_code
 
-_GREEDY_BELOW = 1e-5
+GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them leaves nothing but the largest logit."""
 
 
@@ -124,7 +124,7 @@ class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=
     @property
     def is_random(self) -> bool:
         """Whether tokens are drawn at random. If not, the likeliest is taken."""
-        return self.temperature >= _GREEDY_BELOW
+        return self.temperature >= GREEDY_BELOW
 
 
 class PoolingParams(msgspec.Struct, tag="pooling", frozen=True, omit_defaults=True, kw_only=True):

@@ -30,7 +30,7 @@ from penstock.engines.door.messages import (
     Welcome,
 )
 from penstock.engines.door.remote_clock import RemoteClock
-from penstock.engines.door.spec import ANY_MODEL, DoorAddress, ModelDigests
+from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import (
     EngineDeadError,
     EngineError,
@@ -39,6 +39,7 @@ from penstock.engines.errors import (
     PermissionDeniedError,
     QueueFullError,
 )
+from penstock.engines.host.content_digest import ANY_MODEL, ModelDigests
 from penstock.engines.host.failure_text import as_load_error
 from penstock.engines.process.liveness import SECOND_LOOK, Health, Liveness, WatchdogConfig
 from penstock.engines.process.wire import encode
@@ -113,7 +114,7 @@ class AttachedEngine:
 
     @property
     def fingerprint(self) -> str:
-        """Engines with the same one give the same tokens (`fingerprint.engine_fingerprint`). Raises NotReadyError."""
+        """Engines with the same one give the same tokens (`registry.engine_fingerprint`). Raises NotReadyError."""
         if self._welcome is None:
             raise NotReadyError("The engine has not been reached yet.", retry_after=1)
         return self._welcome.fingerprint

@@ -20,7 +20,7 @@ from penstock.engines.contract.messages import (
     StepOutputs,
 )
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.door.spec import ANY_MODEL, ModelDigests
+from penstock.engines.host.content_digest import ANY_MODEL, ModelDigests
 
 PROTOCOL_VERSION = 3
 """Another one whenever a message changes that crosses the door. Both sides must have the same."""
@@ -56,7 +56,7 @@ class Welcome(msgspec.Struct, array_like=True, tag="welcome", frozen=True):
 
     info: ModelInfo
     fingerprint: str
-    """Of all that decides tokens and the hashes of blocks (`fingerprint.engine_fingerprint`)."""
+    """Of all that decides tokens and the hashes of blocks (`registry.engine_fingerprint`)."""
     adapters: list[str]
     """Keys of the LoRA adapters that are loaded."""
     max_adapters: int

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from penstock.engines.contract.messages import Heartbeat
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.door import Door
-from penstock.engines.door.fingerprint import engine_fingerprint
 from penstock.engines.door.messages import Welcome
-from penstock.engines.registry import EngineSpec
+from penstock.engines.registry import EngineSpec, engine_fingerprint
 
 
 def open_door(spec: EngineSpec, info: ModelInfo, heartbeat: Callable[[], Heartbeat]) -> Door:

@@ -1,27 +1,10 @@
-"""Where an engine can be reached by others than its owner, and what these may take."""
+"""Doors of engine processes: where others than the owner reach one, and what these may take."""
 
 from __future__ import annotations
 
 import msgspec
 
-
-class ModelDigests(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a model's files are (`fingerprint.model_digests`). Copies of a folder have the same. An empty one is not
-    known, and differs from none."""
-
-    vocabulary: str = ""
-    """Of its configuration and its tokenizer: what token ids mean."""
-    weights: str = ""
-    """Gateways whose engine runs elsewhere need none."""
-
-    def differs(self, other: ModelDigests) -> str:
-        """What is not the same, in words; empty: nothing that is known of both."""
-        if self.vocabulary and other.vocabulary and self.vocabulary != other.vocabulary:
-            return "configuration or tokenizer"
-        return "weights" if self.weights and other.weights and self.weights != other.weights else ""
-
-
-ANY_MODEL = ModelDigests()
+from penstock.engines.host.content_digest import ANY_MODEL, ModelDigests
 
 
 class DoorSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,16 +1,23 @@
-"""An encoder's graph: from tokens to one vector or one row of logits for each text. `layout` says what goes in."""
+"""Graphs of encoders, from tokens to one vector or one row of logits for each text: built here, or exported as ONNX or
+OpenVINO IR by Optimum and sentence-transformers. `rows` says what goes in.
+
+An exported graph takes a padded row for each text. Its inputs are replaced by what `Rows` makes of a batch, and pooling
+stands behind it, so that an exported model is fed and answers like any other.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import openvino as ov
 import openvino.opset15 as ops
 
-from penstock.engines.encoder.attention import Attention
-from penstock.engines.encoder.layout import Rows, i64
-from penstock.engines.encoder.pooling import ACTIVATE, text_vectors
-from penstock.engines.encoder.sentence_files import SentenceRecipe
-from penstock.engines.encoder.spec import ClassifierSpec, EncoderSpec, RotarySpec
+from penstock.engines.encoder.families import ClassifierSpec, EncoderSpec, RotarySpec
+from penstock.engines.encoder.model_folder import EncoderOutline, SentenceRecipe
+from penstock.engines.encoder.rows import Attention, Rows, i64
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.openvino.checkpoint import Checkpoint
+from penstock.engines.openvino.exported import unreadable
 from penstock.engines.openvino.weights import Node, Weights
 
 
@@ -126,3 +133,115 @@ class _Builder:
         x = ops.mvn(x, i64([-1]), True, self._spec.norm_eps, "inside_sqrt")
         x = ops.multiply(x, self._weights.vector(name + ".weight", size))
         return ops.add(x, self._weights.vector(name + ".bias", size)) if bias else x
+
+
+ACTIVATE: dict[str, Callable[[Node], Node]] = {
+    "": lambda x: x,
+    "gelu": lambda x: ops.gelu(x, "erf"),
+    "gelu_tanh": lambda x: ops.gelu(x, "tanh"),
+    "relu": ops.relu,
+    "silu": ops.swish,
+    "tanh": ops.tanh,
+}
+
+
+def text_vectors(x: Node, size: int, rows: Rows, recipe: SentenceRecipe) -> Node:
+    """[T, size] to [B, size of the vectors], not normalised; without a pooling to [T, size of the vectors]. Raises
+    UnsupportedError for a dense layer that does not take what comes before it."""
+    parts = [_pooled(x, mode, rows) for mode in recipe.pooling] or [x]
+    pooled = parts[0] if len(parts) == 1 else ops.concat(parts, 1)
+    size *= len(parts)
+    for dense in recipe.dense:
+        if dense.in_features != size:
+            raise UnsupportedError(f"{dense.folder.name} takes {dense.in_features} numbers, not {size}")
+        stored = Weights(Checkpoint(dense.folder), "f32")
+        shape = (dense.out_features, dense.in_features)
+        # copied: nothing would keep the mapped file alive
+        pooled = ops.matmul(pooled, stored.table("linear.weight", shape), False, True)
+        if dense.bias:
+            pooled = ops.add(pooled, stored.vector("linear.bias", dense.out_features))
+        pooled, size = ACTIVATE[dense.activation](pooled), dense.out_features
+    return pooled
+
+
+def _pooled(x: Node, mode: str, rows: Rows) -> Node:
+    if mode == "cls":
+        return rows.first(x)
+    if mode == "lasttoken":
+        return rows.last(x)
+    if mode == "max":
+        return rows.largest(x)
+    if mode == "mean":
+        return rows.mean(x)
+    present = ops.convert(rows.present, "f32")
+    if mode == "mean_sqrt_len":
+        return ops.divide(rows.weighted_sum(x, present), ops.sqrt(rows.lengths()))
+    # weightedmean: a token's weight is its place, counted from 1
+    weights = ops.multiply(present, ops.convert(ops.add(rows.columns, i64(1)), "f32"))
+    return ops.divide(rows.weighted_sum(x, weights), ops.reduce_sum(weights, i64([1]), True))
+
+
+_TOKEN_OUTPUTS = ("last_hidden_state", "token_embeddings")
+_TEXT_OUTPUT = "sentence_embedding"
+_LOGITS = "logits"
+
+
+def build_exported(core: ov.Core, outline: EncoderOutline, recipe: SentenceRecipe) -> ov.Model:
+    """One output, like that of `build_encoder`: vectors [B, size], or logits [B, labels].
+
+    Raises EngineError for a file that cannot be read, UnsupportedError for inputs or outputs of another kind.
+    """
+    path = outline.graph_file
+    assert path is not None
+    try:
+        given = core.read_model(path)
+    except RuntimeError as error:
+        raise unreadable(path, error) from error
+    rows = Rows()
+    _connect(given, rows, path.name)
+    result = _result(given, rows, outline, recipe, path.name)
+    used = [node for node in rows.inputs.values() if node.output(0).get_target_inputs()]
+    try:
+        return ov.Model([ops.result(result)], used, "exported encoder")
+    except RuntimeError as error:
+        raise UnsupportedError(f"{path.name} does not take texts of any number and length: {error}") from error
+
+
+def _connect(given: ov.Model, rows: Rows, file: str) -> None:
+    """Puts the rows in the place of the graph's inputs."""
+    padded = {
+        "input_ids": lambda: rows.spread(rows.inputs["input_ids"]),
+        "attention_mask": lambda: ops.convert(rows.present, "i64"),
+        "token_type_ids": lambda: rows.spread(rows.inputs["token_types"]),
+        "position_ids": lambda: rows.spread(rows.inputs["positions"]),
+    }
+    for parameter in given.get_parameters():
+        output = parameter.output(0)
+        name = next((name for name in padded if name in output.get_names()), None)
+        if name is None:
+            raise UnsupportedError(f"{file} has the input {output.any_name}; known are {', '.join(padded)}")
+        output.replace(ops.convert(padded[name](), output.get_element_type()).output(0))
+
+
+def _result(given: ov.Model, rows: Rows, outline: EncoderOutline, recipe: SentenceRecipe, file: str) -> Node:
+    outputs = {name: output for output in given.outputs for name in output.get_names()}
+    if outline.num_labels is not None:
+        if _LOGITS not in outputs:
+            raise UnsupportedError(f"{file} has no output {_LOGITS}, though config.json names a classifier")
+        return _source(outputs[_LOGITS])
+    for name in _TOKEN_OUTPUTS:
+        if name in outputs:
+            size = outputs[name].get_partial_shape()[2]
+            if size.is_dynamic:
+                raise UnsupportedError(f"{file} does not say how long the vectors of {name} are")
+            x = rows.collect(_source(outputs[name]), size.get_length())
+            return text_vectors(x, size.get_length(), rows, recipe)
+    if _TEXT_OUTPUT in outputs and recipe.pooling and not recipe.dense:
+        return _source(outputs[_TEXT_OUTPUT])
+    raise UnsupportedError(
+        f"{file} has the outputs {', '.join(sorted(outputs))}; needed is one of {', '.join(_TOKEN_OUTPUTS)}"
+    )
+
+
+def _source(output: ov.Output) -> Node:
+    return ops.convert(output.get_node().input_value(0), "f32")

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
 
 from penstock.engines.contract.loading import Loading, Report, silent
-from penstock.engines.encoder.exported import build_exported
-from penstock.engines.encoder.graph import build_encoder
-from penstock.engines.encoder.layout import batch_inputs
-from penstock.engines.encoder.outline import outline_of
-from penstock.engines.encoder.sentence_files import SentenceRecipe
+from penstock.engines.encoder.graph import build_encoder, build_exported
+from penstock.engines.encoder.model_folder import EncoderOutline, SentenceRecipe, outline_of
+from penstock.engines.encoder.rows import batch_inputs
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.model_files import read_json
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.checkpoint import Checkpoint
-from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig
-from penstock.engines.openvino.device import all_threads, compile_encoder
-from penstock.engines.openvino.loading_memory import mapped_pages_released
-from penstock.engines.openvino.numerics import ModelFacts, Wish
+from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.device import ThreadPlan, all_threads, compiled
+from penstock.engines.openvino.numerics import ModelFacts, Numerics, Wish
 from penstock.engines.openvino.trials import settle
 from penstock.engines.openvino.weights import Weights, open_weights
 
@@ -37,30 +33,18 @@ class EncoderModel:
         self._possible_tokens = outline.max_tokens
         self._has_rows_of_tokens = not recipe.pooling and outline.num_labels is None
         max_tokens = longest_text(config.max_model_len, recipe.max_tokens, outline.max_tokens)
-        core = ov.Core()
-        self._weights: Weights | None = None
-        with ExitStack() as loading:
-            if outline.spec is not None:
-                self._checkpoint = Checkpoint(config.model_dir, outline.spec.rename)
-                self._weights = open_weights(config, self._checkpoint, report)
-                loading.enter_context(mapped_pages_released(self._weights.release_pages))
-                graph = build_encoder(outline.spec, recipe, self._weights)
-                self._weights.finish()
-            else:
-                graph = build_exported(core, outline, recipe)
-            numerics = settle(_wish(config), ModelFacts(integers=config.weights in QUANTIZED))
-            threads = config.threads or all_threads(usable_cores())
-            report(Loading("compile"))
-            compiled = compile_encoder(core, graph, numerics, threads)
-            self._inputs = {port.any_name for port in compiled.inputs}
-            self._request = compiled.create_infer_request()
+        self._source = _open(config, outline, recipe, report)
+        plan = ThreadPlan(config.threads or all_threads(usable_cores()))
+        with compiled(self._source, [plan], report) as [model]:
+            self._inputs = {port.any_name for port in model.inputs}
+            self._request = model.create_infer_request()
             report(Loading("warm-up"))
             [row] = self.compute([TokenizedText([0])])
         self.info = EncoderInfo(
             max_tokens=max_tokens,
             vocab_size=outline.vocab_size,
             output_size=row.shape[-1],
-            runner=f"openvino {numerics.words}, {threads} threads",
+            runner=f"openvino {self._source.numerics.words}, {plan.threads} threads",
         )
 
     def compute(self, texts: Sequence[TokenizedText]) -> Vectors | list[Vectors]:
@@ -76,10 +60,37 @@ class EncoderModel:
         return np.split(rows, ends)[:-1]  # behind the last text stands what rounds the batch up
 
 
-def _wish(config: OpenVINOConfig) -> Wish:
-    """bf16 is twice as fast, but vectors differ by more than a thousandth: it has to be set."""
-    wish = Wish.of(config)
-    return replace(wish, dtype="f32") if wish.dtype == "auto" else wish
+@dataclass(frozen=True)
+class _Source:
+    """An encoder before it is compiled, as a `GraphSource`."""
+
+    numerics: Numerics
+    outline: EncoderOutline
+    recipe: SentenceRecipe
+    weights: Weights | None = None
+    """Of a graph that is built here; None: it is a file that has them."""
+    checkpoint: Checkpoint | None = None
+    """Of the weights: the compiled model may look into its files."""
+    has_experts: bool = False
+
+    def make(self) -> ov.Model:
+        if self.outline.spec is None or self.weights is None:
+            return build_exported(ov.Core(), self.outline, self.recipe)
+        graph = build_encoder(self.outline.spec, self.recipe, self.weights)
+        self.weights.finish()
+        return graph
+
+    def release_pages(self) -> None:
+        if self.weights is not None:
+            self.weights.release_pages()
+
+
+def _open(config: OpenVINOConfig, outline: EncoderOutline, recipe: SentenceRecipe, report: Report) -> _Source:
+    if outline.spec is None:
+        return _Source(settle(Wish.of(config), ModelFacts()), outline, recipe)
+    checkpoint = Checkpoint(config.model_dir, outline.spec.rename)
+    weights, numerics = open_weights(config, checkpoint, ModelFacts(), report)
+    return _Source(numerics, outline, recipe, weights, checkpoint)
 
 
 def longest_text(asked: int | None, said: int | None, possible: int) -> int:

@@ -1,4 +1,4 @@
-"""What an encoder takes and gives. Free of OpenVINO: the gateway knows these without loading it."""
+"""Texts and vectors: what an encoder takes and gives. Free of OpenVINO: the gateway knows these without loading it."""
 
 from __future__ import annotations
 

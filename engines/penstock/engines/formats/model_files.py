@@ -1,4 +1,4 @@
-"""The files of a model: its weights, and the JSON beside them."""
+"""Files of a model: its weights, the JSON beside them, and graphs that OpenVINO's tools exported."""
 
 from __future__ import annotations
 
@@ -181,3 +181,22 @@ def _all_shards(model_dir: Path, one: re.Match[str]) -> list[Path]:
     if missing is not None:
         raise EngineError(f"{one[0]} is one of {count} files of weights; there is no {missing.name}")
     return paths
+
+
+_GRAPH = "openvino_model.xml"
+
+
+def exported_graph(folder: Path) -> Path | None:
+    """None where there is none, and where the folder has the same weights in safetensors."""
+    path = folder / _GRAPH
+    return path if path.is_file() and not has_weights(folder) else None
+
+
+def graph_key(graph: Path) -> str:
+    """Of what the files are now: others at the same place have another size or time."""
+    stats = [(path, path.stat()) for path in (real_path(graph), weights_of(real_path(graph)))]
+    return repr([(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats])
+
+
+def weights_of(graph: Path) -> Path:
+    return graph.with_suffix(".bin")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.engines.block_reader import BlockReader, BlocksRead
 from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import CallReply
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.handover.shared_blocks import OwnRegion, SharedBlocks
@@ -49,6 +50,13 @@ class Handover:
         self._inbox: Inbox[BlocksRead] = Inbox()
         self._reader = BlockReader(host, prefetches, self._inbox.put, "kv-handover-read")
 
+    under_way = (True,)
+    """It always is: other processes and files may have news at any time."""
+
+    @property
+    def next_look(self) -> float | None:
+        return self._prefetches.next_look
+
     @property
     def wakeups(self) -> Sequence[int]:
         return (self._inbox.wakeup,)
@@ -85,7 +93,7 @@ class Handover:
             own.write(key, block)
         self._num_saved += len(found)
 
-    def advance(self) -> None:
+    def advance(self) -> Sequence[CallReply]:
         for done in self._inbox.take():
             if done.error is not None:
                 logger.warning("blocks of another engine cannot be read: %s", done.error or "no memory")
@@ -93,6 +101,7 @@ class Handover:
                 self._num_lost += len(done.prefetch.wanted) - len(done.contents)
             self._prefetches.ended(done.prefetch, done.contents, self._clock())
         self._prefetches.give_up(self._clock())
+        return ()
 
     def clear(self) -> None:
         self._prefetches.clear()

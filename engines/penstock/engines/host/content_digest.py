@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -103,3 +104,39 @@ def _write(place: Path, remembered: _Remembered) -> None:
     by_age = sorted(place.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in by_age[_MOST_REMEMBERED:]:
         path.unlink()
+
+
+_VOCABULARY = {"config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json"}
+_WEIGHTS = {".safetensors", ".gguf", ".bin", ".xml"}
+
+
+class ModelDigests(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a model's files are (`model_digests`). Copies of a folder have the same. An empty one is not
+    known, and differs from none."""
+
+    vocabulary: str = ""
+    """Of its configuration and its tokenizer: what token ids mean."""
+    weights: str = ""
+    """Gateways whose engine runs elsewhere need none."""
+
+    def differs(self, other: ModelDigests) -> str:
+        """What is not the same, in words; empty: nothing that is known of both."""
+        if self.vocabulary and other.vocabulary and self.vocabulary != other.vocabulary:
+            return "configuration or tokenizer"
+        return "weights" if self.weights and other.weights and self.weights != other.weights else ""
+
+
+ANY_MODEL = ModelDigests()
+
+
+def model_digests(folder: Path) -> ModelDigests:
+    """Raises OSError."""
+    paths = sorted((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.name)
+    vocabulary = [path for path in paths if path.name in _VOCABULARY or path.suffix == ".tiktoken"]
+    weights = [path for path in paths if path.suffix in _WEIGHTS]
+    return ModelDigests(_digest_of(vocabulary), _digest_of(weights) if weights else "")
+
+
+def _digest_of(paths: Iterable[Path]) -> str:
+    known = [(path.name, content_digest(path)) for path in paths]
+    return hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest()

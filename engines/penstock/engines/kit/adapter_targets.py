@@ -7,7 +7,7 @@ from typing import Protocol
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.adapter_files import LowRank
-from penstock.engines.formats.text_part import text_name
+from penstock.engines.formats.model_settings import text_name
 
 
 class LinearLayer(Protocol):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from penstock.engines.errors import ContextLengthError, UnsupportedError
 from penstock.engines.host.memory import parse_memory
 from penstock.kvcache import KVGroup
-from penstock.kvcache.groups import blocks_of_request
+from penstock.kvcache.table import blocks_of_request
 
 _LARGEST = {
     "num_hidden_layers": 1024,

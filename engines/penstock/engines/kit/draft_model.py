@@ -105,6 +105,15 @@ class DraftModel:
                 self._guessed.pop(request.id, None)
                 self._limit(request.block_ids[0], computed.get(request.id, 0))
 
+    def complete(
+        self, step: SchedulerOutput, table: RequestTable, under_way: Set[int]
+    ) -> tuple[SchedulerOutput, Drafting | None]:
+        """For every step, in order: the step with guesses, if some are to be made. `under_way`: as for `guess`."""
+        self.follow(step)
+        if not any(TO_BE_DRAFTED in guesses for guesses in step.drafts.values()):
+            return step, None
+        return self.guess(step, table, under_way)
+
     def guess(
         self, step: SchedulerOutput, table: RequestTable, under_way: Set[int] = frozenset()
     ) -> tuple[SchedulerOutput, Drafting]:

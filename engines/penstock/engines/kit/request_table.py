@@ -1,4 +1,4 @@
-"""What a runner keeps of each live request, as rows of numpy arrays: a step is a few array operations."""
+"""Live requests of a runner, as rows of numpy arrays: a step is a few array operations."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class RequestTable:
         self.sampling: list[SamplingState | None] = [None] * num_rows
         self.refused: dict[int, PenstockError] = {}
         """id -> why: requests that are never computed."""
+        self.special: set[int] = set()
+        """Ids of requests that get a vector, or logprobs of their prompt."""
         self._groups = info.kv_groups
         self._eos_token_ids = info.eos_token_ids
         self._vocab_size = info.vocab_size
@@ -109,6 +111,8 @@ class RequestTable:
             )
         self.adapter_slots[row] = slot or 0
         self.pools[row] = isinstance(params, PoolingParams)
+        if isinstance(params, PoolingParams) or params.prompt_logprobs is not None:
+            self.special.add(request.id)
         if isinstance(params, PoolingParams):
             self.num_prompt_logprobs[row] = -1
             self.sampling[row] = None
@@ -129,6 +133,7 @@ class RequestTable:
     def _drop(self, request_id: int) -> None:
         row = self._rows.pop(request_id, None)
         self.refused.pop(request_id, None)
+        self.special.discard(request_id)
         if row is not None:
             self.sampling[row] = None
             self._free.append(row)

@@ -1,15 +1,97 @@
-"""`StepPlanner`: what a model has to compute for a step, as arrays, from the scheduler's decisions and the table."""
+"""Plans of steps: what a model has to compute for one, as arrays, from the scheduler's decisions and the table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.engines.contract.step import SchedulerOutput
-from penstock.engines.kit.batch import NO_INTS, Batch, Ints
-from penstock.engines.kit.planned_step import PlannedBatch
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.errors import InvalidRequestError, NumericalError, PenstockError
+from penstock.engines.kit.batch import NO_INTS, Batch, Floats, Ints
+from penstock.engines.kit.extra_rows import NOT_FINITE, BatchPart, ExtraRows, plan_extra_rows, split_scored
 from penstock.engines.kit.request_table import RequestTable
+from penstock.engines.kit.sampling import SamplingState, token_logprobs_rows
+
+_NOTHING_ALLOWED = "The output cannot be continued: the request allows no token here."
+
+
+@dataclass(slots=True)
+class PlannedBatch:
+    """A batch, and what its outputs are for."""
+
+    batch: Batch
+    indices: Ints
+    """[S]: of its requests in the step."""
+    rows: Ints
+    """[S]: of the request table."""
+    sampling: Ints
+    """[n]: which of its requests get one token, from the logits of their last one: the first n rows of the logits."""
+    sampling_rows: Ints
+    """[n]: of the request table."""
+    places: Ints
+    """[n]: the position of that token."""
+    states: list[SamplingState | None]
+    """[n]"""
+    late: Ints
+    """[L]: indices of the tokens that a step under way may still have to sample; either one of every request in
+    `sampling`, or none."""
+    late_places: Ints
+    """[L]: the positions of those tokens."""
+    extra: ExtraRows | None = None
+    """What it gives besides; None: nothing."""
+    sampled: Ints = field(default_factory=lambda: NO_INTS)
+    """[n]: -1 where the logits are not finite."""
+
+    @property
+    def only_decodes(self) -> bool:
+        """Each request of the step gets its next token, and nothing else is computed."""
+        return len(self.sampling) == len(self.indices) == len(self.batch.positions)
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """A step from its planning to its answer."""
+
+    request_ids: list[int]
+    copies: list[tuple[int, int]]
+    buffer: int
+    batches: list[PlannedBatch]
+    """Computed one after the other, in the same buffer. The first is prepared when the step is submitted."""
+    output: ModelRunnerOutput
+    forced: dict[int, list[int]]
+    """`SchedulerOutput.forced`"""
+    failure: Exception | None = None
+    """It could not be begun, which is told when it is collected: another step's result may be there first."""
+
+    def put_tokens(
+        self,
+        index: int,
+        state: SamplingState | None,
+        token_ids: list[int],
+        logits: Floats,
+        finite: bool,
+    ) -> None:
+        """Of request `index` of the step: each of `token_ids` was sampled from the row of `logits` at its place.
+        `finite` is False where nothing could be sampled from the last row."""
+        output = self.output
+        request_id = self.request_ids[index]
+        if not finite or request_id in output.failed:
+            output.failed.setdefault(request_id, _failure(state, logits))
+            return
+        output.sampled_token_ids[index] = token_ids
+        if state is not None and state.params.logprobs is not None:
+            output.logprobs[request_id] = token_logprobs_rows(logits, np.array(token_ids), state.params.logprobs)
+
+
+def _failure(state: SamplingState | None, logits: Floats) -> PenstockError:
+    """Why no token was sampled from these rows; the last of them is the one to blame, if it is known."""
+    if state is not None and state.failure is not None:
+        return state.failure
+    if state is not None and len(logits) and np.isfinite(logits[-1].max()):
+        return InvalidRequestError(_NOTHING_ALLOWED, param=state.limits.field if state.limits is not None else None)
+    return NumericalError(NOT_FINITE)
 
 
 class StepPlanner:
@@ -73,11 +155,6 @@ class StepPlanner:
             states=last.states,
             late=NO_INTS if is_first else batch.logits_at,
             late_places=positions,
-            verifying=[],
-            drafts=[],
-            forced={},
-            pooling=[],
-            prompts=[],
         )
 
     def _plan(self, step: SchedulerOutput, is_first: bool) -> Iterator[PlannedBatch]:
@@ -86,54 +163,31 @@ class StepPlanner:
             return
         rows = table.rows_of(step.request_ids)
         computed = np.array(step.num_computed_tokens, np.int64)
-        scheduled = np.array(step.num_scheduled_tokens, np.int64)
-        indices = np.arange(len(rows))
+        part = BatchPart(np.arange(len(rows)), rows, computed, np.array(step.num_scheduled_tokens, np.int64))
         if table.refused:
-            indices = np.flatnonzero([request_id not in table.refused for request_id in step.request_ids])
-        scored = indices[(table.num_prompt_logprobs[rows] >= 0)[indices]]
-        scored = scored[(computed < table.num_prompt_tokens[rows] - 1)[scored]]
-        if len(scored):
-            scored = scored if scheduled[scored].sum() > self._max_scored else NO_INTS
-            indices = np.setdiff1d(indices, scored)
-        if len(indices):
-            yield self._batch(step, is_first, indices, rows[indices], computed[indices], scheduled[indices])
-        for i in scored:
-            end = int(computed[i] + scheduled[i])
-            for start in range(int(computed[i]), end, self._max_scored):
-                count = min(self._max_scored, end - start)
-                piece = np.array([i]), rows[[i]], np.array([start]), np.array([count])
-                yield self._batch(step, is_first, *piece)
+            part = part.chosen(np.flatnonzero([i not in table.refused for i in step.request_ids]))
+        if not table.special:
+            if len(part.rows):
+                yield self._batch(step, is_first, part)
+            return
+        for piece in split_scored(table, part, self._max_scored):
+            yield self._batch(step, is_first, piece)
 
-    def _batch(
-        self, step: SchedulerOutput, is_first: bool, indices: Ints, rows: Ints, computed: Ints, scheduled: Ints
-    ) -> PlannedBatch:
-        """Of S requests of the step: their `indices` in it, their rows of the table, and how many of their tokens have
-        been computed and are computed now; each [S]."""
-        table = self._table
+    def _batch(self, step: SchedulerOutput, is_first: bool, part: BatchPart) -> PlannedBatch:
+        table, (indices, rows, computed, scheduled) = self._table, part
         total, num_tokens = computed + scheduled, table.num_tokens[rows]
         begins = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(scheduled, out=begins[1:])
         sampling = np.flatnonzero(total >= num_tokens)
-        pooling = sampling[table.pools[rows[sampling]]].tolist()
-        verifying = [i for i in sampling.tolist() if step.request_ids[indices[i]] in step.drafts] if step.drafts else []
-        if pooling or verifying:
-            sampling = np.setdiff1d(sampling, pooling + verifying)
-        drafts = [step.drafts[step.request_ids[indices[i]]] for i in verifying]
-        for i, guesses in zip(verifying, drafts, strict=True):
-            table.tokens[rows[i], num_tokens[i] : num_tokens[i] + len(guesses)] = guesses
-        forced = self._put_forced(step, indices, rows, sampling) if step.forced else {}
-        prompts = self._scored_positions(rows, computed, total)
+        extra = None
+        if step.drafts or step.forced or table.special:
+            extra = plan_extra_rows(table, step, part, sampling)
+            sampling = extra.sampling
         last_ones = begins[1:][sampling] - 1
-        logits_at = last_ones
-        if pooling or verifying or prompts:
-            spans = [(begins[i + 1], 1 + len(guesses)) for i, guesses in zip(verifying, drafts, strict=True)]
-            spans += [(begins[i + 1], 1) for i in pooling]
-            spans += [(begins[i] + first - computed[i] + count, count) for i, first, count in prompts]
-            logits_at = np.concatenate([last_ones, *(np.arange(end - count, end) for end, count in spans)])
-        late, places = NO_INTS if is_first else last_ones, num_tokens[sampling]
-        late_places, sampling_rows = places - 1, rows[sampling]
-        if forced:
-            counts = np.array([len(forced.get(n, ())) for n in range(len(sampling))], np.int64)
+        late, places, sampling_rows = NO_INTS if is_first else last_ones, num_tokens[sampling], rows[sampling]
+        late_places = places - 1
+        if extra is not None and extra.forced:
+            counts = extra.num_forced
             late, places = late - counts if len(late) else late, places + counts
         table.num_tokens[sampling_rows] = places + 1
         owners, positions = _tokens(rows, begins, computed, scheduled)
@@ -144,9 +198,9 @@ class StepPlanner:
             computed=computed,
             scheduled=scheduled,
             groups=table.group_tables(rows, computed, total),
-            logits_at=logits_at,
+            logits_at=last_ones if extra is None else extra.logits_at(begins, last_ones),
             adapter_slots=table.adapter_slots[rows],
-            wants_hidden=bool(pooling),
+            wants_hidden=extra is not None and bool(extra.pooling),
         )
         return PlannedBatch(
             batch=batch,
@@ -158,32 +212,8 @@ class StepPlanner:
             states=[table.sampling[row] for row in sampling_rows.tolist()],
             late=late,
             late_places=late_places,
-            verifying=verifying,
-            drafts=drafts,
-            forced=forced,
-            pooling=pooling,
-            prompts=prompts,
+            extra=extra,
         )
-
-    def _put_forced(self, step: SchedulerOutput, indices: Ints, rows: Ints, sampling: Ints) -> dict[int, list[int]]:
-        """Puts forced tokens into the table. Returns them by the place of their request in `sampling`."""
-        table, forced = self._table, {}
-        for n, i in enumerate(sampling.tolist()):
-            tokens = step.forced.get(step.request_ids[indices[i]])
-            if tokens:
-                forced[n], start = tokens, table.num_tokens[rows[i]]
-                table.tokens[rows[i], start : start + len(tokens)] = tokens
-        return forced
-
-    def _scored_positions(self, rows: Ints, computed: Ints, total: Ints) -> list[tuple[int, int, int]]:
-        """`PlannedBatch.prompts`"""
-        table, scored = self._table, []
-        for i in np.flatnonzero(table.num_prompt_logprobs[rows] >= 0).tolist():
-            first = int(computed[i])
-            count = min(int(total[i]), int(table.num_prompt_tokens[rows[i]]) - 1) - first
-            if count > 0:
-                scored.append((i, first, count))
-        return scored
 
 
 def _tokens(rows: Ints, begins: Ints, computed: Ints, scheduled: Ints) -> tuple[Ints, Ints]:

@@ -1,10 +1,9 @@
-"""`StepRunner`: a `ModelRunner` for every model that gives logits. A runner only supplies a `Model`."""
+"""The `ModelRunner` for every model that gives logits. A runner only supplies a `Model`."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,25 +12,21 @@ import numpy as np
 
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.contract.step import TO_BE_DRAFTED, Drafting, ModelRunnerOutput, SchedulerOutput
-from penstock.engines.errors import EngineError, InvalidRequestError, NumericalError, PenstockError
+from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_TOKENS, Floats, Model, Outputs
 from penstock.engines.kit.draft_model import DraftModel
+from penstock.engines.kit.extra_rows import WatchLogits
 from penstock.engines.kit.grammars import Grammars
-from penstock.engines.kit.planned_step import PlannedBatch, PlannedStep
 from penstock.engines.kit.request_table import RequestTable
-from penstock.engines.kit.sampling import Sampler, SamplingState, token_logprobs_rows
-from penstock.engines.kit.step_planner import StepPlanner
+from penstock.engines.kit.sampling import Sampler
+from penstock.engines.kit.step_planner import PlannedBatch, PlannedStep, StepPlanner
 
 _SCORED_BYTES = 256 << 20
 """Most logits that prompt logprobs may take at a time; longer prompts are computed in several batches."""
 
 _SAMPLING_THREADS = 4
 """At most; they work while the model waits for the tokens."""
-
-_NOT_FINITE = "the model's logits are not finite"
-_NOTHING_ALLOWED = "The output cannot be continued: the request allows no token here."
 
 
 class StepRunner:
@@ -63,7 +58,7 @@ class StepRunner:
         self._computing: int | None = None
         """The buffer that was started and not yet waited for."""
         self._next_buffer = 0
-        self.watch_prompt_logits: Callable[[int, Floats], None] | None = None
+        self.watch_prompt_logits: WatchLogits | None = None
         """Called with the id of a request that has `prompt_logprobs`, and the logits [N, vocab] of N of its prompt's
         positions, which come in order. They are valid during the call."""
 
@@ -78,7 +73,10 @@ class StepRunner:
     def submit(self, step: SchedulerOutput) -> None:
         """`ModelRunner.submit`."""
         self._table.apply(step)
-        step, drafting = self._draft(step)
+        drafting = None
+        if self._draft_model is not None:
+            under_way = {request_id for planned in self._under_way for request_id in planned.request_ids}
+            step, drafting = self._draft_model.complete(step, self._table, under_way)
         batches = self._planner.plan(step, is_first=not self._under_way)
         buffer, self._next_buffer = self._next_buffer, (self._next_buffer + 1) % self._model.num_buffers
         if batches:
@@ -137,16 +135,6 @@ class StepRunner:
 
     # -- before a step computes ------------------------------------------------------------------------------
 
-    def _draft(self, step: SchedulerOutput) -> tuple[SchedulerOutput, Drafting | None]:
-        """The step with the draft model's guesses, if it asks for some."""
-        if self._draft_model is None:
-            return step, None
-        self._draft_model.follow(step)
-        if not any(TO_BE_DRAFTED in guesses for guesses in step.drafts.values()):
-            return step, None
-        under_way = {request_id for planned in self._under_way for request_id in planned.request_ids}
-        return self._draft_model.guess(step, self._table, under_way)
-
     def _begin_next(self) -> None:
         """Starts the oldest step under way, if there is one. Its copies may not be made earlier: the steps before may
         have written to their sources."""
@@ -164,16 +152,10 @@ class StepRunner:
 
     def _begin_masks(self, planned: PlannedBatch) -> None:
         """All tokens before those that it samples are known now."""
-        for n, tokens in planned.forced.items():
-            state = planned.states[n]
-            if state is not None:
-                for token in tokens:
-                    state.append(token)
-        if not any(planned.states) and not planned.verifying:
-            return
-        verifying = [self._table.sampling[row] for row in planned.rows[planned.verifying].tolist()]
-        states = [state.grammar for state in (*planned.states, *verifying) if state is not None]
-        self._grammars.begin_masks([state for state in states if state is not None])
+        states = planned.states if planned.extra is None else [*planned.states, *planned.extra.begin(planned.states)]
+        if any(states):
+            grammars = [state.grammar for state in states if state is not None]
+            self._grammars.begin_masks([grammar for grammar in grammars if grammar is not None])
 
     def _start(self, buffer: int, planned: PlannedBatch) -> None:
         late = planned.late
@@ -185,61 +167,33 @@ class StepRunner:
 
     def _sample(self, planned: PlannedBatch, logits: Floats) -> None:
         """Chooses tokens and puts them into the table: all that the next step has to wait for."""
-        table, count = self._table, len(planned.sampling)
+        count = len(planned.sampling)
         if count:
             planned.sampled = sampled = self._sampler.sample(logits[:count], planned.states)
             # A request with -1 fails. A step that follows still needs a valid token in its place.
-            table.tokens[planned.sampling_rows, planned.places] = np.maximum(sampled, 0)
+            self._table.tokens[planned.sampling_rows, planned.places] = np.maximum(sampled, 0)
             if any(planned.states):
                 for state, token in zip(planned.states, sampled.tolist(), strict=True):
                     if state is not None and token >= 0:
                         state.append(token)
-        if planned.verifying:
-            rows = planned.rows[planned.verifying]
-            end = count + len(rows) + sum(map(len, planned.drafts))
-            states = [table.sampling[row] for row in rows.tolist()]
-            planned.verified = self._sampler.extend(logits[count:end], states, planned.drafts)
-            for row, extension in zip(rows.tolist(), planned.verified, strict=True):
-                start, tokens = int(table.num_tokens[row]), extension.token_ids
-                table.tokens[row, start : start + len(tokens)] = tokens
-                table.num_tokens[row] = start + len(tokens)
+        if planned.extra is not None:
+            planned.extra.verify(self._sampler, logits[count:])
 
     def _answer(self, step: PlannedStep, planned: PlannedBatch, outputs: Outputs) -> None:
         """Puts a batch's results into the step's output."""
-        logits, start = outputs.logits, len(planned.sampling)
-        sampled = planned.sampled.tolist()
+        logits, sampled = outputs.logits, planned.sampled.tolist()
         tokens = [[token] if token >= 0 else [] for token in sampled]
-        for n, forced in planned.forced.items():
-            tokens[n] = [*forced, *tokens[n]]
-        self._answer_prompts(step, planned, logits)
-        for nth, i in enumerate(planned.sampling.tolist()):
-            self._answer_tokens(step, planned, i, tokens[nth], logits[nth : nth + 1], finite=sampled[nth] >= 0)
-        self._answer_forced(step, planned)
-        for i, guesses, extension in zip(planned.verifying, planned.drafts, planned.verified, strict=True):
-            following = logits[start : start + len(extension.token_ids) + (not extension.finite)]
-            self._answer_tokens(step, planned, i, extension.token_ids, following, finite=extension.finite)
-            start += 1 + len(guesses)
-        if planned.pooling:
-            self._answer_vectors(step, planned, outputs.hidden, start)
-
-    def _answer_tokens(
-        self, step: PlannedStep, planned: PlannedBatch, i: int, token_ids: list[int], logits: Floats, *, finite: bool
-    ) -> None:
-        """Of request i of the batch: each of `token_ids` was sampled from the row of `logits` at its place. `finite` is
-        False where nothing could be sampled from the last row."""
-        output, index, state = step.output, planned.indices[i], self._table.sampling[planned.rows[i]]
-        request_id = step.request_ids[index]
-        if not finite or request_id in output.failed:
-            output.failed.setdefault(request_id, _failure(state, logits))
-            return
-        output.sampled_token_ids[index] = token_ids
-        if state is not None and state.params.logprobs is not None:
-            output.logprobs[request_id] = token_logprobs_rows(logits, np.array(token_ids), state.params.logprobs)
+        if planned.extra is not None:
+            planned.extra.answer(step.output, step.put_tokens, outputs, self.watch_prompt_logits)
+            for n, forced in planned.extra.forced.items():
+                tokens[n] = [*forced, *tokens[n]]
+        for n, index in enumerate(planned.indices[planned.sampling].tolist()):
+            step.put_tokens(index, planned.states[n], tokens[n], logits[n : n + 1], sampled[n] >= 0)
+        if any(planned.states):
+            self._answer_forced(step, planned)
 
     def _answer_forced(self, step: PlannedStep, planned: PlannedBatch) -> None:
         """What must follow is looked for since the next step has begun."""
-        if not any(planned.states):
-            return
         following = self._under_way[0].forced if self._under_way else {}
         for i, state in zip(planned.sampling.tolist(), planned.states, strict=True):
             request_id = step.request_ids[planned.indices[i]]
@@ -248,36 +202,3 @@ class StepRunner:
                 tokens = state.grammar.forced()
                 if tokens:
                     step.output.forced[request_id] = tokens
-
-    def _answer_vectors(self, step: PlannedStep, planned: PlannedBatch, hidden: Floats | None, start: int) -> None:
-        if hidden is None:
-            raise EngineError("the model gave no hidden states")
-        for row, i in enumerate(planned.pooling, start):
-            request_id, vector = step.request_ids[planned.indices[i]], hidden[row]
-            if np.isfinite(vector).all():
-                step.output.pooled[request_id] = vector.tolist()
-            else:
-                step.output.failed.setdefault(request_id, NumericalError(_NOT_FINITE))
-
-    def _answer_prompts(self, step: PlannedStep, planned: PlannedBatch, logits: Floats) -> None:
-        table, start = self._table, len(logits) - sum(count for _, _, count in planned.prompts)
-        for i, first, count in planned.prompts:
-            row, request_id = int(planned.rows[i]), step.request_ids[planned.indices[i]]
-            scores, start = logits[start : start + count], start + count
-            if not np.isfinite(scores.max(axis=1)).all():
-                step.output.failed.setdefault(request_id, NumericalError(_NOT_FINITE))
-                continue
-            if self.watch_prompt_logits is not None:
-                self.watch_prompt_logits(request_id, scores)
-            targets = table.tokens[row, first + 1 : first + count + 1].astype(np.int64)
-            entries = step.output.prompt_logprobs.setdefault(request_id, [])
-            entries += token_logprobs_rows(scores, targets, int(table.num_prompt_logprobs[row]))
-
-
-def _failure(state: SamplingState | None, logits: Floats) -> PenstockError:
-    """Why no token was sampled from these rows; the last of them is the one to blame, if it is known."""
-    if state is not None and state.failure is not None:
-        return state.failure
-    if state is not None and len(logits) and np.isfinite(logits[-1].max()):
-        return InvalidRequestError(_NOTHING_ALLOWED, param=state.limits.field if state.limits is not None else None)
-    return NumericalError(_NOT_FINITE)

@@ -1,4 +1,4 @@
-"""Publishes what enters and leaves the prefix cache, and replays what a subscriber has missed.
+"""The publisher of what enters and leaves the prefix cache, which also replays what a subscriber has missed.
 
 A message has three parts: topic, sequence number (8 bytes, big-endian), batch. Subscribers that see a gap between two
 numbers send the first one that they lack to the replay socket (from a DEALER, behind an empty part), and get all
@@ -53,7 +53,11 @@ class KVEventPublisher:
         self._context = zmq.Context()
         self._outbox = _open(self._context, zmq.PUSH)
         self._outbox.bind("inproc://outbox")
-        self._thread = _PublishingThread(config, self._context)
+        try:
+            self._thread = _PublishingThread(config, self._context)
+        except EngineError:
+            self._context.destroy(linger=0)
+            raise
         for endpoint in config.exposed:
             logger.warning(
                 "%s: every client of this address can read the tokens of all prompts and answers, without a key",
@@ -103,18 +107,28 @@ class _PublishingThread(threading.Thread):
         self._public = _open(context, zmq.PUB)
         self._replay = _open(context, zmq.ROUTER) if config.replay else None
         self._unbound: list[tuple[Socket, str]] = [(self._public, config.endpoint)]
+        self._complaints: dict[str, int] = {}
+        """By address, the newest fault that was told."""
         if self._replay is not None:
             self._replay.setsockopt(zmq.SNDHWM, _KEPT_BATCHES + 1)
             self._unbound.append((self._replay, config.replay))
-        self._bind()
-        for _, endpoint in self._unbound:
+        for endpoint, number in self._bind():
+            if number != errno.EADDRINUSE:
+                raise EngineError(f"--kv-events: {endpoint}: {zmq.strerror(number)}")
             logger.warning("%s is in use: events are published once it is free", endpoint)
+            self._complaints[endpoint] = number
 
     def stop(self) -> None:
         self._stop_sender.send(b"")
         self.join(_LINGER_MS / 1e3)
 
     def run(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            logger.exception("KV events are not published any more")
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         sockets = [socket for socket in (self._inbox, self._stop_receiver, self._replay) if socket is not None]
         for socket in sockets:
@@ -127,20 +141,29 @@ class _PublishingThread(threading.Thread):
             if self._replay is not None and self._replay in ready:
                 self._replay_to(self._replay.recv_multipart())
             if self._unbound:
-                self._bind()
+                self._bind_again()
         for socket in (*sockets, self._public):
             socket.close(linger=_LINGER_MS)
 
-    def _bind(self) -> None:
-        """Those that are not bound yet, as far as their addresses are free."""
+    def _bind(self) -> list[tuple[str, int]]:
+        """Binds those that are not bound yet. Returns the addresses that cannot be used, with ZeroMQ's numbers for the
+        reasons."""
+        errors = []
         for socket, endpoint in tuple(self._unbound):
             try:
                 socket.bind(endpoint)
             except zmq.ZMQError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise EngineError(f"--kv-events: {endpoint}: {error}") from error
+                errors.append((endpoint, error.errno or 0))
             else:
                 self._unbound.remove((socket, endpoint))
+        return errors
+
+    def _bind_again(self) -> None:
+        """An address that was in use may have got another fault meanwhile: it is tried for as long as this runs."""
+        for endpoint, number in self._bind():
+            if self._complaints.get(endpoint) != number:
+                self._complaints[endpoint] = number
+                logger.error("--kv-events: %s: %s; it will be tried again", endpoint, zmq.strerror(number))
 
     def _publish_all(self) -> None:
         """What has come, before anybody is told that a replay is complete."""

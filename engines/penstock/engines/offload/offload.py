@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from penstock.engines.block_reader import BlockReader, BlocksRead
 from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.messages import CallReply
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.inbox import Inbox
@@ -102,6 +103,13 @@ class Offload:
             logger.warning("%s is another process's: evicted blocks are not kept until that one ends", path)
             self._writer.submit(self._wait_for_folder)
 
+    under_way = (True,)
+    """It always is: other processes and files may have news at any time."""
+
+    @property
+    def next_look(self) -> float | None:
+        return self._prefetches.next_look
+
     @property
     def wakeups(self) -> Sequence[int]:
         """File descriptors that are readable while `advance` has something to take in."""
@@ -125,7 +133,7 @@ class Offload:
         """Has the blocks read that requests wait for."""
         self._reader.begin(self._read_slot)
 
-    def advance(self) -> None:
+    def advance(self) -> Sequence[CallReply]:
         """Takes in what was read and written, gives up what takes too long, and ends pauses."""
         for done in self._inbox.take():
             if isinstance(done, BlocksRead):
@@ -146,6 +154,7 @@ class Offload:
             self._was_cleared = False
             # a read may still hang: nobody waits for the files before it has ended
             self._reader.call(lambda: self._inbox.put(_Done(may_read=True)))
+        return ()
 
     def collected(self) -> None:
         """What is evicted goes with the next step."""

@@ -18,16 +18,18 @@ from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.gguf.files import gguf_files, read_tensors
 from penstock.engines.formats.gguf.tensors import BlockTensor
 from penstock.engines.formats.model_files import weight_files
-from penstock.engines.formats.quantized.codebook import CodebookTensor
+from penstock.engines.formats.model_settings import text_name
+from penstock.engines.formats.quantized.bitsandbytes import CodebookTensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
 from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.quantized.schemes import QuantizedTensor, Scheme
 from penstock.engines.formats.safetensors_file import StoredTensor, read_safetensors
-from penstock.engines.formats.text_part import text_name
 from penstock.engines.host.content_digest import content_digest, file_state
+from penstock.engines.openvino.numerics import StoredTypes
 
 Tensor = StoredTensor | BlockTensor | QuantizedTensor
 
+_BYTE = 8
 _MASKS = re.compile(r".*\.(attn|attention)\.(masked_)?bias")
 """Of GPT-2 and GPT-NeoX, saved with older checkpoints."""
 
@@ -111,19 +113,17 @@ class Checkpoint:
         return any(not isinstance(tensor, StoredTensor) for tensor in self._tensors.values())
 
     @property
-    def has_integers(self) -> bool:
-        """Whether it has matrices that are held in 8 or 4 bits, if nothing else is asked for."""
-        return any(isinstance(tensor, IntegerTensor | CodebookTensor) for tensor in self._tensors.values())
+    def stored_types(self) -> StoredTypes:
+        tensors = self._tensors.values()
+        has_integers = any(isinstance(tensor, IntegerTensor | CodebookTensor) for tensor in tensors)
+        bits = self.scheme.bits if self.scheme is not None else _BYTE
+        return StoredTypes(
+            integers=("int8" if bits == _BYTE else "int4") if has_integers else None,
+            block_bits=self._block_bits(),
+            has_mxfp4=any(isinstance(tensor, Mxfp4Tensor) for tensor in tensors),
+        )
 
-    @property
-    def has_mxfp4(self) -> bool:
-        """Whether experts are held in MXFP4, whose kernels round no activations."""
-        return any(isinstance(tensor, Mxfp4Tensor) for tensor in self._tensors.values())
-
-    @property
-    def bits_of_blocks(self) -> float | None:
-        """Bits of a weight in quantized blocks, on average, which the graph gets in another form. None: there
-        are none."""
+    def _block_bits(self) -> float | None:
         blocks = [name for name, tensor in self._tensors.items() if isinstance(tensor, BlockTensor)]
         if not blocks:
             return None

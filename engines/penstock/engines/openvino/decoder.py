@@ -11,15 +11,11 @@ import openvino.opset15 as ops
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.kit.layer_groups import group_layers
-from penstock.engines.openvino import experts
-from penstock.engines.openvino.activations import ACTIVATIONS
-from penstock.engines.openvino.alibi import alibi_slopes
-from penstock.engines.openvino.capped_attention import CappedHeads, capped_attention
+from penstock.engines.openvino.attention import alibi_slopes, capped_attention, paged_attention
 from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, group_suffix, step_inputs
-from penstock.engines.openvino.decoder_spec import Clamp, DecoderSpec, Experts
-from penstock.engines.openvino.graph_nodes import capped, f32, i64, part, parts, scaled
-from penstock.engines.openvino.lora_graph import LOGITS_AT, LoraGraph, Projection
-from penstock.engines.openvino.paged_attention import paged_attention
+from penstock.engines.openvino.decoder_spec import MLP, Attention, Clamp, DecoderSpec, Experts, QueryGrowth
+from penstock.engines.openvino.graph_nodes import ACTIVATIONS, capped, f32, i32, i64, part, parts, scaled
+from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Node, Weights, round_to
 
@@ -77,7 +73,7 @@ class DecoderBuilder:
         self._weights = weights
         self._inputs: dict[str, Node] = {}
         self._turns: dict[Rope, tuple[Node, Node]] = {}
-        groups = group_layers(spec.sliding_windows)
+        groups = group_layers(spec.windows)
         self._num_groups = len(groups)
         self._group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
         self.lora = LoraGraph(precision, self._add_input) if lora else None
@@ -119,7 +115,7 @@ class DecoderBuilder:
         self._turns = {rope: self._rotations(rope) for rope in dict.fromkeys(self._spec.ropes) if rope is not None}
 
     def _chosen(self, x: Node) -> Node:
-        """Logits only where they are asked for: the head is the largest matrix of a small model."""
+        """Logits only where they are needed: the head is the largest matrix of a small model."""
         return ops.gather(x, self._inputs["sampled_tokens_indices"], i64(0))
 
     def _results(self, logits: Node, hidden: Node) -> list[Node]:
@@ -158,84 +154,72 @@ class DecoderBuilder:
         )
 
     def _layer(self, x: Node, n: int) -> Node:
-        spec, norms = self._spec, self._spec.norms
+        layer, scale = self._spec.layers[n], self._spec.residual_scale
+        norms = layer.norms
         normed = self._layer_norm(x, n, norms.before_attention)
         y = self._attention(normed, n)
-        if spec.parallel:
+        if layer.parallel:
             if norms.before_mlp != norms.before_attention:
                 normed = self._layer_norm(x, n, norms.before_mlp)
             return ops.add(x, ops.add(y, self._mlp(normed, n)))
-        x = ops.add(x, scaled(self._layer_norm(y, n, norms.after_attention), spec.residual_scale))
+        x = ops.add(x, scaled(self._layer_norm(y, n, norms.after_attention), scale))
         y = self._mlp(self._layer_norm(x, n, norms.before_mlp), n)
-        return ops.add(x, scaled(self._layer_norm(y, n, norms.after_mlp), spec.residual_scale))
+        return ops.add(x, scaled(self._layer_norm(y, n, norms.after_mlp), scale))
 
     def _layer_norm(self, x: Node, n: int, name: str) -> Node:
         return self._norm(x, name and f"{self._spec.names.layers}.{n}.{name}", self._spec.hidden_size)
 
     def _attention(self, x: Node, n: int, width: int = 0) -> Node:
         """`width` of x; 0: that of the hidden state."""
-        spec, names = self._spec, self._spec.names
+        names, hidden, layer = self._spec.names, self._spec.hidden_size, self._spec.layers[n].mixer
         prefix = f"{names.layers}.{n}.{names.attention}."
-        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        sizes = (q_size, kv_size, kv_size)
-        if len(names.qkv) == 1 and spec.qkv_rows == "by key head":
-            y = self._linear(x, prefix + names.qkv[0], sum(sizes), spec.hidden_size, spec.qkv_bias)
-            q, k, v = self._by_key_head(y)
+        sizes = (layer.q_size, layer.kv_size, layer.kv_size)
+        if len(names.qkv) == 1 and layer.qkv_rows == "by key head":
+            y = self._linear(x, prefix + names.qkv[0], sum(sizes), hidden, layer.qkv_bias)
+            q, k, v = _by_key_head(y, layer)
         else:
-            q, k, v = self._linears(x, prefix, names.qkv, sizes, spec.qkv_bias, width)
-        q = self._grown(self._rotate(q, n, spec.num_heads, prefix + "q_norm"), n)
-        k = self._rotate(k, n, spec.num_kv_heads, prefix + "k_norm")
-        return self._linear(self._paged_attention(q, k, v, n), prefix + names.o, spec.hidden_size, q_size, spec.o_bias)
+            q, k, v = self._linears(x, prefix, names.qkv, sizes, layer.qkv_bias, width)
+        q = self._rotate(q, layer, layer.num_heads, prefix + "q_norm")
+        if layer.growth is not None and layer.rope is None:
+            q = self._grown(q, layer.growth)
+        k = self._rotate(k, layer, layer.num_kv_heads, prefix + "k_norm")
+        y = self._paged_attention((q, k, v), n, prefix)
+        return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
 
-    def _by_key_head(self, y: Node) -> list[Node]:
-        spec, heads = self._spec, (self._spec.num_heads // self._spec.num_kv_heads, 1, 1)
-        y = ops.reshape(y, i64([0, spec.num_kv_heads, sum(heads), spec.head_dim]), True)
-        return [
-            ops.reshape(each, i64([0, spec.num_kv_heads * count * spec.head_dim]), True)
-            for each, count in zip(parts(y, heads, 2), heads, strict=True)
-        ]
-
-    def _paged_attention(self, q: Node, k: Node, v: Node, n: int) -> Node:
-        spec, suffix = self._spec, group_suffix(self._group_of[n], self._num_groups)
+    def _paged_attention(self, qkv: tuple[Node, Node, Node], n: int, prefix: str) -> Node:
+        layer, suffix = self._spec.layers[n].mixer, group_suffix(self._group_of[n], self._num_groups)
         caches = [self._add_input(f"{kind}_cache.{n}", ov.Type.dynamic, [-1] * 4) for kind in ("key", "value")]
         inputs = {name: self._inputs[name + suffix] for name in GROUP_INPUTS}
         inputs["subsequence_begins"] = self._inputs["subsequence_begins"]
         sinks = None
-        if spec.sinks:
-            name = f"{spec.names.layers}.{n}.{spec.names.attention}.sinks"
-            sinks = ops.reshape(self._weights.vector(name, spec.num_heads), i64([1, spec.num_heads, 1, 1]), False)
-        window = spec.sliding_windows[n]
+        if layer.sinks:
+            values = self._weights.vector(prefix + "sinks", layer.num_heads)
+            sinks = ops.reshape(values, i64([1, layer.num_heads, 1, 1]), False)
         y = paged_attention(
-            (q, k, v),
+            qkv,
             caches,
             inputs,
-            kv_heads=spec.num_kv_heads,
-            head_size=spec.head_dim,
-            scale=spec.query_scale,
-            window=window,
-            slopes=alibi_slopes(spec.num_heads) if spec.alibi else (),
+            kv_heads=layer.num_kv_heads,
+            head_size=layer.head_dim,
+            scale=layer.scale,
+            window=layer.window,
+            slopes=alibi_slopes(layer.num_heads) if layer.alibi else (),
             sinks=sinks,
         )
-        if not spec.score_cap:
-            return y
-        shape = CappedHeads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.query_scale, spec.score_cap, window)
-        return capped_attention(y, q, caches, inputs, shape)
+        return capped_attention(y, qkv[0], caches, inputs, layer) if layer.score_cap else y
 
     def _mlp(self, x: Node, n: int) -> Node:
-        spec, prefix = self._spec, f"{self._spec.names.layers}.{n}.{self._spec.names.mlp}."
-        if spec.experts is None or not spec.experts.layers[n]:
-            return self._one_mlp(x, prefix, spec.intermediate_size)
-        return self._experts(x, prefix, spec.experts)
+        names, mlp = self._spec.names, self._spec.layers[n].mlp
+        prefix = f"{names.layers}.{n}.{names.mlp}."
+        return self._one_mlp(x, prefix, mlp) if isinstance(mlp, MLP) else self._experts(x, prefix, mlp)
 
-    def _one_mlp(
-        self, x: Node, prefix: str, inner: int, gate_up: tuple[str, ...] = (), transposed: bool = False
-    ) -> Node:
-        """`gate_up` (): the names that all MLPs have; `transposed`: its matrices are stored as [in, out]."""
-        spec, names = self._spec, self._spec.names
-        activate, sizes = ACTIVATIONS[spec.activation], (inner,) * (1 + spec.gated)
-        first, *second = self._linears(x, prefix, gate_up or names.gate_up, sizes, spec.mlp_bias, transposed=transposed)
+    def _one_mlp(self, x: Node, prefix: str, mlp: MLP, gate_up: tuple[str, ...] = ()) -> Node:
+        """`gate_up` (): the names that all MLPs have."""
+        names, inner, transposed = self._spec.names, mlp.intermediate_size, mlp.transposed
+        activate, sizes = ACTIVATIONS[mlp.activation], (inner,) * (1 + mlp.gated)
+        first, *second = self._linears(x, prefix, gate_up or names.gate_up, sizes, mlp.bias, transposed=transposed)
         y = ops.multiply(activate(first), second[0]) if second else activate(first)
-        return self._linear(y, prefix + names.down, spec.hidden_size, inner, spec.mlp_bias, transposed)
+        return self._linear(y, prefix + names.down, self._spec.hidden_size, inner, mlp.bias, transposed)
 
     def _experts(self, x: Node, prefix: str, mixture: Experts) -> Node:
         names = self._spec.names
@@ -243,27 +227,26 @@ class DecoderBuilder:
         def expert(rows: Node, number: int) -> Node:
             own = f"{prefix}{names.experts}.{number}."
             if mixture.clamp is not None:
-                return self._clamped_mlp(rows, own, mixture, mixture.clamp)
-            return self._one_mlp(rows, own, mixture.intermediate_size, names.expert_gate_up, mixture.transposed)
+                return self._clamped_mlp(rows, own, mixture.expert, mixture.clamp)
+            return self._one_mlp(rows, own, mixture.expert, names.expert_gate_up)
 
-        y = experts.mix(x, self._route(x, prefix + names.router, mixture.count, mixture.bias), mixture, expert)
-        if not mixture.shared_intermediate_size:
+        logits = self._route(x, prefix + names.router, mixture.count, mixture.router_bias)
+        y = _mix(x, logits, mixture, expert)
+        if mixture.shared is None:
             return y
-        shared = self._one_mlp(x, f"{prefix}{names.shared_expert}.", mixture.shared_intermediate_size)
+        shared = self._one_mlp(x, f"{prefix}{names.shared_expert}.", mixture.shared)
         if not mixture.gated_share:
             return ops.add(y, shared)
         share = ops.sigmoid(self._route(x, f"{prefix}{names.shared_expert}_gate", 1, False))
         return ops.add(y, ops.multiply(share, shared))
 
-    def _clamped_mlp(self, x: Node, prefix: str, mixture: Experts, clamp: Clamp) -> Node:
-        names, hidden, inner = self._spec.names, self._spec.hidden_size, mixture.intermediate_size
+    def _clamped_mlp(self, x: Node, prefix: str, mlp: MLP, clamp: Clamp) -> Node:
+        names, hidden, inner = self._spec.names, self._spec.hidden_size, mlp.intermediate_size
         out = 2 * inner // len(names.gate_up)
-        found = [
-            self._linear(x, prefix + name, out, hidden, mixture.bias, mixture.transposed) for name in names.gate_up
-        ]
-        gate, up = found if len(found) > 1 else experts.alternating(found[0])
-        y = experts.clamped(gate, up, clamp)
-        return self._linear(y, prefix + names.down, hidden, inner, mixture.bias, mixture.transposed)
+        matrices = [self._linear(x, prefix + name, out, hidden, mlp.bias, mlp.transposed) for name in names.gate_up]
+        gate, up = matrices if len(matrices) > 1 else _alternating(matrices[0])
+        y = _clamped(gate, up, clamp)
+        return self._linear(y, prefix + names.down, hidden, inner, mlp.bias, mlp.transposed)
 
     def _route(self, x: Node, name: str, count: int, bias: bool) -> Node:
         """[T, count]; these weights stay as they are: rounding would choose other experts."""
@@ -315,11 +298,8 @@ class DecoderBuilder:
         variance = ops.reduce_mean(ops.power(x, f32(2.0)), i64([-1]), True)
         return ops.multiply(x, ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(self._spec.norm_eps)))))
 
-    def _grown(self, q: Node, n: int) -> Node:
-        """Queries [T, heads * head_dim] of layer n, by their positions (`QueryGrowth`)."""
-        growth = self._spec.query_growth
-        if growth is None or self._spec.ropes[n] is not None:
-            return q
+    def _grown(self, q: Node, growth: QueryGrowth) -> Node:
+        """Queries [T, heads * head_dim], by their positions."""
         place = ops.add(self._inputs["position_ids"], i64(1))  # in integers: bf16 has none above 256
         steps = ops.convert(ops.divide(place, i64(growth.every)), "f32")
         factor = ops.add(ops.multiply(ops.log(ops.add(steps, f32(1.0))), f32(growth.scale)), f32(1.0))
@@ -337,19 +317,19 @@ class DecoderBuilder:
             cos, sin = ops.multiply(cos, factor), ops.multiply(sin, factor)
         return ops.unsqueeze(cos, i64(1)), ops.unsqueeze(sin, i64(1))
 
-    def _rotate(self, x: Node, n: int, heads: int, norm: str) -> Node:
+    def _rotate(self, x: Node, layer: Attention, heads: int, norm: str) -> Node:
         """[T, heads * head_dim] rotated, behind a norm where the family has one."""
-        d, rope = self._spec.head_dim, self._spec.ropes[n]
-        if self._spec.qk_norm == "all heads":
+        d, rope = layer.head_dim, layer.rope
+        if layer.qk_norm == "all heads":
             x = self._norm(x, norm, heads * d)
         x = ops.reshape(x, i64([0, heads, 1, d]), True)
-        if self._spec.qk_norm == "each head":
+        if layer.qk_norm == "each head":
             x = self._norm(x, norm, d)
         if rope is None:
             return ops.reshape(x, i64([0, heads * d]), True)
-        if self._spec.qk_norm == "each head, weightless":
+        if layer.qk_norm == "each head, weightless":
             x = self._rms(x)
-        if self._spec.alternating_pairs:  # queries and keys may be in any order, as long as it is the same
+        if layer.alternating_pairs:  # queries and keys may be in any order, as long as it is the same
             x = ops.transpose(ops.reshape(x, i64([0, heads, d // 2, 2]), True), i64([0, 1, 3, 2]))
             x = ops.reshape(x, i64([0, heads, 1, d]), True)
         half = len(rope.inv_freq)
@@ -360,3 +340,61 @@ class DecoderBuilder:
         whole = ops.add(ops.multiply(whole, cos), ops.multiply(turned, sin))
         x = whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
         return ops.reshape(x, i64([0, heads * d]), True)
+
+
+def _by_key_head(y: Node, layer: Attention) -> list[Node]:
+    """Queries, keys and values out of rows that are ordered by key head."""
+    heads = (layer.num_heads // layer.num_kv_heads, 1, 1)
+    y = ops.reshape(y, i64([0, layer.num_kv_heads, sum(heads), layer.head_dim]), True)
+    return [
+        ops.reshape(rows, i64([0, layer.num_kv_heads * count * layer.head_dim]), True)
+        for rows, count in zip(parts(y, heads, 2), heads, strict=True)
+    ]
+
+
+def _mix(x: Node, logits: Node, experts: Experts, expert: Callable[[Node, int], Node]) -> Node:
+    """x [T, hidden size] through the experts that `logits` [T, count] choose. `expert`: one's result, by its rows and
+    its number.
+
+    The rows are sorted by expert and split, so that each expert is an MLP over its own rows: the plugin passes by what
+    has no rows, reads the weights of chosen experts only, and multiplies them as it multiplies other matrices, in 8 and
+    4 bits, too. (Its operation for experts multiplies row by row: prompts take five times as long.)
+    """
+    scores = logits if experts.weighs_inputs else ops.softmax(logits, -1)
+    top = ops.topk(scores, i64(experts.per_token), -1, "max", "value", "i32")
+    weights, chosen = top.output(0), ops.reshape(top.output(1), i64([-1]), False)
+    if experts.normalized:
+        weights = ops.divide(weights, ops.reduce_sum(weights, i64([-1]), True))
+    size = ops.gather(ops.shape_of(chosen), i64(0), i64(0))
+    by_expert = ops.topk(chosen, size, 0, "min", "value", "i32")
+    numbers, order = by_expert.output(0), by_expert.output(1)
+    rows = ops.gather(x, ops.divide(order, i32(experts.per_token)), i64(0))
+    if experts.weighs_inputs:
+        in_order = ops.gather(ops.reshape(ops.sigmoid(weights), i64([-1, 1]), False), order, i64(0))
+        rows = ops.multiply(rows, in_order)
+    of_each = ops.variadic_split(rows, i64(0), _counts(numbers, experts.count))
+    results = ops.concat([expert(of_each.output(n), n) for n in range(experts.count)], 0)
+    places = ops.scatter_elements_update(order, order, ops.range(i32(0), size, i32(1), "i32"), i64(0))
+    back = ops.gather(results, ops.reshape(places, i64([-1, experts.per_token]), False), i64(0))
+    if not experts.weighs_inputs:
+        back = ops.multiply(back, ops.unsqueeze(weights, i64(2)))
+    return ops.reduce_sum(back, i64([1]), False)
+
+
+def _alternating(both: Node) -> list[Node]:
+    """[rows, 2 * inner] as two of [rows, inner], whose columns alternate."""
+    return [ops.slice(both, i64([first]), i64([np.iinfo(np.int64).max]), i64([2]), i64([1])) for first in (0, 1)]
+
+
+def _clamped(gate: Node, up: Node, clamp: Clamp) -> Node:
+    """[rows, inner] each."""
+    gate = ops.minimum(gate, f32(clamp.limit))
+    up = ops.add(ops.clamp(up, -clamp.limit, clamp.limit), f32(1.0))
+    return ops.multiply(up, ops.multiply(gate, ops.sigmoid(ops.multiply(gate, f32(clamp.alpha)))))
+
+
+def _counts(numbers: Node, count: int) -> Node:
+    """How often each of 0 .. count - 1 occurs in `numbers`, which are sorted."""
+    each = i32(np.arange(count))
+    ends, begins = (ops.search_sorted(numbers, each, right, "i64") for right in (True, False))
+    return ops.subtract(ends, begins)

@@ -1,10 +1,10 @@
-"""What the decoder is given for a step, and what it gives.
+"""Inputs and outputs of a decoder's graph for one step.
 
 Inputs, for T scheduled tokens of S requests: input_ids and position_ids [T] i64, subsequence_begins [S + 1] i32,
 sampled_tokens_indices [N] i64 (which of the T tokens get logits), and for each layer n key_cache.n and value_cache.n.
 For each group of layers that share block tables, with the suffix .0, .1, ... where there are several: past_lens [S]
 i32, block_indices [B] i32 (the requests' block tables, one after another), block_indices_begins [S + 1] i32 and
-max_context_len [] i32; a group with a window is told of nothing that lies in blocks behind it. Outputs: logits
+max_context_len [] i32; those of a group with a window leave out the blocks behind it. Outputs: logits
 [N, vocab] and hidden [N, hidden size] f32, the latter after the final norm.
 
 A draft head has one more input, features [T, W] f32, and hidden is what its next guess is made of. The model whose

@@ -1,9 +1,9 @@
-"""What a decoder's graph depends on."""
+"""Specification of a decoder: all that its graph depends on, beside the weights."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from penstock.engines.openvino.rope import Rope
 
@@ -21,7 +21,7 @@ head of keys its queries, its key and its value."""
 
 @dataclass(frozen=True)
 class LayerNorms:
-    """What a layer's norms are called in the checkpoint; "": there is none in this place."""
+    """Names of a layer's norms in the checkpoint; "": there is none in this place."""
 
     before_attention: str = "input_layernorm"
     after_attention: str = ""
@@ -32,7 +32,7 @@ class LayerNorms:
 
 @dataclass(frozen=True)
 class TensorNames:
-    """What the checkpoint calls the parts of a decoder. "": there is no such part."""
+    """Names of a decoder's parts in the checkpoint. "": there is no such part."""
 
     embedding: str = "model.embed_tokens"
     embedding_norm: str = ""
@@ -49,7 +49,7 @@ class TensorNames:
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     """The matrix whose result is activated, and the one whose result it is multiplied by. One name: one matrix has
-    the rows of both, or there is just the first (`DecoderSpec.gated`)."""
+    the rows of both, or there is just the first (`MLP.gated`)."""
     down: str = "down_proj"
     expert_gate_up: tuple[str, ...] = ()
     """As `gate_up`, of an expert; (): they are called the same."""
@@ -69,6 +69,54 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """Paged attention of one layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """Of the products of queries and keys."""
+    rope: Rope | None
+    """Layers with the same angles have the same object. None: queries and keys stay as they are."""
+    window: int = 0
+    """Tokens that a token attends to, itself included; 0: all before it."""
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: QKNorm = ""
+    qkv_rows: QKVRows = "whole"
+    """If one matrix has them all."""
+    alternating_pairs: bool = False
+    """Values of a head that turn together are neighbours; else they are half a head apart."""
+    growth: QueryGrowth | None = None
+    alibi: bool = False
+    """Scores fall off with distance, by a slope of each head (arXiv:2108.12409)."""
+    sinks: bool = False
+    """Each head has one more score among those of all tokens, which draws attention to nothing."""
+    score_cap: float = 0.0
+    """Scores become cap * tanh(score / cap); 0: they stay as they are."""
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class MLP:
+    intermediate_size: int
+    activation: Activation
+    gated: bool = True
+    """Two matrices in front of the activation, not one."""
+    bias: bool = False
+    transposed: bool = False
+    """Its matrices are stored as [in, out]."""
+
+
+@dataclass(frozen=True)
 class Clamp:
     """GPT-OSS's way in front of an expert's last matrix: gate * sigmoid(alpha * gate) * (up + 1), with gate and up
     no farther from zero than `limit` (gate at its upper end alone). If one matrix has both, their columns alternate."""
@@ -83,77 +131,84 @@ class Experts:
 
     count: int
     per_token: int
-    intermediate_size: int
+    expert: MLP
     normalized: bool
     """The weights of those that were chosen are made to sum to 1."""
-    layers: tuple[bool, ...]
-    """Which have experts; the others have an MLP."""
-    shared_intermediate_size: int = 0
-    """Of one more expert, which every token has; 0: there is none."""
+    shared: MLP | None = None
+    """One more expert, which every token has."""
     gated_share: bool = True
     """What that one adds is multiplied by a share of the token's own; else it is added as it is."""
     weighs_inputs: bool = False
     """Inputs of the chosen are multiplied by sigmoids of their scores, in place of results by their weights."""
-    bias: bool = False
-    """Of the router and the experts."""
-    transposed: bool = False
-    """Their matrices are stored as [in, out]."""
+    router_bias: bool = False
     clamp: Clamp | None = None
+
+
+Mixer = Attention
+"""The part of a layer that looks at other tokens. Other kinds, such as recurrent ones, are classes beside it."""
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    mixer: Mixer
+    mlp: MLP | Experts
+    norms: LayerNorms = LayerNorms()
+    parallel: bool = False
+    """Both parts get the layer's input, and their results are added to it."""
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """The shape of one decoder: all that its graph depends on, beside the weights."""
-
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     norm_eps: float
     max_position_embeddings: int
-    ropes: tuple[Rope | None, ...]
-    """For each layer; layers with the same angles have the same object. None: queries and keys stay as they are."""
-    tie_word_embeddings: bool
-    sliding_windows: tuple[int, ...]
-    """For each layer, how many tokens it attends to, the token itself included; 0: all before it."""
-    query_scale: float
-    """Of the products of queries and keys."""
-    activation: Activation
-    embedding_scale: float
+    layers: tuple[LayerSpec, ...]
+    tie_word_embeddings: bool = False
+    embedding_scale: float = 1.0
     """Of the embeddings, not of a head that is tied to them."""
-    norms: LayerNorms
-    norm_offset: float
-    """Added to the weights of all norms."""
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: QKNorm
-    residual_scale: float = 1.0
-    """Of what attention and MLP add."""
-    logits_scale: float = 1.0
-    names: TensorNames = field(default_factory=TensorNames)
     norm: NormKind = "rms"
-    parallel: bool = False
-    """Attention and MLP both get the layer's input, and their results are added to it."""
-    gated: bool = True
-    """Two matrices in front of the MLP's activation, not one."""
-    qkv_rows: QKVRows = "whole"
-    """If one matrix has them all."""
-    alternating_pairs: bool = False
-    """Values of a head that turn together are neighbours; else they are half a head apart."""
-    query_growth: QueryGrowth | None = None
+    norm_offset: float = 0.0
+    """Added to the weights of all norms."""
+    residual_scale: float = 1.0
+    """Of what the parts of a layer add."""
+    logits_scale: float = 1.0
+    logits_cap: float = 0.0
+    """As `Attention.score_cap`."""
+    names: TensorNames = field(default_factory=TensorNames)
     transposed: bool = False
     """The matrices of the layers are stored as [in, out]."""
-    alibi: bool = False
-    """Attention falls off with distance, by a slope of each head (arXiv:2108.12409)."""
-    sinks: bool = False
-    """Each head has one more score among those of all tokens, which draws attention to nothing."""
     head_bias: bool = False
-    experts: Experts | None = None
-    score_cap: float = 0.0
-    """Scores of attention become cap * tanh(score / cap); 0: they stay as they are."""
-    logits_cap: float = 0.0
-    """Likewise."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """`Attention.window` of each layer."""
+        return tuple(layer.mixer.window for layer in self.layers)
+
+    @property
+    def ropes(self) -> tuple[Rope | None, ...]:
+        """`Attention.rope` of each layer."""
+        return tuple(layer.mixer.rope for layer in self.layers)
+
+    @property
+    def experts(self) -> Experts | None:
+        """Of the first layer that has some; they are alike in all of them."""
+        return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)), None)
+
+    def with_layers(self, **changes: Any) -> DecoderSpec:
+        """Fields of all layers changed."""
+        return replace(self, layers=tuple(replace(layer, **changes) for layer in self.layers))
+
+    def with_attention(self, **changes: Any) -> DecoderSpec:
+        """Fields of all layers' attention changed."""
+        return replace(
+            self, layers=tuple(replace(layer, mixer=replace(layer.mixer, **changes)) for layer in self.layers)
+        )
+
+    def with_mlp(self, **changes: Any) -> DecoderSpec:
+        """Fields of all layers' MLPs changed."""
+        return replace(self, layers=tuple(replace(layer, mlp=replace(layer.mlp, **changes)) for layer in self.layers))

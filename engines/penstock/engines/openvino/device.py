@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import openvino as ov
 
+from penstock.engines.contract.loading import Loading, Report
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.openvino.numerics import Numerics
+from penstock.engines.openvino.process_memory import mapped_pages_released
 from penstock.engines.openvino.quantization import GROUP
 
 _DEVICE = "CPU"
@@ -45,7 +48,7 @@ class ThreadPlan:
     """A number of threads that the model is compiled for, and which batches are computed with it."""
 
     threads: int
-    min_tokens: int
+    min_tokens: int = 0
     """Fewest tokens of a batch."""
     is_large: bool = False
     """They are the large steps of `Numerics.large_steps`."""
@@ -59,9 +62,9 @@ def plan_threads(weight_bytes: int, cores: int, threads: int | None, most_tokens
     where the number of threads was asked for, or where no batch could have enough of its `most_tokens`.
     """
     if threads is not None:
-        return [ThreadPlan(threads, 0)]
+        return [ThreadPlan(threads)]
     few, many = default_threads(weight_bytes, cores), all_threads(cores)
-    plans = [ThreadPlan(few, 0)]
+    plans = [ThreadPlan(few)]
     min_tokens = max(2, -(-many * _WORK_PER_THREAD // weight_bytes))
     if few < many and weight_bytes <= _MAX_COPIED_BYTES and min_tokens <= most_tokens:
         plans.append(ThreadPlan(many, min_tokens))
@@ -88,24 +91,45 @@ def all_threads(cores: int) -> int:
     return cores if cores <= 2 else cores - 1
 
 
-def compile_decoder(core: ov.Core, model: ov.Model, numerics: Numerics, plan: ThreadPlan, experts: bool) -> Any:
-    """The compiled model. Its cache inputs show the layout that the device wants. `experts`: it has some."""
+class GraphSource(Protocol):
+    """A model's graph before it is made: of weights, or read from a file."""
+
+    @property
+    def numerics(self) -> Numerics: ...
+
+    @property
+    def has_experts(self) -> bool: ...
+
+    def make(self) -> ov.Model: ...
+
+    def release_pages(self) -> None:
+        """Gives the memory of mapped files back to the system."""
+        ...
+
+
+@contextmanager
+def compiled(source: GraphSource, plans: Sequence[ThreadPlan], report: Report) -> Iterator[list[Any]]:
+    """The model compiled for each plan. Inside, it computes its first tokens: the plugin packs the weights then, and
+    what it has read of mapped files is given back."""
+    with mapped_pages_released(source.release_pages):
+        yield _compiled(source, plans, report)
+
+
+def _compiled(source: GraphSource, plans: Sequence[ThreadPlan], report: Report) -> list[Any]:
+    graph, core = source.make(), ov.Core()
+    report(Loading("compile"))
+    return [compile_graph(core, graph, source.numerics, plan, source.has_experts) for plan in plans]
+
+
+def compile_graph(core: ov.Core, graph: ov.Model, numerics: Numerics, plan: ThreadPlan, has_experts: bool) -> Any:
+    """The compiled model. Cache inputs of a decoder show the layout that the device wants."""
     if plan.is_large:
         numerics = numerics.for_large_steps()
-    kernels = _cached_kernels(_CACHED_KERNELS_OF_EXPERTS if experts else _CACHED_KERNELS)
-    return _compile(core, model, numerics, plan.threads, kernels)
-
-
-def compile_encoder(core: ov.Core, model: ov.Model, numerics: Numerics, threads: int) -> Any:
-    """The compiled model."""
-    return _compile(core, model, numerics, threads, _cached_kernels(_CACHED_KERNELS))
-
-
-def _compile(core: ov.Core, model: ov.Model, numerics: Numerics, threads: int, kernels: int) -> Any:
+    kernels = _cached_kernels(_CACHED_KERNELS_OF_EXPERTS if has_experts else _CACHED_KERNELS)
     properties: dict[str, Any] = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": numerics.dtype,
-        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_NUM_THREADS": plan.threads,
         # Pinned threads cannot step aside for the server's other processes: a step took up to 1.8 times as long.
         "ENABLE_CPU_PINNING": False,
         # One batch computes at a time: the infer requests share one stream and its working memory.
@@ -119,7 +143,7 @@ def _compile(core: ov.Core, model: ov.Model, numerics: Numerics, threads: int, k
     elif numerics.rounds and not numerics.is_exported:
         properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP
     try:
-        return core.compile_model(model, _DEVICE, properties)
+        return core.compile_model(graph, _DEVICE, properties)
     except RuntimeError as e:
         raise UnsupportedError(f"OpenVINO does not compile the model for {_DEVICE}: {_last_line(e)}") from e
 

@@ -16,7 +16,7 @@ import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
-from penstock.engines.formats.context_length import context_length
+from penstock.engines.formats.model_settings import context_length
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder_inputs import step_inputs
 from penstock.engines.openvino.graph_nodes import i64

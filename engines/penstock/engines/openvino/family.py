@@ -1,60 +1,224 @@
-"""What distinguishes one family of decoders from another."""
+"""Parts of families of decoders: config.json's usual settings as a plain decoder, and changes to its layers.
+
+A family is a function from config.json to a `DecoderSpec`. Most take the plain decoder, or another family's, and change
+fields of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, get_args
 
-from penstock.engines.openvino.decoder_spec import (
-    Experts,
-    LayerNorms,
-    NormKind,
-    QKNorm,
-    QKVRows,
-    QueryGrowth,
-    TensorNames,
-)
-from penstock.engines.openvino.layer_kinds import every_layer_rotates, one_rope
-from penstock.engines.openvino.rope import Rope
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.formats.model_settings import context_length
+from penstock.engines.kit.cache_size import check_model_sizes
+from penstock.engines.openvino.decoder_spec import MLP, Activation, Attention, DecoderSpec, Experts, LayerSpec
+from penstock.engines.openvino.rope import Rope, parse_rope
+
+Settings = Mapping[str, Any]
+"""config.json, with `max_model_len` as the longest context that is wanted."""
+ReadSettings = Callable[[Settings], DecoderSpec]
 
 
-@dataclass(frozen=True)
-class Family:
-    """How one architecture reads its config.json."""
+class Family(NamedTuple):
+    read: ReadSettings
+    """Raises UnsupportedError, or KeyError for a setting that is missing."""
+    known: Sequence[str] = ()
+    """Settings that it reads, and that are refused in others."""
 
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What a key means when config.json leaves it out, where the family's own default matters."""
-    usual: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda c: {}
-    """Settings that the family has under names of its own, by their usual names."""
-    sliding_windows: Callable[[Mapping[str, Any]], list[int]] = lambda c: [0] * c["num_hidden_layers"]
-    ropes: Callable[[Mapping[str, Any], int], tuple[Rope, Rope]] = one_rope
-    """Of layers that attend to all tokens, and of layers with a window; the int is head_dim."""
-    activation_key: str = "hidden_act"
-    eps_key: str = "rms_norm_eps"
-    query_scale: Callable[[Mapping[str, Any], int], float] = lambda c, head_dim: head_dim**-0.5
-    embedding_scale: Callable[[Mapping[str, Any]], float] = lambda c: 1.0
-    norms: Callable[[Mapping[str, Any]], LayerNorms] = lambda c: LayerNorms()
-    norm: NormKind = "rms"
-    norm_offset: float = 0.0
-    qkv_bias: Callable[[Mapping[str, Any]], bool] = lambda c: bool(c.get("attention_bias"))
-    o_bias: Callable[[Mapping[str, Any]], bool] = lambda c: bool(c.get("attention_bias"))
-    mlp_bias: Callable[[Mapping[str, Any]], bool] = lambda c: False
-    qk_norm: Callable[[Mapping[str, Any]], QKNorm] = lambda c: ""
-    rotates: Callable[[Mapping[str, Any], list[int]], list[bool]] = every_layer_rotates
-    """For each layer, whether queries and keys are rotated; the list has the windows."""
-    residual_scale: Callable[[Mapping[str, Any]], float] = lambda c: 1.0
-    logits_scale: Callable[[Mapping[str, Any]], float] = lambda c: 1.0
-    names: TensorNames = field(default_factory=TensorNames)
-    qkv_rows: QKVRows = "whole"
-    alternating_pairs: bool = False
-    query_growth: Callable[[Mapping[str, Any]], QueryGrowth | None] = lambda c: None
-    parallel: Callable[[Mapping[str, Any]], bool] = lambda c: False
-    gated: bool = True
-    transposed: bool = False
-    alibi: bool = False
-    sinks: bool = False
-    head_bias: bool = False
-    experts: Callable[[Mapping[str, Any]], Experts | None] = lambda c: None
-    caps: bool = False
-    """It may cap scores of attention and logits."""
+
+FAMILIES: dict[str, Family] = {}
+"""By architecture."""
+
+SCORE_CAP, LOGITS_CAP = CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+def family(*architectures: str, known: Sequence[str] = ()) -> Callable[[ReadSettings], ReadSettings]:
+    """A decorator: the function reads config.json of these architectures. `known`: as `Family.known`."""
+
+    def register(function: ReadSettings) -> ReadSettings:
+        FAMILIES.update(dict.fromkeys(architectures, Family(function, known)))
+        return function
+
+    return register
+
+
+def filled(c: Settings, **defaults: Any) -> Settings:
+    """With what a setting means when config.json leaves it out. A family that is made of another one fills in its own
+    defaults first."""
+    return {**defaults, **c}
+
+
+def renamed(c: Settings, **names: str) -> Settings:
+    """With settings under their usual names that the family has under names of its own."""
+    return changed(c, {usual: c[name] if c.get(name) is not None else c[usual] for usual, name in names.items()})
+
+
+def changed(c: Settings, usual: Settings) -> Settings:
+    """With `usual` in place of what is there. Raises UnsupportedError for sizes that no model has."""
+    c = {**c, **usual}
+    check_model_sizes(c)
+    return c
+
+
+def in_gguf(c: Settings) -> bool:
+    """Whether the settings are of a GGUF file, where some families have other matrices."""
+    return bool(c.get("tensor_layout") == "gguf")
+
+
+def plain(
+    c: Settings,
+    *,
+    activation_key: str = "hidden_act",
+    eps_key: str = "rms_norm_eps",
+    rotates: bool = True,
+    may_be_partial: bool = False,
+) -> DecoderSpec:
+    """The decoder that config.json's usual settings describe: rotary attention to all tokens, with grouped heads, one
+    gated MLP, and an RMS norm before each. `rotates`: all layers do so alike. `may_be_partial`: only a part of each
+    head may be rotated."""
+    check_model_sizes(c)
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+    for key in ("num_attention_heads", *sizes):
+        if c[key] is None:
+            raise KeyError(key)
+    heads = c["num_attention_heads"]
+    if not heads or 0 in [c[key] for key in sizes]:
+        raise UnsupportedError(f"config.json has a 0 among num_attention_heads, {', '.join(sizes)}")
+    kv_heads = c.get("num_key_value_heads") or heads
+    head_dim = c.get("head_dim") or c["hidden_size"] // heads
+    if heads % kv_heads or not head_dim or head_dim % 2:
+        raise UnsupportedError(f"{heads} heads of size {head_dim} on {kv_heads} for keys and values do not go together")
+    activation = c.get(activation_key, "silu")
+    if activation not in get_args(Activation):
+        raise UnsupportedError(
+            f"{activation_key}={activation!r} is not supported; supported are {', '.join(get_args(Activation))}"
+        )
+    bias = bool(c.get("attention_bias"))
+    rope = parse_rope(c, head_dim, may_be_partial=may_be_partial) if rotates else None
+    attention = Attention(
+        heads, kv_heads, head_dim, head_dim**-0.5, rope, qkv_bias=bias, o_bias=bias, score_cap=_cap(c, SCORE_CAP)
+    )
+    return DecoderSpec(
+        vocab_size=c["vocab_size"],
+        hidden_size=c["hidden_size"],
+        norm_eps=positive({eps_key: 1e-6, **c}, eps_key),
+        max_position_embeddings=_stretched(c) if rotates else c["max_position_embeddings"],
+        layers=(LayerSpec(attention, MLP(c["intermediate_size"], activation)),) * c["num_hidden_layers"],
+        tie_word_embeddings=bool(c.get("tie_word_embeddings", False)),
+        logits_cap=_cap(c, LOGITS_CAP),
+    )
+
+
+def windowed(spec: DecoderSpec, windows: Sequence[int]) -> DecoderSpec:
+    """`windows`: `Attention.window` of each layer."""
+    layers = [
+        replace(layer, mixer=replace(layer.mixer, window=window))
+        for layer, window in zip(spec.layers, windows, strict=True)
+    ]
+    return replace(spec, layers=tuple(layers))
+
+
+def rotated_by_window(spec: DecoderSpec, c: Settings, ropes: Mapping[str, Rope]) -> DecoderSpec:
+    """`ropes`: of layers with full_attention, and with sliding_attention."""
+    kinds = [ropes["sliding_attention" if window else "full_attention"] for window in spec.windows]
+    return _rotated(replace(spec, max_position_embeddings=_stretched(c)), kinds)
+
+
+def rotating(spec: DecoderSpec, c: Settings, rotates: Sequence[bool]) -> DecoderSpec:
+    """Of layers that rotate, those for which `rotates` says so. If none does, RoPE's settings stretch no context."""
+    if not any(rotates):
+        spec = replace(spec, max_position_embeddings=c["max_position_embeddings"])
+    return _rotated(spec, [rope if turns else None for rope, turns in zip(spec.ropes, rotates, strict=True)])
+
+
+def mixed(spec: DecoderSpec, experts: Experts, layers: Sequence[bool] | None = None) -> DecoderSpec:
+    """With experts in place of MLPs in those `layers`; None: in all."""
+    if layers is None:
+        return spec.with_layers(mlp=experts)
+    chosen = zip(spec.layers, layers, strict=True)
+    return replace(spec, layers=tuple(replace(layer, mlp=experts) if has else layer for layer, has in chosen))
+
+
+def every_layer(c: Settings) -> list[int]:
+    """Windows: the same in every layer."""
+    return [c.get("sliding_window") or 0] * c["num_hidden_layers"]
+
+
+def upper_layers(c: Settings) -> list[int]:
+    """Qwen's windows: with use_sliding_window, in the layers that layer_types names, or in all from max_window_layers
+    on."""
+    layers = c["num_hidden_layers"]
+    window = (c.get("sliding_window") or 0) if c.get("use_sliding_window") else 0
+    if c.get("layer_types") is None:
+        first = count(c, "max_window_layers")
+        return [window if n >= first else 0 for n in range(layers)]
+    return layers_by_type(c["layer_types"], layers, window)
+
+
+def all_but_every_nth(c: Settings) -> list[int]:
+    """Windows of Gemma and OLMo 3: in the layers that layer_types names, or in all but each one that
+    sliding_window_pattern ends at."""
+    layers, window = c["num_hidden_layers"], c.get("sliding_window") or 0
+    kinds = c.get("layer_types")
+    if kinds is None:
+        pattern = count(c, "sliding_window_pattern") or layers + 1
+        kinds = ["sliding_attention" if (n + 1) % pattern else "full_attention" for n in range(layers)]
+    return layers_by_type(kinds, layers, window)
+
+
+def layers_by_type(kinds: Any, layers: int, window: int) -> list[int]:
+    """Windows in the layers that layer_types names."""
+    known = isinstance(kinds, list) and all(kind in ("full_attention", "sliding_attention") for kind in kinds)
+    if not known or len(kinds) != layers:
+        problem = f"{len(kinds)} entries for {layers} layers" if known else str(kinds)[:200]
+        raise UnsupportedError(
+            f"layer_types is not understood: {problem}; each layer has full_attention or sliding_attention"
+        )
+    if "sliding_attention" in kinds and not window:
+        raise UnsupportedError("layer_types has sliding_attention, but no sliding window is switched on")
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+def layers_with_rope(c: Settings) -> list[bool]:
+    """no_rope_layers has a 1 for each layer that rotates; without it, or if it is empty, each
+    no_rope_layer_interval-th does not."""
+    flags, layers = c.get("no_rope_layers"), c["num_hidden_layers"]
+    if flags is None or flags == []:
+        interval = count(c, "no_rope_layer_interval") or layers + 1
+        return [bool((n + 1) % interval) for n in range(layers)]
+    if not isinstance(flags, list) or len(flags) != layers or not all(value in (0, 1) for value in flags):
+        raise UnsupportedError(f"no_rope_layers is not understood: {str(flags)[:100]}; each layer has 0 or 1")
+    return [bool(value) for value in flags]
+
+
+def count(c: Settings, key: str) -> int:
+    value = c[key]
+    if type(value) is not int or value < 0:
+        raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is no number of layers")
+    return value
+
+
+def positive(c: Settings, key: str) -> float:
+    value = c[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is not a positive number")
+    return float(value)
+
+
+def _stretched(c: Settings) -> int:
+    return context_length(c, c["max_model_len"]) or int(c["max_position_embeddings"])
+
+
+def _rotated(spec: DecoderSpec, ropes: Sequence[Rope | None]) -> DecoderSpec:
+    layers = [
+        replace(layer, mixer=replace(layer.mixer, rope=rope)) for layer, rope in zip(spec.layers, ropes, strict=True)
+    ]
+    return replace(spec, layers=tuple(layers))
+
+
+def _cap(c: Settings, key: str) -> float:
+    """0: none."""
+    return 0.0 if c.get(key) is None else positive(c, key)

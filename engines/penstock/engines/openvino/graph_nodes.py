@@ -1,14 +1,29 @@
-"""Small parts of graphs: constants, slices, factors."""
+"""Small parts of graphs: constants, slices, factors, activations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
 import openvino.opset15 as ops
 
+from penstock.engines.openvino.decoder_spec import Activation
 from penstock.engines.openvino.weights import Node
+
+
+def _gelu_tanh(x: Node) -> Node:
+    return ops.gelu(x, "tanh")
+
+
+ACTIVATIONS: dict[Activation, Callable[[Node], Node]] = {
+    "silu": ops.swish,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu_new": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
+    "gelu": lambda x: ops.gelu(x, "erf"),
+    "relu": ops.relu,
+}
 
 
 def f32(value: object) -> Node:

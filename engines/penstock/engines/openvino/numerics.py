@@ -8,19 +8,115 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.host.cpu import Cpu
-from penstock.engines.openvino.config import Activations, KVCacheType, OpenVINOConfig, Precision, WeightsType
-from penstock.engines.openvino.kv_types import KV_ON_ARM, KV_ON_X86, QUANTIZED_KV, KVType, kv_cache_type
+from penstock.engines.openvino.config import (
+    QUANTIZED,
+    Activations,
+    KVCacheType,
+    OpenVINOConfig,
+    Precision,
+    WeightsType,
+)
+
+QUANTIZED_KV = ("u8", "u8-u4", "u4")
+KV_ON_X86 = {
+    "bf16": ("bf16", *QUANTIZED_KV),
+    "f16": ("f16", *QUANTIZED_KV),
+    "f32": ("f32", "f16", *QUANTIZED_KV),
+}
+"""What the plugin's attention kernels take, by precision of the computation; the first is the default."""
+KV_ON_ARM = {"f16": ("u8",), "f32": ("f32", "u8")}
+
+_LEAST_GROUP, _MOST_GROUP = 16, 40
+"""Values of a head that share a scale in 4 bits. Smaller groups lose less: with 32 values in a group, divergence on the
+demo model is a sixth less than with all 64 of a head. With 16, scales and zero points take as many bits as values."""
+_BYTES = {"u8": 1.0, "u4": 0.5}
+_SCALE_BYTES = 8
+"""Of a scale and a zero point."""
+_BLOCK_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class KVType:
+    """Of keys and of values: bf16, f16, f32, u8 or u4.
+
+    In 8 bits, values have a scale and a zero point for each token and head; in 4 bits one for each `group` values of
+    them. Keys in 8 and 4 bits have them for each channel of a block.
+    """
+
+    name: str
+    """As in the settings."""
+    key: str
+    value: str
+    group: int
+    """0: neither is in 4 bits."""
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """Of the plugin."""
+        found: dict[str, Any] = {"KEY_CACHE_PRECISION": self.key, "VALUE_CACHE_PRECISION": self.value}
+        if self.key == "u4":
+            found["KEY_CACHE_GROUP_SIZE"] = self.group  # where the plugin has no scales for each channel: not on x86
+        if self.value == "u4":
+            found["VALUE_CACHE_GROUP_SIZE"] = self.group
+        return found
+
+
+def kv_cache_type(
+    wish: KVCacheType, precision: str, head_size: int, types: Mapping[str, Sequence[str]] = KV_ON_X86
+) -> KVType:
+    """`types`: those that go with each precision.
+
+    Raises InvalidRequestError for a type that does not go with the precision of the computation, UnsupportedError for
+    one that does not go with the model's heads.
+    """
+    allowed = types[precision]
+    name = allowed[0] if wish == "auto" else wish
+    if name not in allowed:
+        raise InvalidRequestError(
+            f"kv_cache_dtype={name} does not go with dtype={precision}; {', '.join(allowed)} do", param="kv_cache_dtype"
+        )
+    key, value = _key_and_value(name)
+    if value != "u4":
+        return KVType(name, key, value, 0)
+    if head_size % 2:
+        raise UnsupportedError(
+            f"kv_cache_dtype={name} needs an even head size, and this model's is {head_size}; use u8",
+            param="kv_cache_dtype",
+        )
+    return KVType(name, key, value, group_size(head_size))
+
+
+def group_size(head_size: int) -> int:
+    """How many of an even number of values share a scale in 4 bits."""
+    fitting = (size for size in range(_MOST_GROUP, _LEAST_GROUP - 1, -2) if head_size % size == 0)
+    return next(fitting, head_size)
+
+
+def quantized_bytes(name: str, head_size: int) -> float:
+    """Of a number in a cache of one of the quantized types, on average over keys and values."""
+    key, value = _key_and_value(name)
+    sharing = group_size(head_size) if value == "u4" else head_size
+    return (_BYTES[key] + _SCALE_BYTES / _BLOCK_TOKENS + _BYTES[value] + _SCALE_BYTES / sharing) / 2
+
+
+def _key_and_value(name: str) -> tuple[str, str]:
+    key, _, value = name.partition("-")
+    return key, value or key
+
 
 Dtype = Literal["bf16", "f16", "f32"]
+IntegersType = Literal["int8", "int4"]
 
 _X86 = ("x86_64", "amd64", "i686")
 _BF16 = {"avx512_bf16", "amx_bf16"}
 _F16 = {"avx512_fp16", "amx_fp16"}
 _AMX = "amx_tile"
+_LEAST_BITS_FOR_INT8 = 5.2
+"""GGUF's Q4_K_M has 4.9, its Q5_0 5.5: what has more is not rounded to 4 bits."""
 _NO_INSTRUCTIONS = "this CPU has no instructions for it"
 
 
@@ -62,17 +158,28 @@ class Wish:
 
 
 @dataclass(frozen=True)
+class StoredTypes:
+    """Forms in which a checkpoint has its matrices, beside floats."""
+
+    integers: IntegersType | None = None
+    """Integers that are held as they are, unless another type is set; int4 may be beside int8."""
+    block_bits: float | None = None
+    """Mean bits of weights in quantized blocks, which the graph gets in another form. None: there are none."""
+    has_mxfp4: bool = False
+    """In experts; its kernels round no activations."""
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """What decides number types of a model."""
 
-    integers: bool
-    """It has matrices in 8 or 4 bits."""
-    all_integers: bool = False
-    """All matrices of the decoder are, and none in MXFP4."""
+    stored: StoredTypes = StoredTypes()
     head_size: int = 0
-    """Of its paged attention; 0: it has none, and no KV cache."""
+    """Of its paged attention; 0: it is an encoder, which has none, and no KV cache."""
     is_capped: bool = False
     """Its attention caps scores, see `capped_attention`: in bf16 they would be off by up to an eighth."""
+    is_draft: bool = False
+    """It computes a few tokens of each request, and keeps its weights once."""
     is_exported: bool = False
     """Its matrices may have groups of any size, so the plugin chooses which activations share a scale."""
 
@@ -87,9 +194,12 @@ class Numerics:
     """What matrices are multiplied with: int8, or `dtype`."""
     kv: KVType | None
     """None: it has no KV cache."""
-    integers: bool
+    weights: WeightsType = "auto"
+    """How matrices are held; auto: as the checkpoint has them."""
+    integers: IntegersType | None = None
+    """Type of matrices in 8 or 4 bits; int4 may be beside int8. None: there are none."""
     is_exported: bool = False
-    """As `ModelFacts` has them."""
+    """As `ModelFacts` has it."""
     large_steps: Dtype | None = None
     """Steps of many tokens are computed in this type, with activations in it.
 
@@ -152,6 +262,10 @@ def resolve(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
     with the CPU or the model."""
     if model.head_size and not cpu.has_attention:
         raise UnsupportedError("OpenVINO runs language models on Arm only where the CPU has SVE; use --engine torch")
+    wish = replace(wish, weights=_weights(wish, model.stored))
+    integers = _integers(wish.weights, model.stored)
+    if wish.activations == "mixed" and model.is_draft:
+        wish = replace(wish, activations="int8")
     if wish.activations == "mixed" and model.head_size:
         return _mixed(cpu, wish, model)
     dtype, reason = _dtype(cpu, wish, model)
@@ -160,12 +274,30 @@ def resolve(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
     kv_cache_dtype = "f16" if halves else wish.kv_cache_dtype
     return Numerics(
         dtype=dtype,
-        activations=_activations(cpu, wish, dtype, model.integers),
+        activations=_activations(cpu, wish, dtype, integers is not None),
         kv=kv_cache_type(kv_cache_dtype, dtype, model.head_size, cpu.kv_types) if model.head_size else None,
-        integers=model.integers,
+        weights=wish.weights,
+        integers=integers,
         is_exported=model.is_exported,
         reason=reason,
     )
+
+
+def _weights(wish: Wish, stored: StoredTypes) -> WeightsType:
+    if wish.weights != "auto" or stored.block_bits is None:
+        return wish.weights
+    return "int4" if stored.block_bits < _LEAST_BITS_FOR_INT8 else "int8"
+
+
+def _integers(weights: WeightsType, stored: StoredTypes) -> IntegersType | None:
+    if weights == "auto":
+        return stored.integers
+    return weights if weights == "int8" or weights == "int4" else None
+
+
+def _all_integers(weights: WeightsType, stored: StoredTypes) -> bool:
+    """All matrices of the decoder are integers: those of a quantized checkpoint may be beside floats."""
+    return weights in QUANTIZED and not stored.has_mxfp4
 
 
 def _dtype(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> tuple[Dtype, str]:
@@ -180,10 +312,14 @@ def _dtype(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> tuple[Dtype, str]:
                 param="dtype",
             )
         return wish.dtype, f"dtype={wish.dtype}"
+    if not model.head_size:
+        # bf16 is twice as fast, but vectors differ by more than a thousandth: it has to be set.
+        return "f32", "an encoder's vectors need f32"
     if model.is_capped:
         return "f32", "attention with capped scores needs f32"
     best = cpu.dtypes[0]
-    prefers_int8 = wish.activations == "auto" and model.all_integers and "f32" in cpu.rounds
+    all_integers = _all_integers(wish.weights, model.stored)
+    prefers_int8 = wish.activations == "auto" and all_integers and "f32" in cpu.rounds
     if best != "f32" and best not in cpu.rounds and (prefers_int8 or wish.activations == "int8"):
         # With AMX a step of 4 requests takes half as long as in bf16, one of 16 two thirds, one of 64 as long; prompts
         # take 1.4 times as long. Keys and values are f16 then: as many bytes as bf16.
@@ -207,7 +343,11 @@ def _check_capped(wish: Wish) -> None:
 
 def _mixed(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
     """Keys and values are in 8 bits, unless 4 are set: attention in f32 and in bf16 have no other type in common."""
-    if not model.all_integers:
+    if model.is_exported:
+        raise UnsupportedError(
+            "activations=mixed is not for models that OpenVINO's tools exported", param="activations"
+        )
+    if not _all_integers(wish.weights, model.stored):
         raise InvalidRequestError(
             "activations=mixed needs weights=int8 or weights=int4, and no experts in MXFP4", param="activations"
         )
@@ -230,7 +370,8 @@ def _mixed(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
         )
     kv = kv_cache_type(kv_type, "f32", model.head_size)
     reason = "activations=mixed: small steps in f32 with int8, large ones in bf16"
-    return Numerics("f32", "int8", kv, model.integers, large_steps="bf16", reason=reason)
+    integers = _integers(wish.weights, model.stored)
+    return Numerics("f32", "int8", kv, wish.weights, integers, large_steps="bf16", reason=reason)
 
 
 def _activations(cpu: CpuFacts, wish: Wish, dtype: Dtype, integers: bool) -> str:

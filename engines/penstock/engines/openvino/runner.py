@@ -19,9 +19,9 @@ from penstock.engines.kit.cache_size import num_blocks
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.drafting import draft_model_of, load_drafts, open_drafts
-from penstock.engines.openvino.huge_pages import collapse_filled_memory
-from penstock.engines.openvino.loaded_decoder import load_decoder
+from penstock.engines.openvino.loading import load_decoder, open_decoder
 from penstock.engines.openvino.lora import Pairs
+from penstock.engines.openvino.process_memory import collapse_filled_memory
 from penstock.kvcache import KVGroup
 
 _COLLAPSE_SECONDS = 3.0
@@ -42,27 +42,28 @@ class OpenVINORunner(StepRunner):
         _check_release()
         started = time.monotonic()
         head = open_drafts(config, report)
-        loaded = load_decoder(config, report, head.tap if head else None)
+        source = open_decoder(config, report, head.tap if head else None)
+        loaded = load_decoder(config, source, report)
         draft = load_drafts(config, head, loaded, report)
         collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))
         self._adapters = loaded.adapters
-        kv_groups = tuple(KVGroup(loaded.block_size, group.window) for group in loaded.groups)
+        kv_groups = tuple(KVGroup(loaded.block_size, group.window) for group in source.groups)
         block_bytes = loaded.block_bytes + (draft.block_bytes if draft else 0)
         free = available_memory() - self._adapters.reserved_bytes
-        count = num_blocks(config, kv_groups, loaded.model_len, block_bytes, free=free, share=_SHARE_OF_FREE_MEMORY)
+        count = num_blocks(config, kv_groups, source.model_len, block_bytes, free=free, share=_SHARE_OF_FREE_MEMORY)
         load_configured(config.adapters, self._adapters.prepare, self._adapters.install)
         loaded.use_blocks(count)
         words = loaded.words
         if draft:
-            words += f", {head.words if head else f'draft model of {draft.num_layers} layers'}"
+            words += f", {head.words if head else f'draft model of {draft.source.num_layers} layers'}"
         info = ModelInfo(
-            vocab_size=loaded.vocab_size,
-            max_model_len=loaded.model_len,
+            vocab_size=source.vocab_size,
+            max_model_len=source.model_len,
             kv_groups=kv_groups,
             num_blocks=count,
-            eos_token_ids=loaded.eos_token_ids,
+            eos_token_ids=source.eos_token_ids,
             runner=words,
-            numerics=loaded.numerics.words,
+            numerics=source.numerics.words,
             supports_pooling=True,
             supports_drafts=True,
             has_draft_model=draft is not None,

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import openvino as ov
 import openvino.opset15 as ops
 
+from penstock.engines.openvino.attention import paged_attention
 from penstock.engines.openvino.decoder_inputs import GROUP_INPUTS
-from penstock.engines.openvino.kv_types import KVType
-from penstock.engines.openvino.paged_attention import paged_attention
+from penstock.engines.openvino.numerics import KVType
 from penstock.engines.openvino.quantization import GROUP
 from penstock.engines.openvino.weights import Node
 

@@ -30,8 +30,7 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.host.cpu import Cpu, this_cpu
 from penstock.engines.host.kernel_files import kernel_text
 from penstock.engines.host.user_cache import user_cache
-from penstock.engines.openvino.kv_types import KVType
-from penstock.engines.openvino.numerics import CpuFacts, Dtype, ModelFacts, Numerics, Wish, cpu_facts, resolve
+from penstock.engines.openvino.numerics import CpuFacts, Dtype, KVType, ModelFacts, Numerics, Wish, cpu_facts, resolve
 
 logger = logging.getLogger(__name__)
 

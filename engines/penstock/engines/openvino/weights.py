@@ -6,6 +6,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,30 +19,30 @@ from openvino.op import Constant
 
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.formats.quantized.float8 import Float8Tensor
+from penstock.engines.formats.quantized.fp8 import Float8Tensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
 from penstock.engines.formats.quantized.mxfp4 import GROUP as MXFP4_GROUP
 from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.quantized.schemes import QuantizedTensor
 from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.host.user_cache import user_cache
-from penstock.engines.openvino.carried import (
+from penstock.engines.openvino.checkpoint import Checkpoint, Tensor
+from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
+from penstock.engines.openvino.numerics import ModelFacts, Numerics, Wish
+from penstock.engines.openvino.quantization import (
+    GROUP,
     beyond_float16,
     carried_groups,
     carried_rows,
     column_order,
     is_rows,
-    obstacle,
-)
-from penstock.engines.openvino.checkpoint import Checkpoint, Tensor
-from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
-from penstock.engines.openvino.quantization import (
-    GROUP,
     keeps_8_bits,
+    obstacle,
     quantize_groups,
     quantize_rows,
     row_chunks,
 )
+from penstock.engines.openvino.trials import settle
 from penstock.engines.openvino.weight_cache import Array, WeightCache, cache_key
 
 logger = logging.getLogger(__name__)
@@ -246,29 +247,28 @@ class Weights:
         return Constant(values, True), None
 
 
-def open_weights(config: OpenVINOConfig, checkpoint: Checkpoint, report: Report) -> Weights:
-    """With a cache, if the weights are quantized, or those of the checkpoint are."""
-    quantized = integer_type(config, checkpoint) is not None or checkpoint.is_quantized
-    if not quantized or not config.weights_cache:
-        return Weights(checkpoint, config.weights, report)
+def open_weights(
+    config: OpenVINOConfig, checkpoint: Checkpoint, facts: ModelFacts, report: Report
+) -> tuple[Weights, Numerics]:
+    """Weights of a graph, before any is read, and the number types that it is computed in. `facts`: without those of
+    the checkpoint. Weights have a cache if they are quantized, or those of the checkpoint are. Raises as
+    `trials.settle` does."""
+    stored = checkpoint.stored_types
+    numerics = settle(Wish.of(config), replace(facts, stored=stored))
+    kind = numerics.weights
+    if kind != config.weights and stored.block_bits is not None:
+        logger.info("the file's weights of %.1f bits on average are quantized again, to %s", stored.block_bits, kind)
+    if not config.weights_cache or not (kind in QUANTIZED or checkpoint.is_quantized):
+        return Weights(checkpoint, kind, report), numerics
     report(Loading("checksums"))
-    key = checkpoint_key(config.weights, checkpoint)
-    return Weights(checkpoint, config.weights, report, WeightCache(user_cache("weights"), config.weights_cache, key))
+    cache = WeightCache(user_cache("weights"), config.weights_cache, checkpoint_key(kind, checkpoint))
+    return Weights(checkpoint, kind, report, cache), numerics
 
 
 def checkpoint_key(kind: str, checkpoint: Checkpoint) -> str:
     """`cache_key` of what is made of a checkpoint."""
     kind = kind if checkpoint.scheme is None else f"{kind} of {checkpoint.scheme}"
     return cache_key(kind, checkpoint.content_key)
-
-
-def integer_type(config: OpenVINOConfig, checkpoint: Checkpoint) -> str | None:
-    """Of the graph's matrices: int8, int4, which may be beside int8, or None."""
-    if config.weights != "auto":
-        return config.weights if config.weights in QUANTIZED else None
-    if checkpoint.scheme is None or not checkpoint.has_integers:
-        return None
-    return "int8" if checkpoint.scheme.bits == _BYTE else "int4"
 
 
 def _offset_and_scaled(arrays: Sequence[Array], shape: Sequence[int], stored: ov.Type) -> Node:

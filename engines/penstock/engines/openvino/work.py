@@ -1,17 +1,27 @@
-"""What a step reads and computes, counted in the graph that is compiled."""
+"""Work of a step, counted in the graph that is compiled; and how fast this machine multiplies such matrices."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import openvino as ov
+import openvino.opset15 as ops
 
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.kit.layer_groups import LayerGroup
+from penstock.engines.openvino.checkpoint import Checkpoint
+from penstock.engines.openvino.config import QUANTIZED, WeightsType
 from penstock.engines.openvino.decoder_spec import DecoderSpec
-from penstock.engines.openvino.device import ThreadPlan
+from penstock.engines.openvino.device import ThreadPlan, compile_graph
+from penstock.engines.openvino.numerics import Dtype, IntegersType, Numerics
+from penstock.engines.openvino.weights import Weights
 
 _BITS = {"bf16": 16, "f16": 16, "f32": 32}
 _FLOATS = (ov.Type.bf16, ov.Type.f16, ov.Type.f32)
@@ -63,7 +73,7 @@ def model_work(
     return ModelWork(
         **matrices._asdict(),
         kv_bytes=tuple(round(token_bytes * len(group.layers) / most_layers) for group in groups),
-        attention_flops=tuple(4 * spec.num_heads * spec.head_dim * len(group.layers) for group in groups),
+        attention_flops=tuple(4 * sum(spec.layers[n].mixer.q_size for n in group.layers) for group in groups),
         threads=tuple((plan.min_tokens, plan.threads) for plan in plans),
     )
 
@@ -106,3 +116,50 @@ def _nodes_behind(node: Any) -> set[str]:
 
 def _parameter(model: ov.Model, name: str) -> Any:
     return next(one for one in model.get_parameters() if name in one.output(0).get_names())
+
+
+_NAME = "matrix"
+_SIZE, _ROWS, _PRODUCTS = 2048, 1024, 4
+"""Of the matrix, of what is multiplied by it, and how many products follow each other: 34 GFLOP."""
+
+
+def product_speeds(
+    work: ModelWork, threads: int, repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """FLOPs per second of large products with weights and activations of the types of `work`."""
+    numerics = Numerics(
+        dtype=cast(Dtype, work.precision),
+        activations=work.activations,
+        kv=None,
+        integers=cast(IntegersType, work.weights) if work.weights in QUANTIZED else None,
+    )
+    request = _compile(numerics, cast(WeightsType, work.weights), threads).create_infer_request()
+    request.set_input_tensor(ov.Tensor(np.random.default_rng(1).standard_normal((_ROWS, _SIZE), np.float32)))
+    flops = 2 * _ROWS * _SIZE * _SIZE * _PRODUCTS
+    request.infer()
+    return [flops / _seconds(request, clock) for _ in range(repeats)]
+
+
+def _compile(numerics: Numerics, kept: WeightsType, threads: int) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        _write_matrix(Path(folder) / "model.safetensors")
+        weights = Weights(Checkpoint(Path(folder)), kept)
+        given = ops.parameter([_ROWS, _SIZE], np.float32)
+        x: Any = given
+        for _ in range(_PRODUCTS):
+            x = weights.project(x, _NAME, (_SIZE, _SIZE))
+        model = ov.Model([ops.result(x)], [given], "products")
+        return compile_graph(ov.Core(), model, numerics, ThreadPlan(threads), has_experts=False)
+
+
+def _write_matrix(path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((_SIZE, _SIZE), np.float32) / np.float32(_SIZE**0.5)
+    entry = {"dtype": "F32", "shape": values.shape, "data_offsets": [0, values.nbytes]}
+    head = json.dumps({_NAME: entry}).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head + values.tobytes())
+
+
+def _seconds(request: Any, clock: Callable[[], float]) -> float:
+    started = clock()
+    request.infer()
+    return max(clock() - started, 1e-9)

@@ -36,6 +36,7 @@ class HeartbeatThread:
         self._interval = interval
         self._clock = clock
         self._step_began: float | None = None
+        self._expected_seconds: float | None = None
         os.set_inheritable(pipe, False)
         os.set_blocking(pipe, False)
 
@@ -52,20 +53,22 @@ class HeartbeatThread:
         pause = threading.Event()
         while True:
             try:
-                # left out where the pipe is full, and where the steps under way change while they are counted
-                with suppress(BlockingIOError, RuntimeError):
+                with suppress(BlockingIOError):  # left out where the pipe is full
                     os.write(self._pipe, _encode(self.now()) + b"\n")
             except OSError:  # the gateway is gone, and so is this process in a moment
                 return
             pause.wait(self._interval)
 
     def now(self) -> Heartbeat:
-        """The heartbeat of this moment."""
+        """The heartbeat of this moment. Called by any thread."""
         core, began = self.core, self._step_began
         now = self._clock()
         quiet = core.quiet_since if core is not None else None
         since = min(now if began is None else began, now if quiet is None else quiet)
-        return Heartbeat(now - since, core.expected_seconds if core is not None else None)
+        if core is not None:
+            with suppress(RuntimeError):  # the steps under way changed while they were counted: as it was before
+                self._expected_seconds = core.expected_seconds
+        return Heartbeat(now - since, self._expected_seconds)
 
 
 class HeartbeatPipe:

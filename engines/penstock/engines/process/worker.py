@@ -68,8 +68,6 @@ def serve(
         poller.register(door.wakeup, zmq.POLLIN)
     while not core.broken and not (door is not None and door.failed):
         if not core.has_work:
-            if publisher.holds_back and not core.wakeups:  # no later message would carry it
-                publisher.flush(core.stats())
             patience = publisher.patience(_STATS_INTERVAL)
             look = core.next_look
             if look is not None:

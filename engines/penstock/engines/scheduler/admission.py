@@ -1,17 +1,13 @@
-"""How waiting requests come to run: which one is next, and the seat and the blocks that it gets."""
+"""Admission of waiting requests: which one is next, what it still waits for, and the seat and the blocks it gets."""
 
 from __future__ import annotations
 
-import operator
-from functools import partial
-
-from penstock.engines.scheduler.drafts import DraftModelGuesses, Guesser, PredictedOutput, PromptLookup
 from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.pending import Pending
 from penstock.engines.scheduler.prefetch import Prefetches
-from penstock.engines.scheduler.request import Request, Run
-from penstock.engines.scheduler.running import RunningRequests
-from penstock.engines.scheduler.step import StepUnderWay
-from penstock.kvcache import BlockHash, BlockTables, HashChain, KVCacheManager
+from penstock.engines.scheduler.request import Request
+from penstock.engines.scheduler.running import RunningRequests, StepUnderWay
+from penstock.kvcache import HashChain, KVCacheManager
 
 _MAX_RESERVE_SHIFT = 16
 _MOST_LOOKED_AT = 1 << 16
@@ -27,19 +23,16 @@ class Admission:
         intake: Intake,
         running: RunningRequests,
         kv: KVCacheManager,
-        prefetches: Prefetches,
+        prefetches: Prefetches | None,
         chunk: int,
-        *,
-        speculates: bool,
     ) -> None:
-        """`chunk`: most tokens of one request in a step; `speculates`: requests get guesses to verify."""
+        """`prefetches`: None where blocks come from nowhere else; `chunk`: most tokens of one request in a step."""
         self._config = intake.config
         self._intake = intake
         self._running = running
         self._kv = kv
         self._prefetches = prefetches
         self._chunk = chunk
-        self._speculates = speculates
         self._no_room = (0, -1)
         """(id, free blocks) when the head of the queue last found too few blocks."""
         self._watermark = max(1, kv.pool.num_blocks // 100)
@@ -60,10 +53,12 @@ class Admission:
             if request.id == blocked and self._kv.pool.num_free <= num_free and self._running.runs:
                 self.short_of_blocks = True
                 break
-            if self._intake.waits_for_adapter(request) or self._intake.waits_for_grammar(request):
-                continue
-            if self._waits_for_prompt(request, now):
-                looked_at += request.num_tokens
+            pending = request.pending
+            if pending is None:
+                pending = self._found_pending(request, now)
+                looked_at += 0 if pending is None else request.num_tokens
+            if pending is not None:
+                self._intake.pass_by(request, pending)
                 continue
             count = self._admit(request, new, left)
             if not count:
@@ -75,36 +70,15 @@ class Admission:
             left -= count
         return left
 
-    def start(self, request: Request, tables: BlockTables, num_computed_tokens: int) -> Run:
-        """Gives the request a seat, with these blocks."""
-        if request.lookup is None:
-            request.lookup = self._guesses_for(request)
-        return self._running.start(request, tables, num_computed_tokens)
-
-    def _guesses_for(self, request: Request) -> Guesser | None:
-        if request.params.prediction:
-            predicted = PredictedOutput(request.params.prediction, self._config.max_draft_tokens)
-            predicted.append(request.token_ids[request.num_prompt_tokens :])
-            return predicted
-        if self._speculates and request.pooling is None:
-            if self._config.speculative == "draft_model":
-                return DraftModelGuesses(self._config.max_draft_tokens)
-            return PromptLookup(request.token_ids, self._config.max_draft_tokens)
-        return None
-
-    def _waits_for_prompt(self, request: Request, now: float) -> bool:
-        """Passes the next one by while another request computes its prompt, or while its blocks are being read."""
+    def _found_pending(self, request: Request, now: float) -> Pending | None:
+        """What the next request waits for that only a look into the caches tells: its prompt is being computed by
+        another one, or its blocks are being read."""
         same_prompt = self._computed_by_another(request)
-        if same_prompt is not None:
-            is_computing = partial(operator.contains, self._kv.computing, same_prompt)
-            self._intake.pass_by(request, same_prompt, is_computing)
-            return True
-        is_fetching = self._prefetches.blocks(request, now)
-        if is_fetching is not None:
-            self._intake.pass_by(request, is_fetching, is_fetching)
-        return is_fetching is not None
+        if same_prompt is not None or self._prefetches is None:
+            return same_prompt
+        return self._prefetches.of(request, now)
 
-    def _computed_by_another(self, request: Request) -> BlockHash | None:
+    def _computed_by_another(self, request: Request) -> Pending | None:
         """The last block of this prompt that a running request ahead of this one computes, if there is one. Who is
         behind may be kept from advancing, by this one too."""
         if request.scores_prompt or not self._config.enable_prefix_caching:
@@ -132,13 +106,14 @@ class Admission:
             self._chunk,
             reserve=reserve,
             read_cache=read_cache,
-            fetched=self._prefetches.fetched(request),
+            fetched={} if self._prefetches is None else self._prefetches.fetched(request),
         )
         if admitted is None:
             return 0
         self._intake.pop()
         tables, cached = admitted
-        self._prefetches.admitted(request, cached, len(tables.loads))
+        if self._prefetches is not None:
+            self._prefetches.admitted(request, cached, len(tables.loads))
         if request.num_preemptions == 0:
             request.num_cached_tokens = cached
             if read_cache:
@@ -148,5 +123,5 @@ class Admission:
         if read_cache:
             self._kv.computing.announce(tables, request.token_ids, request.key)
         count = min(request.num_tokens - cached, limit, self._chunk)
-        new.include(self.start(request, tables, cached), count)
+        new.include(self._running.start(request, tables, cached), count)
         return count

@@ -1,4 +1,4 @@
-"""What goes into a step: how many tokens prompts get, which prompts get them, and how many guesses are worth it."""
+"""Contents of a step: how many tokens prompts get, and which; when requests in the background compute."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from penstock.engines.contract.messages import SamplingParams
-from penstock.engines.contract.step import Drafting, SchedulerOutput
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.queues import RequestQueue
 from penstock.engines.scheduler.request import Request, Run
+from penstock.engines.scheduler.running import RunningRequests
 
 _PROMPT_FLOOR = 32
 """Tokens that prompts get of every step, even if those that generate take longer than the target by themselves."""
@@ -20,13 +20,6 @@ a step in the background that is too long: those that wait for it come before it
 _MEMORY = 0.99
 """Weight of a step against the one after it: some hundred steps count."""
 _SWEEPS = 3
-_LEAST_GAIN = 2.0
-"""What a forced token or a guess of the draft model saves, in parts of what it takes. Such a guess costs more than its
-own time: the draft model has to catch up with the request first, and steps are not prepared while others compute."""
-_MOST_DRAFTED = 8
-"""With more requests that generate, the draft model makes no guesses. A guess needs logits to be verified, which the
-tokens of prompts do not, and steps are measured by both. With 16 requests of a 494 M model guesses that were nearly all
-right took a tenth to a fifth of the speed away."""
 _TOKENS_SCALE, _ATTENDED_SCALE = 1e-2, 1e-5
 """Bring tokens and attended tokens of a step to like sizes."""
 
@@ -82,15 +75,11 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a step gives to prompts and to recomputation, and what guesses are worth in it."""
+    """What a step gives to prompts and to recomputation."""
 
     prompt_tokens: int
     shares: Mapping[int, int]
     """Tokens of running requests that have more than one to compute, by id; 0 for those that wait for a later step."""
-    guess_saves: float = 0.0
-    """Seconds that a right guess saves: one request's part of the time that those that generate take."""
-    draft_seconds: float = 0.0
-    """What a guess of the draft model takes: one request's part of a forward pass for those that generate."""
 
 
 _NO_SHARES: Mapping[int, int] = MappingProxyType({})
@@ -103,26 +92,9 @@ class StepBudget:
     def __init__(self, config: SchedulerConfig, chunk: int) -> None:
         """`chunk`: most tokens of one request in a step (`largest_chunk`)."""
         self.pace = Pace()
-        self.draft_pace = Pace()
-        """Of the draft model's forward passes, by their tokens alone."""
         self.chunk = chunk
         self._config = config
-        self._guesses = config.speculative != "off"
         self._target = config.itl_target_ms / 1e3
-
-    def weigh_guesses(self, speculates: bool) -> None:
-        """Whether plans say what guesses are worth."""
-        self._guesses = speculates
-
-    def observe(self, step: SchedulerOutput, attended: float, seconds: float, drafting: Drafting | None) -> None:
-        """A step was measured. `attended`: see `Pace`; `drafting`: what its result says of the draft model."""
-        num_tokens = step.total_num_scheduled_tokens
-        if drafting is not None:
-            num_tokens -= sum(len(step.drafts[i]) - made for i, made in drafting.num_guesses.items())
-            for num_drafted, taken in drafting.passes:
-                self.draft_pace.observe(num_drafted, 0.0, taken)
-                seconds -= taken
-        self.pace.observe(num_tokens, attended, max(0.0, seconds))
 
     def plan(
         self,
@@ -135,17 +107,13 @@ class StepBudget:
     ) -> Plan:
         """`ready`, `prompts`: see `RunningRequests.ready`; `head`: the next request that waits, if a seat is free;
         `short`: so are steps in the background."""
-        if not prompts and head is None and not self._guesses:
+        if not prompts and head is None:
             return ONLY_DECODES
         num_singles, num_generating, base_seconds = len(ready) - len(prompts), 0, 0.0
-        if self._target or self._guesses:
+        if self._target:
             attended = sum([run.num_computed_tokens for run in ready]) - sum(r.num_computed_tokens for r, _ in prompts)
             base_seconds = self.pace.seconds(num_singles, attended)
             num_generating = sum([r.request.num_tokens > r.request.num_prompt_tokens for r in running])
-        guess_saves = base_seconds / max(1, num_generating)
-        draft_seconds = self._draft_seconds(num_generating)
-        if not prompts and head is None:
-            return Plan(0, _NO_SHARES, guess_saves, draft_seconds)
         limit = self._config.max_num_batched_tokens - num_singles
         if self._target and self.pace.num_observed:
             first = ready[0].request if ready else head
@@ -156,7 +124,7 @@ class StepBudget:
             context = prompts[0][0].num_computed_tokens if prompts else 0
             within = self.pace.tokens_within(patience - base_seconds, context)
             limit = max(min(limit, _PROMPT_FLOOR), int(min(limit, within)))
-        return Plan(limit, _shares(prompts, limit, self.chunk, head), guess_saves, draft_seconds)
+        return Plan(limit, _shares(prompts, limit, self.chunk, head))
 
     def short_step(self, context: float) -> int:
         """How many requests a short step may have, which compute one token each and attend to `context`. At least 1."""
@@ -167,55 +135,6 @@ class StepBudget:
     def _short_seconds(self) -> float:
         """Twice what the shortest step takes. Longer ones save little time for those that are in them."""
         return 2 * self.pace.seconds(0, 0.0)
-
-    def _draft_seconds(self, num_generating: int) -> float:
-        """`Plan.draft_seconds`"""
-        if num_generating > _MOST_DRAFTED:
-            return math.inf
-        return self.draft_pace.seconds(num_generating, 0.0) / max(1, num_generating)
-
-    def guesses(self, run: Run, room: int, plan: Plan) -> list[int]:
-        """Tokens to verify beside the request's next one, at most `room`. `plan`: of the step, or of the newest one.
-
-        A guess is worth its time if the time that it takes, to make and to verify, is less than what it saves, with the
-        probability that it and all before it are right. So there are fewer as the batch grows. The draft model makes
-        none while prompts are computed: they would wait for it, and the batch is about to grow.
-        """
-        request, lookup = run.request, run.request.lookup
-        if lookup is None:
-            return []
-        limit = min(room, request.max_num_tokens - request.num_tokens - 1, self._config.max_draft_tokens)
-        each = self.pace.seconds_per_token(run.num_computed_tokens)
-        if lookup.uses_draft_model:
-            if plan.prompt_tokens:
-                return []
-            each = _LEAST_GAIN * (each + plan.draft_seconds)
-        chance, worth = lookup.acceptance, 0
-        while worth < limit and chance * plan.guess_saves >= each:
-            worth += 1
-            chance *= lookup.acceptance
-        return lookup.guess(worth)
-
-    def forced(self, run: Run, room: int, num_ready: int) -> Sequence[int]:
-        """Tokens to compute beside the request's next one, at most `room`, that its grammar leaves no choice about.
-        `num_ready`: how many requests this step has."""
-        request, pending = run.request, run.num_pending_tokens
-        limit = min(room, request.max_num_tokens - request.num_tokens - pending - 1, self.chunk - 1)
-        tokens = run.forced[pending : pending + max(0, limit)]
-        return tokens if tokens and _may_jump(request.params) and self._jump_pays(run, num_ready) else ()
-
-    def _jump_pays(self, run: Run, num_ready: int) -> bool:
-        """Computed in a step of its own, a token takes a part of the step's fixed time as well. In large batches on a
-        CPU that is little, and steps in which each request gets one token are planned faster."""
-        each = self.pace.seconds_per_token(run.num_computed_tokens)
-        return self.pace.seconds(0, 0.0) >= _LEAST_GAIN * num_ready * each
-
-
-def _may_jump(params: SamplingParams) -> bool:
-    """Whether forced tokens may go without being sampled: their logprobs are not asked for, and nothing but the grammar
-    could forbid one of them."""
-    limited = params.allowed_token_ids is not None or params.bad_words or params.processors or params.min_tokens
-    return params.logprobs is None and not limited
 
 
 def _shares(prompts: Sequence[tuple[Run, int]], limit: int, chunk: int, head: Request | None) -> dict[int, int]:
@@ -243,3 +162,34 @@ def _shares(prompts: Sequence[tuple[Run, int]], limit: int, chunk: int, head: Re
             shares[run.id] += more
             left -= more
     return shares
+
+
+_LATELY = 2.0
+"""Seconds after a request in which the next one is likely to come."""
+
+
+class Background:
+    """Its requests compute in steps in which no other request runs, or could. A request that comes during such a step
+    waits for its end. So while others have been there lately, these steps are short."""
+
+    def __init__(self, running: RunningRequests, waiting: RequestQueue, budget: StepBudget) -> None:
+        self._running = running
+        self._waiting = waiting
+        self._budget = budget
+        self._others_seen = -math.inf
+        """When another request was there last."""
+
+    def may_compute(self, now: float) -> bool:
+        """No other request runs, or could."""
+        if self._running.has_others:
+            self._others_seen = now
+            return False
+        head = self._waiting.peek()
+        return head is None or head.background
+
+    def has_short_steps(self, now: float) -> bool:
+        return now - self._others_seen <= _LATELY
+
+    def first(self, ready: list[Run]) -> list[Run]:
+        """Those of `ready` that are part of a short step. They stay the first until they end, so each has its turn."""
+        return ready[: self._budget.short_step(ready[0].num_computed_tokens)]

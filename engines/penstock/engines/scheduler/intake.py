@@ -8,8 +8,8 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -31,10 +31,10 @@ from penstock.engines.errors import (
     QueueFullError,
     UnsupportedError,
 )
-from penstock.engines.scheduler.compilation import Compilation, CompilationOf, no_compilation
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.passed_by import PassedBy
-from penstock.engines.scheduler.queues import make_queue, order_key
+from penstock.engines.scheduler.fair_queue import make_queue
+from penstock.engines.scheduler.pending import NeedsOf, Pending, no_needs
+from penstock.engines.scheduler.queues import order_key
 from penstock.engines.scheduler.request import Request, RequestStatus
 from penstock.kvcache.integrity import require
 
@@ -50,11 +50,9 @@ class Intake:
         self.waiting = make_queue(config.policy)
         self.num_waiting_tokens = 0
         """Known tokens of requests that wait."""
-        self._passed_by = PassedBy()
-        self.loading_adapters: set[str] = set()
-        """Keys of LoRA adapters whose requests have to wait."""
-        self._adapter_errors: dict[str, PenstockError] = {}
-        self._a_grammar_failed = False
+        self._passed_by = _PassedBy()
+        self._failed: list[Pending] = []
+        """Those that requests may have waited for, since `due`."""
         self.stats = EngineStats(num_blocks=info.num_blocks)
         self.eos = frozenset(info.eos_token_ids)
         self._deadlines = _Deadlines(self.requests.__contains__)
@@ -67,30 +65,28 @@ class Intake:
     # -- in --------------------------------------------------------------------------------------------------
 
     def receive(
-        self, message: AddRequest, num_waiting: int, free_seats: int, grammar_of: CompilationOf = no_compilation
+        self, message: AddRequest, num_waiting: int, free_seats: int, needs_of: NeedsOf = no_needs
     ) -> list[Request]:
         """One Request for each of the message's ids, in order, not queued yet; or none, and the ids end with the
-        reason why not. Ids that are in use are ignored. `grammar_of` is asked for what is not refused: it may begin to
-        compile."""
+        reason why not. Ids that are in use are ignored."""
         if any(request_id in self.requests for request_id in message.ids):
             return []
         self.stats.admitted += len(message.ids)
         error = self._refusal(message) or self._queue_full(message, num_waiting, free_seats)
-        grammar = grammar_of(message) if error is None else None
-        if grammar is not None:
-            error = grammar.error
+        needs = needs_of(message) if error is None else ()
+        error = error or next((need.error for need in needs if need.error is not None), None)
         if error is not None:
             for request_id in message.ids:
                 self.emit_end(request_id, FinishReason.ERROR, error)
             return []
-        samples = self._samples_of(message, grammar)
+        samples = self._samples_of(message, needs)
         for request in samples:
             self.requests[request.id] = request
             if request.deadline is not None:
                 self._deadlines.add(request.deadline, request.id)
         return samples
 
-    def _samples_of(self, message: AddRequest, grammar: Compilation | None) -> list[Request]:
+    def _samples_of(self, message: AddRequest, needs: Sequence[Pending]) -> list[Request]:
         params = message.params
         stop: frozenset[int] = frozenset()
         seed = None
@@ -101,7 +97,7 @@ class Intake:
         for index, request_id in enumerate(message.ids):
             own_seed = random.getrandbits(63) if seed is None else seed + index
             own = of_others if index else message
-            request = Request(request_id, own, own_seed, stop, grammar)
+            request = Request(request_id, own, own_seed, stop, needs)
             request.key = order_key(self.config.policy, request, self.config.ageing_seconds)
             samples.append(request)
         return samples
@@ -190,39 +186,21 @@ class Intake:
         self.num_waiting_tokens -= request.num_tokens
         return request
 
-    def pass_by(self, request: Request, reason: Hashable, is_blocked: Callable[[], bool]) -> None:
+    def pass_by(self, request: Request, pending: Pending) -> None:
         """Lets others overtake the next request, which waits for something that they need not wait for. It keeps its
-        place: once `is_blocked` is false, `requeue_unblocked` puts it back. `reason`: as for `PassedBy.add`."""
+        place: once that is not pending any more, `requeue_unblocked` puts it back."""
         self.waiting.remove(request)
-        self._passed_by.add(request, reason, is_blocked)
+        self._passed_by.add(request, pending)
 
     def requeue_unblocked(self) -> None:
         """Puts back those that were passed by and wait for nothing any more."""
-        for request in self._passed_by.take_unblocked() if self._passed_by else ():
-            self.waiting.push(request)
+        if self._passed_by:
+            for request in self._passed_by.take_unblocked():
+                self.waiting.push(request)
 
-    def waits_for_adapter(self, request: Request) -> bool:
-        """Passes the next one by if its LoRA adapter is still being loaded."""
-        if request.adapter not in self.loading_adapters:
-            return False
-        self.pass_by(request, request.adapter, partial(self.loading_adapters.__contains__, request.adapter))
-        return True
-
-    def waits_for_grammar(self, request: Request) -> bool:
-        """Passes the next one by if its grammar is still being compiled."""
-        grammar = request.grammar
-        if grammar is None or not grammar.is_pending:
-            return False
-        self.pass_by(request, grammar, lambda: grammar.is_pending)
-        return True
-
-    def adapter_failed(self, key: str, error: PenstockError) -> None:
-        """Requests that have waited for this adapter end with the error (`due`)."""
-        self._adapter_errors[key] = error
-
-    def grammar_failed(self) -> None:
-        """Some Compilation has got an error: requests that wait for it end with that (`due`)."""
-        self._a_grammar_failed = True
+    def failed(self, pending: Pending) -> None:
+        """Something that requests wait for has got an error: they end with it (`due`)."""
+        self._failed.append(pending)
 
     @property
     def can_go_on(self) -> bool:
@@ -244,23 +222,18 @@ class Intake:
     # -- out -------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> Iterator[tuple[Request, PenstockError]]:
-        """Requests that end now, and with which error: their time is over, their adapter did not load, or their grammar
-        does not compile."""
-        if self._adapter_errors:
-            errors, self._adapter_errors = self._adapter_errors, {}
-            for waiting in list(self.requests.values()):
-                if waiting.adapter in errors and waiting.status is RequestStatus.WAITING:
-                    yield waiting, errors[waiting.adapter]
-        if self._a_grammar_failed:
-            self._a_grammar_failed = False
-            for waiting in list(self.requests.values()):
-                if waiting.grammar is not None and waiting.grammar.error is not None:
-                    yield waiting, waiting.grammar.error
+        """Requests that end now, and with which error: their time is over, or what they wait for has failed."""
+        if self._failed:
+            failed, self._failed = self._failed, []
+            for request in list(self.requests.values()):
+                error = next((need.error for need in request.needs if need in failed), None)
+                if error is not None:
+                    yield request, error
         for request_id in self._deadlines.due(now):
-            request = self.requests.get(request_id)
-            if request is not None:
-                what = "scheduled" if request.first_scheduled is None else "complete"
-                yield request, DeadlineExceededError(f"The request's time was over before it was {what}.")
+            late = self.requests.get(request_id)
+            if late is not None:
+                what = "scheduled" if late.first_scheduled is None else "complete"
+                yield late, DeadlineExceededError(f"The request's time was over before it was {what}.")
 
     @property
     def next_deadline(self) -> float | None:
@@ -321,6 +294,50 @@ def _without_prompt_logprobs(message: AddRequest) -> AddRequest:
     if isinstance(message.params, PoolingParams) or message.params.prompt_logprobs is None:
         return message
     return msgspec.structs.replace(message, params=msgspec.structs.replace(message.params, prompt_logprobs=None))
+
+
+class _PassedBy:
+    """Waiting requests that others may overtake, by what they wait for: it is looked at once in each step, however
+    many wait for it."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Pending, dict[int, Request]] = {}
+        self._pending: dict[int, Pending] = {}
+        """By the ids of requests."""
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain.from_iterable(requests.values() for requests in self._groups.values())
+
+    def add(self, request: Request, pending: Pending) -> None:
+        self._groups.setdefault(pending, {})[request.id] = request
+        self._pending[request.id] = pending
+
+    def remove(self, request: Request) -> bool:
+        """False: it is not among them."""
+        pending = self._pending.pop(request.id, None)
+        if pending is None:
+            return False
+        requests = self._groups[pending]
+        del requests[request.id]
+        if not requests:
+            del self._groups[pending]
+        return True
+
+    @property
+    def has_unblocked(self) -> bool:
+        """Whether some of them wait for nothing any more."""
+        return not all(pending.is_pending for pending in self._groups)
+
+    def take_unblocked(self) -> list[Request]:
+        """Takes those out that wait for nothing any more."""
+        over = [pending for pending in self._groups if not pending.is_pending]
+        unblocked = [request for pending in over for request in self._groups.pop(pending).values()]
+        for request in unblocked:
+            del self._pending[request.id]
+        return unblocked
 
 
 class _Deadlines:

@@ -1,11 +1,11 @@
-"""Requests that wait for blocks from outside of the KV cache: of the tier behind it, or of another engine."""
+"""Blocks from outside of the KV cache that requests wait for: of the tier behind it, or of another engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.engines.scheduler.pending import Pending
 from penstock.engines.scheduler.request import Request
 from penstock.kvcache import BlockHash, KVCacheManager
 
@@ -15,7 +15,7 @@ _LONGEST = 5.0
 
 @dataclass(eq=False, slots=True)
 class Prefetch:
-    """Blocks that are read for one request."""
+    """Blocks that are read for one request, which waits for them (`Pending`)."""
 
     request: Request
     wanted: list[tuple[BlockHash, int]]
@@ -24,10 +24,34 @@ class Prefetch:
     give_up_at: float
     contents: dict[BlockHash, Any] | None = None
     """By hash, what could be read of them; None: they are still being read."""
+    is_live: bool = True
+    """The request has not run since."""
+    error: None = None
+
+    @property
+    def is_pending(self) -> bool:
+        return self.contents is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Twin:
+    """The request ahead that reads the same blocks: until it computes them, or has not got them (`Pending`)."""
+
+    prefetch: Prefetch
+    error: None = None
+
+    @property
+    def is_pending(self) -> bool:
+        return self.prefetch.is_live
 
 
 class Prefetches:
-    """At most one of each waiting request. Times are passed in. The reader empties `begun`, and calls `ended`."""
+    """At most one of each waiting request. Times are passed in. The reader empties `begun`, and calls `ended`.
+
+    They are `Pending` themselves: while any are being read, there is no room for one that is larger.
+    """
+
+    error: None = None
 
     def __init__(self, kv: KVCacheManager) -> None:
         self.begun: list[Prefetch] = []
@@ -50,22 +74,24 @@ class Prefetches:
         self._by_hash: dict[BlockHash, Prefetch] = {}
         """Those in `_live` by what they read."""
 
-    def blocks(self, request: Request, now: float) -> Callable[[], bool] | None:
-        """What the next request, whose chains are known, has to wait for: true while it does. None: nothing, whether
-        its blocks are here or there are none."""
+    @property
+    def is_pending(self) -> bool:
+        return self._num_reading > 0
+
+    def of(self, request: Request, now: float) -> Pending | None:
+        """What the next request, whose chains are known, has to wait for. None: nothing, whether its blocks are here or
+        there are none."""
         source = self._kv.source
-        if source is None or request.id in self._live:
-            return None
-        if request.chains is None or request.scores_prompt:
+        if source is None or request.id in self._live or request.chains is None or request.scores_prompt:
             return None
         wanted = self._kv.missing(request.token_ids, request.chains, source.max_reading)
         other = self._by_hash.get(wanted[0][0]) if wanted else None
         if other is not None and other.request.key < request.key:
-            return lambda: self._live.get(other.request.id) is other  # then it computes them, or has not got them
+            return _Twin(other)
         room = source.max_reading - self._num_blocks
         if len(wanted) > room:
             if self._num_reading:
-                return lambda: self._num_reading > 0
+                return self
             wanted = self._kv.missing(request.token_ids, request.chains, room)
         if not wanted:
             return None
@@ -76,7 +102,7 @@ class Prefetches:
         self._by_hash.update((block_hash, prefetch) for block_hash, _ in wanted)
         self.begun.append(prefetch)
         self.num_waits += 1
-        return lambda: prefetch.contents is None
+        return prefetch
 
     def fetched(self, request: Request) -> dict[BlockHash, Any]:
         """What has been read for a request."""
@@ -105,7 +131,7 @@ class Prefetches:
 
     def give_up(self, now: float) -> bool:
         """Lets requests go on that have waited too long. Whether there was one."""
-        late = [each for each in self._live.values() if each.contents is None and each.give_up_at <= now]
+        late = [prefetch for prefetch in self._live.values() if prefetch.is_pending and prefetch.give_up_at <= now]
         for prefetch in late:
             self.ended(prefetch, {}, now)
         return bool(late)
@@ -113,13 +139,14 @@ class Prefetches:
     @property
     def next_look(self) -> float | None:
         """Latest time of the next `give_up`."""
-        return min((each.give_up_at for each in self._live.values() if each.contents is None), default=None)
+        return min((one.give_up_at for one in self._live.values() if one.is_pending), default=None)
 
     def drop(self, request: Request) -> None:
         """The request runs, or has ended."""
         prefetch = self._live.pop(request.id, None)
         if prefetch is None:
             return
+        prefetch.is_live = False
         self._end(prefetch, {})
         self._num_blocks -= len(prefetch.wanted)
         for block_hash, _ in prefetch.wanted:

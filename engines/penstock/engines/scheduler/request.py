@@ -15,11 +15,14 @@ from penstock.engines.contract.messages import (
     SamplingParams,
     TokenLogprobs,
 )
-from penstock.engines.scheduler.compilation import Compilation
-from penstock.engines.scheduler.drafts import Guesser
+from penstock.engines.scheduler.guessers import Guesser
+from penstock.engines.scheduler.pending import Compilation, Pending
 from penstock.kvcache import BlockTables, HashChain, Retention
 
 _MAX_TRACED_CHUNKS = 128
+
+OrderKey = tuple[bool, float, int]
+"""(in the background, since when it waits by the policy, id)"""
 
 
 class RequestStatus(IntEnum):
@@ -47,12 +50,14 @@ class Request:
         "first_scheduled",
         "followers",
         "grammar",
+        "guesser",
         "id",
         "key",
         "leader",
-        "lookup",
+        "looks_ahead",
         "max_num_tokens",
         "min_num_tokens",
+        "needs",
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -77,7 +82,7 @@ class Request:
         message: AddRequest,
         seed: int,
         stop: frozenset[int],
-        grammar: Compilation | None = None,
+        needs: Sequence[Pending] = (),
     ) -> None:
         wanted, prompt, output = message.params, message.prompt_token_ids, message.output_token_ids
         params = SamplingParams(max_tokens=1) if isinstance(wanted, PoolingParams) else wanted
@@ -105,10 +110,12 @@ class Request:
         self.cache_salt = message.cache_salt
         self.retention = Retention(message.cache_retention, message.tenant) if message.cache_retention else None
         self.adapter = message.adapter
-        self.grammar = grammar
-        """Of `params.grammar`; the request waits until it is compiled."""
+        self.needs = needs
+        """What it waits for before it can run, as far as that is known from its arrival on."""
+        self.grammar = next((need for need in needs if isinstance(need, Compilation)), None)
+        """Of `params.grammar`."""
         self.status = RequestStatus.WAITING
-        self.key: tuple[float, int] = (0.0, request_id)
+        self.key: OrderKey = (False, 0.0, request_id)
         """The policy's order, fixed at arrival: lower runs first, and the highest is preempted first. That it never
         changes is why preemption cannot livelock: the lowest key always advances."""
         self.run: Run | None = None
@@ -119,8 +126,9 @@ class Request:
         """Samples that will fork from this one once its prompt is computed."""
         self.leader: Request | None = None
         """The sample that this one follows, until it has forked."""
-        self.lookup: Guesser | None = None
-        """Guesses its next tokens, where that is switched on."""
+        self.looks_ahead = False
+        """Its next tokens are guessed, or a grammar may force them (`Speculation`)."""
+        self.guesser: Guesser | None = None
         self.first_scheduled: float | None = None
         self.num_preemptions = 0
         self.num_shortages = 0
@@ -130,6 +138,14 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.chunks: list[PromptChunk] | None = [] if message.traced else None
         """What steps computed of its prompt, for traced requests."""
+
+    @property
+    def pending(self) -> Pending | None:
+        """What it has to wait for first, of its `needs`."""
+        for need in self.needs:
+            if need.is_pending:
+                return need
+        return None
 
     @property
     def scores_prompt(self) -> bool:

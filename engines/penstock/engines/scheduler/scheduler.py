@@ -19,19 +19,17 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import Drafting, ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import PenstockError
 from penstock.engines.scheduler.admission import Admission
-from penstock.engines.scheduler.background import Background
-from penstock.engines.scheduler.budget import ONLY_DECODES, Plan, StepBudget
-from penstock.engines.scheduler.compilation import CompilationOf, no_compilation
+from penstock.engines.scheduler.budget import Background, Plan, StepBudget
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, Guesser, PredictedOutput, num_guesses
 from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.pending import NeedsOf, no_needs
 from penstock.engines.scheduler.prefetch import Prefetches
 from penstock.engines.scheduler.queues import Policy
-from penstock.engines.scheduler.request import Request, RequestStatus, Run
-from penstock.engines.scheduler.running import RunningRequests
-from penstock.engines.scheduler.step import StepUnderWay
+from penstock.engines.scheduler.request import Request, RequestStatus
+from penstock.engines.scheduler.running import Run, RunningRequests, StepUnderWay
+from penstock.engines.scheduler.speculation import Speculation
 from penstock.engines.scheduler.trials import Trials
-from penstock.kvcache import BlockTables, KVCacheManager, largest_chunk
+from penstock.kvcache import BlockTables, IntegrityError, KVCacheManager, largest_chunk
 
 
 class Scheduler:
@@ -56,23 +54,11 @@ class Scheduler:
         self.info = msgspec.structs.replace(info, chunk=chunk, supports_resume=True)
         self.intake = Intake(config, self.info)
         self.budget = StepBudget(config, chunk)
+        self.speculation = Speculation(self.intake, self.running, self.budget)
+        self.prefetches = None if self.kv.source is None else Prefetches(self.kv)
         self._background = Background(self.running, self.intake.waiting, self.budget)
+        self._admission = Admission(self.intake, self.running, self.kv, self.prefetches, chunk)
         self._charges = config.policy is Policy.FAIR
-        always = config.speculative == "draft_model" or (
-            config.speculative == "ngram" and info.vocab_size <= MAX_VOCAB_SIZE
-        )
-        self._always_speculates = self._speculates = always
-        """`_speculates` is true while requests have predictions, too."""
-        self._predicted: set[int] = set()
-        """Ids of requests with predictions; ended ones are removed at the next step."""
-        self.prefetches = Prefetches(self.kv)
-        self._admission = Admission(self.intake, self.running, self.kv, self.prefetches, chunk, speculates=always)
-        self._forces = False
-        """Some request's grammar forces its next tokens."""
-        self._newest_plan = ONLY_DECODES
-        """Of the newest step: it says what guesses are worth until the next one is planned."""
-        self._awaited: Run | None = None
-        """The request for whose guesses the next step was held back."""
         self._num_steps = 0
         """Steps scheduled so far."""
         self._num_followers = 0
@@ -81,16 +67,16 @@ class Scheduler:
 
     # -- requests in -----------------------------------------------------------------------------------------
 
-    def add(self, message: AddRequest, grammar_of: CompilationOf = no_compilation) -> None:
+    def add(self, message: AddRequest, needs_of: NeedsOf = no_needs) -> None:
         """Queues a request, or ends it with an error. Ignores a request with an id that is in use, also that of an
-        ended request that steps under way still compute. `grammar_of`: as for `Intake.receive`."""
+        ended request that steps under way still compute."""
         if self.running.knows_any(message.ids):
             return
-        samples = self.intake.receive(message, self.num_waiting, self.running.num_free_seats, grammar_of)
+        samples = self.intake.receive(message, self.num_waiting, self.running.num_free_seats, needs_of)
         if samples:
             leader, *followers = samples
-            if leader.params.prediction:
-                self._predicted.update(message.ids)
+            if self.speculation.guesses_for_all or leader.params.prediction or leader.grammar is not None:
+                self.speculation.follow(samples)
             leader.lead(followers)
             self._num_followers += len(followers)
             self.intake.enqueue(leader)
@@ -123,10 +109,6 @@ class Scheduler:
         for request, error in self.intake.due(now):
             self._finish(request, FinishReason.ERROR, now, error)
         self.kv.pool.expire(now)
-        if self._predicted:
-            self._predicted &= self.intake.requests.keys()
-            self._speculates = self._always_speculates or bool(self._predicted)
-            self.budget.weigh_guesses(self._speculates)
         new = StepUnderWay(self._num_steps + 1, scheduled_at=now)
         step = new.step
         if self.under_way and (self._must_drain or self.trials):
@@ -170,7 +152,7 @@ class Scheduler:
                 first = self._background.first(ready)
                 crowded, ready = len(first) < len(ready), first
                 prompts = [entry for entry in prompts if entry[0] in first]
-        if self._speculates and self.under_way and self._waits_for_guesses(ready):
+        if self.speculation.in_use and self.under_way and self.speculation.holds_back(ready, self.under_way[-1]):
             return
         head = self.intake.waiting.peek() if self.running.num_free_seats > 0 else None
         if head is not None and head.background and (crowded or self.running.has_others):
@@ -199,44 +181,17 @@ class Scheduler:
         self._preempt()
         return True
 
-    def _waits_for_guesses(self, ready: list[Run]) -> bool:
-        """Whether some request has guesses, for which its newest token has to be known.
-
-        While guesses are verified, one step is under way at a time. Otherwise requests that verify and others would
-        take turns, in steps that each read all of the weights.
-        """
-        if self.under_way[-1].step.drafts:
-            return True
-        room = self.config.max_num_batched_tokens
-        for run in ready:
-            waits_for_token = run.num_computed_tokens + 1 >= run.request.num_tokens
-            if waits_for_token and self.budget.guesses(run, room, self._newest_plan):
-                self._awaited = run
-                return True
-        return False
-
     def _schedule_running(self, new: StepUnderWay, ready: list[Run], plan: Plan) -> None:
         """Gives running requests their next tokens, preempting from the end of the list where blocks are short. Those
-        without a share in the plan get one token, and forced ones or guesses to verify."""
-        self._newest_plan, shares = plan, plan.shares
-        if not shares and not self._speculates and not self._forces:
+        without a share in the plan get one token."""
+        shares = plan.shares
+        if not shares:
             new.include_decodes(self._with_blocks(ready, shares, new.step))
-            return
-        room = self.config.max_num_batched_tokens - len(ready) - sum(shares.values())
-        for run in self._with_blocks([run for run in ready if shares.get(run.id, 1)], shares, new.step):
-            count = shares.get(run.id, 1)
-            forced = self.budget.forced(run, room, len(ready)) if run.forced and run.id not in shares else ()
-            if forced and not self.running.grow(run, 1 + len(forced), new.step):
-                forced = ()
-            without = forced or run.id in shares or run.num_pending_tokens
-            guesses = [] if without else self.budget.guesses(run, room, plan)
-            if run is self._awaited and not guesses and not forced and run.request.lookup is not None:
-                run.request.lookup.missed()
-            if guesses and not self.running.grow(run, 1 + len(guesses), new.step):
-                guesses = []
-            room -= len(guesses) + len(forced)
-            new.include(run, count, guesses, forced)
-        self._awaited = None
+        else:
+            for run in self._with_blocks([run for run in ready if shares.get(run.id, 1)], shares, new.step):
+                new.include(run, shares.get(run.id, 1))
+        if self.speculation.in_use:
+            self.speculation.extend(new, plan)
 
     def _with_blocks(self, ready: list[Run], shares: Mapping[int, int], step: SchedulerOutput) -> list[Run]:
         """Those of `ready` that have blocks for their next tokens."""
@@ -281,14 +236,12 @@ class Scheduler:
         done = self._oldest_succeeded(seconds, result.drafting)
         step = done.step
         num_live, num_prompt_tokens, num_sampled = len(self.intake.requests), 0, 0
-        failed, logprobs, drafts = result.failed, result.logprobs, step.drafts
-        guessed = num_guesses(step, result.drafting)
-        eos = self.intake.eos
-        self._forces = self.config.jump_ahead and bool(result.forced)
+        failed, logprobs, eos = result.failed, result.logprobs, self.intake.eos
         outputs: list[RequestOutput] = []
-        for run, count, start, tokens in zip(
+        columns = zip(
             done.runs, step.num_scheduled_tokens, step.num_computed_tokens, result.sampled_token_ids, strict=True
-        ):
+        )
+        for index, (run, count, start, tokens) in enumerate(columns):
             if not run.has_seat:
                 self.running.vacate(run)
                 continue
@@ -307,17 +260,10 @@ class Scheduler:
             if tokens:
                 output = request.append(tokens, eos)
                 num_sampled += len(output.token_ids)
-                if request.grammar is not None and self.config.jump_ahead:
-                    run.forced = result.forced.get(request.id, ())
-                if drafts and run.verifies:
-                    computed = run.verified(start, len(tokens))
-                elif step.forced and request.id in step.forced:
-                    computed = min(computed, request.num_tokens)
-                    self.intake.stats.forced_tokens += len(output.token_ids) - 1
+                if request.looks_ahead:
+                    computed = self.speculation.take_in(done, index, output, result)
                 if logprobs and request.id in logprobs:
                     output.logprobs = logprobs[request.id][: len(output.token_ids)]
-                if request.lookup is not None:
-                    self._learn(request.lookup, output, guessed.get(request.id, 0), len(tokens) - 1)
             elif request.id in result.pooled:
                 output = _pooled_output(request, result.pooled[request.id])
             if computed >= tables.next_publish:
@@ -342,7 +288,10 @@ class Scheduler:
         done = self.under_way.popleft()
         self.running.last_collected = done.number
         if seconds is not None:
-            self.budget.observe(done.step, done.attended, seconds, drafting)
+            num_tokens = done.step.total_num_scheduled_tokens
+            if drafting is not None:
+                num_tokens, seconds = self.speculation.without_drafting(done.step, drafting, seconds)
+            self.budget.pace.observe(num_tokens, done.attended, seconds)
         if self.trials:
             self.trials.acquit()
         if done.step.block_copies:
@@ -350,16 +299,6 @@ class Scheduler:
         if done.step.block_loads:
             self.running.loaded(done.runs)
         return done
-
-    def _learn(self, lookup: Guesser, output: RequestOutput, num_guessed: int, num_right: int) -> None:
-        """Tells `lookup` a request's new tokens, and how many of its guesses, if it had any, were right."""
-        lookup.append(output.token_ids)
-        if num_guessed:
-            lookup.verified(num_guessed, num_right)
-            self.intake.stats.draft_tokens += num_guessed
-            self.intake.stats.accepted_tokens += num_right
-        if isinstance(lookup, PredictedOutput):
-            output.guessed = (lookup.num_right, lookup.num_wrong)
 
     def _fork(self, leader: Request, tables: BlockTables) -> None:
         """Lets the followers run on the leader's prompt: each computes only the last prompt token again, for its
@@ -379,7 +318,7 @@ class Scheduler:
             request.num_cached_tokens = leader.num_cached_tokens
             request.first_scheduled = leader.first_scheduled
             forked, request.chains = self.kv.fork(tables, start)
-            self._admission.start(request, forked, start)
+            self.running.start(request, forked, start)
 
     def take_outputs(self) -> list[RequestOutput]:
         """What clients get, of everything since the last call."""
@@ -434,7 +373,8 @@ class Scheduler:
             self.running.stop(request.run)
         if request.retention is not None and request.chains is not None:
             self.kv.keep(request.chains, request.num_prompt_tokens, request.retention, now)
-        self.prefetches.drop(request)
+        if self.prefetches is not None:
+            self.prefetches.drop(request)
         self.intake.ended(request, now)
         if request.followers:  # it ended before its prompt was computed: the next sample takes the lead
             leader, *others = request.dismiss_followers()
@@ -453,6 +393,14 @@ class Scheduler:
         stats.num_free_blocks = pool.num_free
         stats.num_cached_blocks = pool.num_cached
         return stats
+
+    def check_idle(self) -> None:
+        """Where nothing runs, at the cost of a few comparisons: raises IntegrityError if anything is left."""
+        pool = self.kv.pool
+        if pool.num_free != pool.num_blocks or self.kv.holders:
+            raise IntegrityError("blocks leaked")
+        if self.running.runs or self.num_waiting or self.intake.num_waiting_tokens:
+            raise IntegrityError("a request is lost, or waiting ones are miscounted")
 
 
 def _pooled_output(request: Request, vector: list[float]) -> RequestOutput:

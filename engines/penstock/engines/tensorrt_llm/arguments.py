@@ -7,9 +7,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.tensorrt_llm.checkpoint import CheckpointFacts
-from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
-from penstock.engines.tensorrt_llm.structured_output import BACKEND
+from penstock.engines.tensorrt_llm.config import CheckpointFacts, TensorRTLLMConfig
+from penstock.engines.tensorrt_llm.sampling import BACKEND
 
 _TOKENS_PER_BLOCK = 32
 """TensorRT-LLM's default."""

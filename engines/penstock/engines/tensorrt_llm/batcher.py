@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorrt_llm import SamplingParams
 from tensorrt_llm.llmapi import GuidedDecodingParams
@@ -17,16 +18,43 @@ from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
-from penstock.engines.tensorrt_llm.checkpoint import CheckpointFacts
-from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
-from penstock.engines.tensorrt_llm.loop_thread import LoopThread
-from penstock.engines.tensorrt_llm.output import Reader
-from penstock.engines.tensorrt_llm.sampling import TRTLLM_SAMPLER, bias, sampling_arguments, stop_tokens
-from penstock.engines.tensorrt_llm.stats import Sample
-from penstock.engines.tensorrt_llm.streams import Order, Streams
-from penstock.engines.tensorrt_llm.structured_output import BACKEND, guide
+from penstock.engines.tensorrt_llm.config import CheckpointFacts, TensorRTLLMConfig
+from penstock.engines.tensorrt_llm.sampling import BACKEND, TRTLLM_SAMPLER, bias, guide, sampling_arguments, stop_tokens
+from penstock.engines.tensorrt_llm.streams import Order, Reader, Sample, Streams
 from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
 from penstock.kvcache import KVGroup
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Has it called on the loop, soon. From any thread."""
+        self._loop.call_soon_threadsafe(function)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Waits until it has run on the loop. Not from the loop's own thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def stop(self) -> None:
+        """Cancels what runs on the loop."""
+        self.run(_cancel_others())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,15 +1,18 @@
-"""The engine's settings."""
+"""Settings of the engine, and what a model's folder says before TensorRT-LLM loads it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
+from penstock.engines.formats.model_files import eos_token_ids, read_json
+from penstock.engines.formats.model_settings import context_length
 from penstock.engines.host.memory import parse_memory
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -67,3 +70,71 @@ def read_config(options: Mapping[str, Any]) -> TensorRTLLMConfig:
         return msgspec.convert(resolved, TensorRTLLMConfig, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"the TensorRT-LLM engine's settings: {error}") from None
+
+
+_PRECISIONS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    precision: str
+    """bf16, f16, f32, or a name that is none of ours."""
+    quantization: str
+    """As the checkpoint calls it, in lower case; empty for plain weights."""
+
+
+def read_checkpoint(config: TensorRTLLMConfig) -> CheckpointFacts:
+    """Raises EngineError for a folder that holds no model, InvalidRequestError where `max_model_len` must be given."""
+    folder = config.model_dir
+    settings = read_json(folder / "config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise EngineError(f"there are no safetensors in {folder}")
+    text = settings.get("text_config") or settings
+    longest = config.max_model_len or context_length(text)
+    if longest is None:
+        raise InvalidRequestError(
+            f"max_model_len must be given: {folder}/config.json does not say how long the context is"
+        )
+    dtype = text.get("dtype") or text.get("torch_dtype") or settings.get("torch_dtype") or "float32"
+    vocab_size = int(text["vocab_size"])
+    return CheckpointFacts(
+        vocab_size=vocab_size,
+        max_model_len=int(longest),
+        eos_token_ids=eos_token_ids(folder, vocab_size),
+        precision=_PRECISIONS.get(dtype, dtype),
+        quantization=_quantization(folder, settings),
+    )
+
+
+def check_settings(config: TensorRTLLMConfig, checkpoint: CheckpointFacts) -> None:
+    """The PyTorch backend computes as the checkpoint says.
+
+    Raises UnsupportedError for a setting that wants otherwise.
+    """
+    if config.threads is not None:
+        _refuse("threads", config.threads, "it computes on the GPU")
+    if config.dtype not in ("auto", checkpoint.precision):
+        _refuse("dtype", config.dtype, f"it computes in the checkpoint's precision, {checkpoint.precision}")
+    if config.kv_cache_dtype not in ("auto", "fp8", checkpoint.precision):
+        _refuse("kv_cache_dtype", config.kv_cache_dtype, f"it keeps keys and values in fp8 or {checkpoint.precision}")
+    if config.quantization is not None and config.quantization.lower() != checkpoint.quantization:
+        found = checkpoint.quantization or "no quantization"
+        _refuse("quantization", config.quantization, f"it runs what is in the checkpoint, and this one has {found}")
+
+
+def _refuse(name: str, value: object, reason: str) -> None:
+    raise UnsupportedError(f"{name}={value}: not with TensorRT-LLM: {reason}", param=name)
+
+
+def _quantization(folder: Path, settings: dict[str, Any]) -> str:
+    """ModelOpt writes hf_quant_config.json; others write into config.json."""
+    path = folder / "hf_quant_config.json"
+    if path.is_file():
+        found = read_json(path).get("quantization", {}).get("quant_algo")
+    else:
+        inside = settings.get("quantization_config") or {}
+        found = inside.get("quant_algo") or inside.get("quant_method")
+    return str(found or "").lower()

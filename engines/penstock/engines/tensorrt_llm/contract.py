@@ -1,4 +1,4 @@
-"""What this engine uses of TensorRT-LLM, by name."""
+"""Names of TensorRT-LLM that this engine uses."""
 
 from __future__ import annotations
 

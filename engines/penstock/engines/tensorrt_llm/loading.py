@@ -1,20 +1,60 @@
-"""From options to a batcher. Nothing of TensorRT-LLM is imported before its version is known."""
+"""Loading: from options to a batcher. Nothing of TensorRT-LLM is imported before its version is known.
+
+Written against the public sources of NVIDIA/TensorRT-LLM on the way to 1.2 (1.2.0rc2 and revisions up to early 2026):
+llmapi/llm.py, llmapi/llm_args.py, executor/{executor,proxy,base_worker,result,request}.py, sampling_params.py,
+lora_helper.py and the PyTorch backend's py_executor.py and sampler.py; the released wheels were not at hand. `contract`
+holds what is used of them.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from typing import Any
 
 from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.errors import EngineError
 from penstock.engines.kit.package_contract import field_names, resolve
 from penstock.engines.tensorrt_llm.arguments import check_engine_args, llm_arguments
-from penstock.engines.tensorrt_llm.checkpoint import CheckpointFacts, check_settings, read_checkpoint
-from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig, read_config
+from penstock.engines.tensorrt_llm.config import (
+    CheckpointFacts,
+    TensorRTLLMConfig,
+    check_settings,
+    read_checkpoint,
+    read_config,
+)
 from penstock.engines.tensorrt_llm.contract import CONTRACT, KV_CACHE_CONFIG, LLM_ARGS
-from penstock.engines.tensorrt_llm.versions import installed_version
+
+OLDEST = (1, 2)
+TOO_NEW = (1, 3)
+"""1.3 has other samplers and other defaults: it is let in when it has been looked at."""
+
+DISTRIBUTION = "tensorrt-llm"
+
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+
+
+def installed_version(version_of: Callable[[str], str] = metadata.version) -> str:
+    """Such as "1.2.1". Raises EngineError when it is not installed, or not one that this engine knows."""
+    try:
+        version = version_of(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        raise EngineError("TensorRT-LLM is not installed: pip install 'penstock-server[tensorrt-llm]'") from None
+    match = _RELEASE.match(version)
+    if match is None or not OLDEST <= (int(match[1]), int(match[2])) < TOO_NEW:
+        raise EngineError(
+            f"{DISTRIBUTION} {version} is installed, but this engine needs {_text(OLDEST)} or newer and older than "
+            f"{_text(TOO_NEW)}: pip install '{DISTRIBUTION}>={_text(OLDEST)},<{_text(TOO_NEW)}'"
+        )
+    return version
+
+
+def _text(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,16 @@ its min_tokens counts the prompt (pull request 12166). TRTLLMSampler knows all b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.engines.contract.continuous_batcher import StartRequest
-from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.messages import Grammar, SamplingParams
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.tokenizers import lark
+from penstock.tokenizers.grammars.schemas import with_exact_numbers
+from penstock.tokenizers.schema_bounds import check_schema_bounds
 
 TRTLLM_SAMPLER = "TRTLLMSampler"
 
@@ -113,3 +117,26 @@ def _refuse(name: str, value: object, reason: str) -> None:
 def stop_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
     """What ends a request, each once. The first one is TensorRT-LLM's `end_id`."""
     return tuple(dict.fromkeys((*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids)))
+
+
+BACKEND = "guided_decoding_backend"
+"""The argument of the LLM that names what compiles grammars: "llguidance" or "xgrammar"."""
+
+
+def guide(grammar: Grammar, backend: str) -> dict[str, Any]:
+    """Arguments of GuidedDecodingParams. A grammar of the caller's goes on as it is: Lark for llguidance, EBNF for
+    xgrammar. Raises UnsupportedError for an answer behind a thought, which TensorRT-LLM cannot tell from it, ValueError
+    for a schema that would take too much (`check_schema_bounds`), or has numbers that cannot be kept."""
+    if grammar.thought is not None or grammar.preface or grammar.budget is not None:
+        message = "Structured output behind a thought, and bounds of thoughts, are not supported with TensorRT-LLM."
+        raise UnsupportedError(message)
+    check_schema_bounds(grammar.kind, grammar.text)
+    is_lark = backend == "llguidance"
+    kind, text = with_exact_numbers(grammar.kind, grammar.text) if is_lark else (grammar.kind, grammar.text)
+    if kind == "json_schema":
+        schema = json.loads(text)
+        return {"json": json.dumps(lark.guided_schema(schema) if is_lark else schema)}
+    if kind == "choice":
+        start = "start:" if is_lark else "root ::="
+        return {"grammar": f"{start} {' | '.join(json.dumps(choice) for choice in json.loads(text))}"}
+    return {kind: text}

@@ -1,10 +1,15 @@
-"""From a folder to a transformers model whose attention is ours."""
+"""Loading: from a folder to a transformers model whose attention is ours.
+
+Only config.json and safetensors are read, and nothing that runs code: transformers is told not to trust remote code,
+and what could ask it to run some is refused here, before it sees the folder (CVE-2026-4372:
+`_attn_implementation_internal` in config.json fetched kernels from a hub).
+"""
 
 from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,12 +19,93 @@ import torch
 import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
+from penstock.engines.contract.loading import Loading, Report
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.formats.context_length import context_length, rope_settings
-from penstock.engines.formats.model_files import INDEX, SINGLE, real_path, weight_files
+from penstock.engines.formats.model_files import INDEX, SINGLE, read_json, real_path, weight_files
+from penstock.engines.formats.model_settings import context_length, rope_settings
 from penstock.engines.formats.safetensors_file import read_header
 from penstock.engines.torch.attention import ATTENTION, register
+
+_REFUSED = {
+    "auto_map": "a model's own code is never run; without this key transformers' own class of that model is used",
+    "quantization_config": "quantized checkpoints are not supported",
+    "text_config": "multimodal models are not supported",
+}
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """config.json, and the names of the weight files, looked over. Raises UnsupportedError, naming what is refused."""
+    settings = read_json(model_dir / "config.json")
+    for key, meaning in _REFUSED.items():
+        if settings.get(key) is not None:
+            raise UnsupportedError(f"config.json has {key}: {meaning}")
+    for key, value in _entries(settings):
+        if key == "auto_map":
+            raise UnsupportedError(f"config.json has {key}: {_REFUSED['auto_map']}")
+        # Of attention, and of experts: a name with a slash is a repository to fetch code from.
+        if "_implementation" in key and "/" in str(value):
+            raise UnsupportedError(f"config.json has {key}={value!r}: kernels are not fetched from elsewhere")
+    if (model_dir / "adapter_config.json").exists():
+        raise UnsupportedError(
+            f"{model_dir} has adapter_config.json: adapters are loaded beside a model (--lora NAME=FOLDER), not as one"
+        )
+    weight_files(model_dir)  # transformers would unpickle a shard of another kind, and follow a path out of the folder
+    return settings
+
+
+def _entries(settings: Any) -> Iterator[tuple[str, Any]]:
+    """Every key with its value, however deep."""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            yield str(key), value
+            yield from _entries(value)
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from _entries(value)
+
+
+_STAGE = "weights"
+
+
+@contextmanager
+def weights_reported(report: Report) -> Iterator[None]:
+    """While transformers loads a model. Where a version has no hook for its bars, only the stage is reported."""
+    report(Loading(_STAGE))
+    set_hook = getattr(logging, "set_tqdm_hook", None)
+    if set_hook is None:
+        yield
+        return
+
+    def hook(factory: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        bar = factory(*args, **options)
+        counts_weights = args and hasattr(args[0], "__len__") and _STAGE in str(options.get("desc"))
+        return _CountedBar(bar, len(args[0]), report) if counts_weights else bar
+
+    before = set_hook(hook)
+    try:
+        yield
+    finally:
+        set_hook(before)
+
+
+class _CountedBar:
+    """A bar that reports each item that is done; all else is the bar's own."""
+
+    def __init__(self, bar: Any, total: int, report: Report) -> None:
+        self._bar = bar
+        self._total = total
+        self._report = report
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, item in enumerate(self._bar, 1):
+            yield item
+            self._report(Loading(_STAGE, number, self._total, "tensors"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bar, name)
+
 
 _ATTENDING = {"full_attention", "sliding_attention"}
 _SETTINGS = ("config.json", "generation_config.json")

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from penstock.engines.kit.batch import Batch, Int32s, Ints, Outputs
-from penstock.engines.torch.attention import attach
+from penstock.engines.torch.attention import PagedAttention, Step, attach, make_step
 from penstock.engines.torch.kv_cache import TorchKVCache
 from penstock.engines.torch.lora import TorchAdapters, UsedAdapter
-from penstock.engines.torch.paged import PagedAttention
-from penstock.engines.torch.step import Step, make_step
 
 
 class PagedModel:
@@ -27,8 +25,12 @@ class PagedModel:
         self._attention = PagedAttention(cache)
         attach(model, self._attention)
 
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
     def make_step(self, batch: Batch) -> Step:
-        return make_step(batch, self.cache.views, self.cache.block_size, self._model.device)
+        return make_step(batch, self.cache.views, self.cache.block_size, self.device)
 
     @torch.inference_mode()
     def compute(self, step: Step, wanted: Tensor, *, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -59,10 +61,16 @@ class _Prepared(NamedTuple):
     wanted: Tensor
     adapters: list[UsedAdapter]
     hidden: bool
+    copied: torch.cuda.Event | None
+    """When all of it is on the device; None: it is."""
 
 
 class ThreadedModel:
-    """`PagedModel` as the runner kit's `Model`: one thread computes, and others run while it is in torch."""
+    """`PagedModel` as the runner kit's `Model`: one thread computes, and others run while it is in torch.
+
+    On CUDA, what is prepared is copied on a stream of its own: on the one that computes, a copy would wait for the step
+    under way, and so would the caller.
+    """
 
     num_buffers = 2
 
@@ -72,6 +80,8 @@ class ThreadedModel:
         self._thread = ThreadPoolExecutor(1, "torch")
         self._prepared: dict[int, _Prepared] = {}
         self._results: dict[int, Future[Outputs]] = {}
+        device = model.device
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def adapter_slot(self, key: str) -> int | None:
         """`Model.adapter_slot`."""
@@ -79,11 +89,13 @@ class ThreadedModel:
 
     def prepare(self, buffer: int, batch: Batch) -> None:
         """`Model.prepare`."""
-        step = self._model.make_step(batch)
-        wanted = step.places[batch.logits_at]
-        adapters = self._adapters.choose(batch.adapter_slots, step.owners, wanted)
-        chosen = torch.from_numpy(wanted).to(step.token_ids.device)
-        self._prepared[buffer] = _Prepared(step, chosen, adapters, batch.wants_hidden)
+        with torch.cuda.stream(self._copies):  # None: nothing changes
+            step = self._model.make_step(batch)
+            wanted = step.places[batch.logits_at]
+            adapters = self._adapters.choose(batch.adapter_slots, step.owners, wanted)
+            chosen = torch.from_numpy(wanted).to(step.token_ids.device)
+        copied = None if self._copies is None else self._copies.record_event()
+        self._prepared[buffer] = _Prepared(step, chosen, adapters, batch.wants_hidden, copied)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """`Model.copy_blocks`."""
@@ -101,7 +113,17 @@ class ThreadedModel:
         self._thread.shutdown()
 
     def _compute(self, prepared: _Prepared, late: Ints, token_ids: Int32s) -> Outputs:
-        step, device = prepared.step, prepared.step.token_ids.device
+        if prepared.copied is None:
+            return self._compute_prepared(prepared, late, token_ids)
+        stream = torch.cuda.current_stream(self._model.device)
+        stream.wait_event(prepared.copied)
+        try:
+            return self._compute_prepared(prepared, late, token_ids)
+        finally:
+            stream.synchronize()  # after a failure, too: the other stream takes the memory of its tensors again
+
+    def _compute_prepared(self, prepared: _Prepared, late: Ints, token_ids: Int32s) -> Outputs:
+        step, device = prepared.step, self._model.device
         if len(late):
             places = torch.from_numpy(step.places[late]).to(device)
             step.token_ids[places] = torch.from_numpy(token_ids).to(step.token_ids)

@@ -13,17 +13,19 @@ from penstock.engines.formats.model_files import eos_token_ids
 from penstock.engines.kit.adapter_slots import load_configured
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, num_blocks
 from penstock.engines.kit.step_runner import StepRunner
-from penstock.engines.torch.checkpoint import read_config
-from penstock.engines.torch.config import TorchConfig
-from penstock.engines.torch.device import NAMES, choose_device, choose_dtype, default_threads, free_memory
+from penstock.engines.torch.config import NAMES, TorchConfig, choose_device, choose_dtype, default_threads, free_memory
 from penstock.engines.torch.kv_cache import TorchKVCache, bytes_of_block, groups_of
-from penstock.engines.torch.loading import check_rope, load_config, load_model, longest_context
-from penstock.engines.torch.lora import Layers, TorchAdapters
-from penstock.engines.torch.lora_targets import watch
+from penstock.engines.torch.loading import (
+    check_rope,
+    load_config,
+    load_model,
+    longest_context,
+    read_config,
+    weights_reported,
+)
+from penstock.engines.torch.lora import Layers, TorchAdapters, watch
 from penstock.engines.torch.model import PagedModel, ThreadedModel
-from penstock.engines.torch.probe import inspect_layers, step_memory, verify
-from penstock.engines.torch.weights_progress import weights_reported
-from penstock.engines.torch.work import count_work
+from penstock.engines.torch.probe import count_work, inspect_layers, step_memory, verify
 from penstock.kvcache import KVGroup
 
 _BLOCK_SIZES = {"cpu": 32, "cuda": 16}

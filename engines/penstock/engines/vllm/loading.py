@@ -1,4 +1,4 @@
-"""From options to a model. Nothing of vLLM is imported before its version is known and the environment is set."""
+"""Loading of a model by options. Nothing of vLLM is imported before its version is known and the environment is set."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.memory import parse_memory
-from penstock.engines.vllm.config import VLLMConfig
-from penstock.engines.vllm.environment import prepare
-from penstock.engines.vllm.versions import installed_version, is_cpu_build
+from penstock.engines.vllm.config import VLLMConfig, prepare
+from penstock.engines.vllm.contract import installed_version, is_cpu_build
 
 
 def load(options: dict[str, Any]) -> ModelRunner:

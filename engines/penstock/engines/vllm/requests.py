@@ -1,4 +1,4 @@
-"""What the runner keeps of each live request, beside what vLLM's workers keep."""
+"""Live requests as the runner keeps them, beside what vLLM's workers keep."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from vllm.sampling_params import SamplingParams as VLLMSamplingParams
+from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.core.sched.output import SchedulerOutput as VLLMSchedulerOutput
 
 from penstock.engines.contract.messages import Grammar
@@ -19,9 +20,7 @@ from penstock.engines.errors import EngineError
 from penstock.engines.kit.grammars import Grammars
 from penstock.engines.vllm.adapters import VLLMAdapters
 from penstock.engines.vllm.config import VLLMConfig
-from penstock.engines.vllm.masks import StepMasks
-from penstock.engines.vllm.model_info import description, end_token_ids, kv_groups, number_types
-from penstock.engines.vllm.output import read_output
+from penstock.engines.vllm.model_info import description, end_token_ids, kv_groups, number_types, read_output
 from penstock.engines.vllm.requests import LiveRequest, VLLMRequestTable, usable_blocks
 from penstock.engines.vllm.sampling import to_vllm
 from penstock.engines.vllm.start import start_for_steps
@@ -173,3 +172,44 @@ class VLLMRunner:
 
     def _sampling_of(self, request: LiveRequest, score_prompt: bool) -> VLLMSamplingParams:
         return to_vllm(request.params, self._eos, request.seed, score_prompt, self._draws_by_position)
+
+
+class StepMasks:
+    """Follows outputs through their grammars on vLLM's thread. There a step is sampled before its result is taken in
+    elsewhere, and the next step's masks need its tokens."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._sampled: deque[tuple[list[Row], Future[Any]]] = deque()
+        """Results with tokens that grammars have not taken in yet."""
+
+    def of(self, rows: Sequence[Row]) -> GrammarOutput | None:
+        """For a step of these that is about to sample. Waits for the steps before it, if they sampled for grammars."""
+        while self._sampled:
+            self._take_in(*self._sampled.popleft())
+        masked = [
+            (name, request.grammar)
+            for request, name, samples in rows
+            if samples and request.grammar is not None and not request.grammar.is_free
+        ]
+        if not masked:
+            return None
+        masks = self._grammars.bit_masks([grammar for _, grammar in masked])
+        return GrammarOutput([name for name, _ in masked], masks)
+
+    def sampled(self, rows: Sequence[Row], result: Future[Any]) -> None:
+        """A step of these has begun to sample."""
+        followed = [row for row in rows if row.samples and row.request.grammar is not None]
+        if followed:
+            self._sampled.append((followed, result))
+
+    def forget(self) -> None:
+        """The results of steps under way will not count."""
+        self._sampled.clear()
+
+    def _take_in(self, rows: Sequence[Row], result: Future[Any]) -> None:
+        output = result.result()
+        for request, name, _ in rows:
+            for token_id in output.sampled_token_ids[output.req_id_to_index[name]]:
+                if request.grammar is not None:
+                    request.grammar.append(int(token_id))

@@ -20,10 +20,9 @@ from penstock.engines.host.memory import available_memory
 from penstock.engines.host.numa import read_nodes
 from penstock.engines.kit.package_contract import refuse
 from penstock.engines.vllm.config import VLLMConfig
-from penstock.engines.vllm.engine_args import checked
+from penstock.engines.vllm.engine_args import check_arguments, check_cache, check_generates, check_model, checked
 from penstock.engines.vllm.requests import blocks_to_ask_for
-from penstock.engines.vllm.structured_output import CONFIG
-from penstock.engines.vllm.supported import check_arguments, check_cache, check_generates, check_model
+from penstock.engines.vllm.sampling import CONFIG
 
 _DTYPES = {"auto": "auto", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _CACHE_DTYPES = {"auto": "auto", "bf16": "bfloat16", "f16": "float16", "fp8": "fp8"}

@@ -1,4 +1,4 @@
-"""From our SchedulerOutput to vLLM's: who is new, who goes on, who comes back, and whose blocks have changed."""
+"""Steps: from our SchedulerOutput to vLLM's: who is new, who goes on, who comes back, and whose blocks have changed."""
 
 from __future__ import annotations
 

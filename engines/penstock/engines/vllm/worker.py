@@ -1,4 +1,4 @@
-"""What vLLM's workers get in addition: methods that its executors call by name, in whatever process a worker lives.
+"""Additions to vLLM's workers: methods that its executors call by name, in whatever process a worker lives.
 
 Only vLLM's older model runner (the one of CPUs) needs them. The newer one takes resumed requests whole and draws its
 random numbers from (seed, position) by itself.

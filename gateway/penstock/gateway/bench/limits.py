@@ -30,7 +30,7 @@ class _Measured:
         return Spread.of(read_speeds(int(num_bytes), threads, self.repeats))
 
     def product_speed(self, threads: int) -> Spread:
-        from penstock.engines.openvino.product_speed import product_speeds
+        from penstock.engines.openvino.work import product_speeds
 
         return Spread.of(product_speeds(self.work, threads, self.repeats))
 

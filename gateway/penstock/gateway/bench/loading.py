@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.engines.contract.loading import Loading
 from penstock.engines.contract.runner import ModelRunner
-from penstock.engines.encoder.sentence_files import makes_vectors
+from penstock.engines.encoder.model_folder import makes_vectors
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.host.placement import bind
 from penstock.engines.registry import RUNNERS, EngineSpec, load_runner

@@ -27,7 +27,7 @@ from penstock.gateway.llm.model_builder import build_model
 from penstock.gateway.llm.models import LoadedModel, find_model, is_hub_id
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.metrics.custom import CustomMetrics
-from penstock.gateway.metrics.gpu import GpuMetrics
+from penstock.gateway.metrics.machine import GpuMetrics
 from penstock.gateway.on_demand.loads import OnDemandSettings
 from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.pooling.kserve_model import unloaded_config

@@ -32,8 +32,8 @@ from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.text_models import TextModels
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
-from penstock.gateway.kserve.headers import NeverMatches, forward_pattern
 from penstock.gateway.kserve.logs import LogSettings
+from penstock.gateway.kserve.parameters import NeverMatches, forward_pattern
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.kserve.trace_settings import TraceSettings, changes

@@ -25,7 +25,7 @@ from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.usage.ledger import UsageLedger
 
 if TYPE_CHECKING:  # needs the extra [otel]
-    from penstock.gateway.spans.request_spans import RequestSpans
+    from penstock.gateway.spans import RequestSpans
 
 _MOST_FILES_OF_TENANT = 10_000
 """As many as one page of GET /v1/files shows."""
@@ -79,7 +79,7 @@ def build_spans(config: Config) -> RequestSpans | None:
     if given.otlp_endpoint is None:
         return None
     try:
-        from penstock.gateway.spans.collector import open_spans
+        from penstock.gateway.spans import open_spans
     except ImportError:
         raise ConfigError(
             "otlp-endpoint: needs packages that are not installed: pip install 'penstock-server[otel]'"

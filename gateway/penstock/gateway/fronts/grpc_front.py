@@ -17,11 +17,10 @@ from penstock.gateway.fronts.front_models import FrontModels
 from penstock.gateway.fronts.quotas import QuotaClient
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.decode import parse
-from penstock.gateway.kserve.grpc.infer import Inference
+from penstock.gateway.kserve.grpc.infer import InferRpcs
 from penstock.gateway.kserve.grpc.rpc import Guard, Metadata, Method, Rpc
 from penstock.gateway.kserve.grpc.service import INFER_PATH, STREAM_PATH
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
-from penstock.gateway.kserve.grpc.stream import InferStream
 
 _EOF = grpc.aio.EOF
 _NAME, _VERSION = 0x0A, 0x12
@@ -48,13 +47,8 @@ class FrontService:
         self._guard = guard
         self._models = models
         self._forwarder = forwarder
-        inference = Inference(kserve, settings.header_forward_pattern)
-        infer = guard.unary(INFER, inference.infer)
-
-        async def run(rpc: Rpc, context: RequestContext) -> None:
-            await InferStream(inference, guard, rpc, context, settings.max_requests_per_stream).run()
-
-        stream = guard.stream(INFER, run)
+        rpcs = InferRpcs(kserve, guard, settings)
+        infer, stream = guard.unary(INFER, rpcs.infer), guard.stream(INFER, rpcs.stream)
         self._methods = {
             INFER_PATH: Method(INFER, lambda context: self._infer_handler(infer.handler(context).unary_unary)),
             STREAM_PATH: Method(INFER, lambda context: self._stream_handler(stream.handler(context).stream_stream)),

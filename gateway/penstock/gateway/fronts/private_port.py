@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message
 from penstock.engines.errors import PenstockError
 from penstock.gateway.fronts.passing import BODY, Answered, Asked, Called, Finished, Passage
 from penstock.gateway.http.exchange import ARRIVAL_KEY
-from penstock.gateway.kserve.grpc.status import status
+from penstock.gateway.kserve.grpc.rpc import status
 
 logger = logging.getLogger("penstock")
 

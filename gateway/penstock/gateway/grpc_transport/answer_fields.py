@@ -9,8 +9,7 @@ from functools import lru_cache
 from urllib.parse import quote
 
 from penstock.gateway.grpc_transport.encodings import ACCEPTED, Encoding
-from penstock.gateway.http2.hpack_decoder import Field
-from penstock.gateway.http2.hpack_encoder import encode_fields
+from penstock.gateway.http2.hpack import Field, encode_fields
 
 _START = ((b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ACCEPTED))
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")

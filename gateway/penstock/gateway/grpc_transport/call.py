@@ -17,6 +17,7 @@ from penstock.gateway.grpc_transport.call_head import CallHead, Metadata
 from penstock.gateway.grpc_transport.encodings import Encoding, answer_encoding, compressed, decompressed
 from penstock.gateway.grpc_transport.messages import Message, MessageReader, prefix
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
+from penstock.gateway.http2_sockets.pace import BodyPace
 
 logger = logging.getLogger("penstock.grpc")
 
@@ -99,8 +100,8 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_since = self._loop.time()
         """Since then the handler, or a message that has begun, waits for bytes."""
-        self._waiting_at = 0
-        """Bytes that had come of the message then."""
+        self._pace: BodyPace | None = None
+        """Of that message, from the first look at it on."""
         if head.timeout is not None:
             self._deadline = self._loop.time() + head.timeout
             self._timer = self._loop.call_at(self._deadline, self._too_late)
@@ -172,11 +173,12 @@ class Call:
         """A message that has begun, or a call's only one, comes too slowly."""
         size, settings = self._reader.size, self._settings
         if self._ended or self._reader.whole or (self.running and not size):
-            self._waiting_since, self._waiting_at = now, size
+            self._waiting_since, self._pace = now, None
             return False
-        taken, came = now - self._waiting_since, size - self._waiting_at
-        idle = settings.message_idle_seconds
-        return taken > settings.message_seconds or taken - idle > came / settings.message_rate
+        if self._pace is None:
+            since = self._waiting_since
+            self._pace = BodyPace(settings.message_idle_seconds, settings.message_rate, settings.message_seconds, since)
+        return self._pace.late(now, size, waited=True)
 
     def room(self) -> None:
         """Less waits for the client than before."""
@@ -289,7 +291,7 @@ class Call:
 
     def _take(self) -> Message:
         message = self._reader.take()
-        self._waiting_since, self._waiting_at = self._loop.time(), 0
+        self._waiting_since, self._pace = self._loop.time(), None
         self._give_back()
         if not self._handler.request_streaming or not self._another_is_ready():
             self._acknowledge()

@@ -11,8 +11,8 @@ from itertools import islice
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.grpc_transport.encodings import Encoding, request_encoding
-from penstock.gateway.http2.fields import RequestHead
-from penstock.gateway.http2.hpack_decoder import Field
+from penstock.gateway.http2.heads import RequestHead
+from penstock.gateway.http2.hpack import Field
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

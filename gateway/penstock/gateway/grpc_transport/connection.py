@@ -15,10 +15,8 @@ from penstock.gateway.grpc_transport.answer_fields import end_block, refusal_blo
 from penstock.gateway.grpc_transport.call import Call
 from penstock.gateway.grpc_transport.call_head import CallHead, Metadata, call_head, is_grpc
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
-from penstock.gateway.http2.events import DataReceived, RequestStarted, StreamEvent
-from penstock.gateway.http2.fields import RequestHead
-from penstock.gateway.http2.recent import Recent
-from penstock.gateway.http2_sockets.connection import SocketConnection
+from penstock.gateway.http2.heads import DataReceived, Recent, RequestHead, RequestStarted, StreamEvent
+from penstock.gateway.http2_sockets.connection import Http2SocketConnection
 from penstock.gateway.http2_sockets.port import SocketPort
 
 _UNIMPLEMENTED: int = grpc.StatusCode.UNIMPLEMENTED.value[0]
@@ -46,7 +44,7 @@ class GrpcPort(SocketPort):
     """Connections that are made now are asked to end, too: their TLS handshakes began before."""
 
 
-class GrpcConnection(SocketConnection):
+class GrpcConnection(Http2SocketConnection):
     def __init__(self, port: GrpcPort) -> None:
         super().__init__(port)
         self._port = port

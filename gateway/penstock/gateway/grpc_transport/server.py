@@ -13,8 +13,8 @@ from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.unread_answers import UnreadAnswers
 from penstock.gateway.grpc_transport.connection import FindHandler, GrpcConnection, GrpcPort
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
-from penstock.gateway.http2.limits import Http2Limits
-from penstock.gateway.http2_sockets.connection import watch
+from penstock.gateway.http2.bounds import Http2Limits
+from penstock.gateway.http2_sockets.base import watch
 
 _BACKLOG = 2048
 _TICK_SECONDS = 1.0

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
-
-from starlette.types import ASGIApp
-from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
 from penstock.engines.errors import OverloadedError, PenstockError
 from penstock.gateway.errors import HttpError
 from penstock.gateway.front.record import QUIET_ROUTES
-from penstock.gateway.http.exchange import Headers
 from penstock.gateway.http.http2_heads import AskedHead, asked_head, error_answer, grpc_refusal, is_grpc
-from penstock.gateway.http.http2_stream import HttpStream, whole_answer
+from penstock.gateway.http.http2_stream import Http2Stream, whole_answer
 from penstock.gateway.http.limits import ConnectionLimits
-from penstock.gateway.http2.events import DataReceived, RequestStarted, StreamEvent
-from penstock.gateway.http2.fields import RequestHead
-from penstock.gateway.http2.limits import Http2Limits
-from penstock.gateway.http2.pings import PingRules
-from penstock.gateway.http2.recent import Recent
-from penstock.gateway.http2_sockets.connection import SocketConnection
-from penstock.gateway.http2_sockets.port import SocketPort
+from penstock.gateway.http.stream import HttpPort, connection_scope
+from penstock.gateway.http2.bounds import Http2Limits, PingRules
+from penstock.gateway.http2.heads import DataReceived, Recent, RequestHead, RequestStarted, StreamEvent
+from penstock.gateway.http2_sockets.connection import Http2SocketConnection
 from penstock.gateway.http2_sockets.settings import SocketSettings
 
 _FIELD_OVERHEAD = 32
@@ -36,15 +27,6 @@ _FOR_PROBES = 64
 """Requests beyond the limit, for those who ask whether the server is well: a full server is. Over HTTP/1.1, too, a
 connection that is there gets its answer."""
 _GRPC_REFUSAL = grpc_refusal(b"This port serves HTTP; gRPC has a port of its own (--grpc-port)")
-
-
-@dataclass(slots=True, kw_only=True)
-class MultiplexedPort(SocketPort):
-    app: ASGIApp
-    http_limits: ConnectionLimits
-    tasks: set[asyncio.Task[None]]
-    """Handlers that run."""
-    default_headers: Callable[[], Headers]
 
 
 def socket_settings(limits: ConnectionLimits) -> SocketSettings:
@@ -64,29 +46,19 @@ def http2_limits(limits: ConnectionLimits) -> Http2Limits:
     )
 
 
-class MultiplexedConnection(SocketConnection):
-    def __init__(self, port: MultiplexedPort) -> None:
+class MultiplexedConnection(Http2SocketConnection):
+    def __init__(self, port: HttpPort) -> None:
         super().__init__(port)
         self._port = port
-        self._streams: dict[int, HttpStream] = {}
+        self._streams: dict[int, Http2Stream] = {}
         """Those whose handlers run."""
         self._heads: Recent[int, tuple[RequestHead, AskedHead]] = Recent()
         """What the last heads mean, by their identity: the state machine gives equal ones as one object."""
         self._idle_since = self._loop.time()
         self._scope: dict[str, Any] = {}
-        self.default_headers = port.default_headers
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        secure = transport.get_extra_info("sslcontext") is not None
-        self._scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "2",
-            "server": get_local_addr(transport),  # type: ignore[arg-type]
-            "client": get_remote_addr(transport),  # type: ignore[arg-type]
-            "scheme": "https" if secure else "http",
-            "root_path": "",
-        }
+        self._scope = connection_scope(transport, "2")
         super().connection_made(transport)
 
     # What the client does
@@ -112,15 +84,15 @@ class MultiplexedConnection(SocketConnection):
         size = _REQUEST_BYTES + head.size
         try:
             asked = self._asked(head)
-            beyond = len(self._port.tasks) - self._port.http_limits.max_connections
+            beyond = len(self._port.running) - self._port.http_limits.max_connections
             if beyond >= 0 and (beyond >= _FOR_PROBES or asked.path not in QUIET_ROUTES):
                 raise OverloadedError("Too many requests at a time.", retry_after=1)
             self.share.take(size)
         except PenstockError as error:
-            block, body = error_answer(error, head.method.decode("ascii"), self.default_headers())
+            block, body = error_answer(error, head.method.decode("ascii"), self._port.date)
             whole_answer(self.http2, event.stream_id, block, body)
             return
-        stream = HttpStream(self, event.stream_id, asked, size, self._port.http_limits)
+        stream = Http2Stream(self, self._port, event.stream_id, asked, size)
         if event.ended:
             stream.feed(b"", ended=True)
         self._streams[event.stream_id] = stream
@@ -133,9 +105,7 @@ class MultiplexedConnection(SocketConnection):
             "headers": asked.headers,
             "state": {},
         }
-        task = self._loop.create_task(stream.run(self._port.app, scope))
-        self._port.tasks.add(task)
-        task.add_done_callback(self._port.tasks.discard)
+        stream.start(scope)
 
     def _asked(self, head: RequestHead) -> AskedHead:
         """Raises PenstockError."""
@@ -160,7 +130,7 @@ class MultiplexedConnection(SocketConnection):
     def given_up(self) -> None:
         self.http2.unfinished += 1
 
-    def over(self, stream: HttpStream) -> None:
+    def over(self, stream: Http2Stream) -> None:
         self.http2.unfinished -= stream.gone
         del self._streams[stream.id]
         self._idle_since = self._loop.time()

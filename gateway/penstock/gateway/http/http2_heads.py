@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -13,16 +12,15 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
 from penstock.gateway.http.limits import ConnectionLimits
-from penstock.gateway.http2.fields import RequestHead
-from penstock.gateway.http2.hpack_decoder import Field
-from penstock.gateway.http2.hpack_encoder import encode_fields
+from penstock.gateway.http.stream import WITHOUT_BODY, AnswerHead
+from penstock.gateway.http2.heads import RequestHead
+from penstock.gateway.http2.hpack import Field, encode_fields
 
 _PATH = re.compile(rb"/[!-~]*")
 _OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 _BAD_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9a-z]")
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _KNOWN_FIELDS, _KNOWN_BYTES = 4096, 256
-_WITHOUT_BODY = frozenset({204, 304})
 _GRPC = (b"application/grpc+", b"application/grpc;")
 _UNIMPLEMENTED = b"12"
 CONTINUE = encode_fields([(b":status", b"100")])
@@ -86,17 +84,9 @@ def grpc_refusal(text: bytes) -> bytes:
     return encode_fields([*fields, (b"grpc-message", text)])
 
 
-class AnswerHead(NamedTuple):
-    block: bytes
-    length: int | None
-    """What the content-length says; None: nobody knows."""
-    has_body: bool
-    closes: bool
-    """The client is asked to open another connection for further requests."""
-
-
-def answer_head(status: int, method: str, headers: Iterable[Field]) -> AnswerHead:
-    """Raises RuntimeError for names and values that no header can have."""
+def answer_head(status: int, method: str, headers: Iterable[Field]) -> tuple[AnswerHead, bool]:
+    """And whether the client is asked to open another connection for further requests. Raises RuntimeError for names
+    and values that no header can have."""
     length, closes = None, False
     blocks = [_field(b":status", b"%d" % status)]
     for name, value in headers:
@@ -106,7 +96,7 @@ def answer_head(status: int, method: str, headers: Iterable[Field]) -> AnswerHea
         if name == b"content-length":
             length = int(value)
         blocks.append(_field(name, value))
-    return AnswerHead(b"".join(blocks), length, method != "HEAD" and status not in _WITHOUT_BODY, closes)
+    return AnswerHead(b"".join(blocks), length, method != "HEAD" and status not in WITHOUT_BODY), closes
 
 
 def _field(name: bytes, value: bytes) -> bytes:
@@ -123,9 +113,9 @@ def _new_field(name: bytes, value: bytes) -> bytes:
 _known_field = lru_cache(_KNOWN_FIELDS)(_new_field)
 
 
-def error_answer(error: PenstockError, method: str, headers: Iterable[Field]) -> tuple[bytes, bytes]:
-    """Block and body of an answer that no handler has given. `headers` are those of every answer."""
+def error_answer(error: PenstockError, method: str, date: bytes) -> tuple[bytes, bytes]:
+    """Block and body of an answer that no handler has given."""
     body = error_json(error)
-    fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error_headers(error)]
-    head = answer_head(wire_shape(error).status, method, [*headers, *fields])
+    fields = [(b"date", date), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    head, _ = answer_head(wire_shape(error).status, method, [*fields, *error_headers(error)])
     return head.block, body if head.has_body else b""

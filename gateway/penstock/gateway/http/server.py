@@ -11,26 +11,18 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, cast
 
 from starlette.types import ASGIApp
-from uvicorn.config import Config
-from uvicorn.server import Server, ServerState
 
 from penstock.gateway.front.acceptor import Acceptor
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.port_connections import PortConnections
 from penstock.gateway.front.tls import TlsSettings
-from penstock.gateway.http.http2_connection import (
-    MultiplexedConnection,
-    MultiplexedPort,
-    http2_limits,
-    socket_settings,
-)
+from penstock.gateway.http.http1 import Http1Connection
+from penstock.gateway.http.http2_connection import MultiplexedConnection, http2_limits, socket_settings
 from penstock.gateway.http.limits import ConnectionLimits
-from penstock.gateway.http.protocol import LimitedProtocol
-from penstock.gateway.http2_sockets.connection import watch
+from penstock.gateway.http.stream import HttpPort
+from penstock.gateway.http2_sockets.base import watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,39 +48,18 @@ class HttpServer:
         self._acceptor = Acceptor(settings.tls, self._connection, handshake, settings.backlog)
         self._ticker: asyncio.Task[None] | None = None
         self._port: int | None = None
-        state = ServerState()
-        self._connections = PortConnections(settings.limits.max_connections, cast("Any", state.connections))
-        limits, open_ones = settings.limits, self._connections
-        self._http2 = MultiplexedPort(
+        limits = settings.limits
+        self._connections = PortConnections(limits.max_connections)
+        self._shared = HttpPort(
             settings=socket_settings(limits),
             limits=http2_limits(limits),
-            connections=open_ones,
+            connections=self._connections,
             bodies=settings.intake.bodies,
             unread=settings.intake.unread,
             app=app,
             http_limits=limits,
-            tasks=state.tasks,
-            default_headers=lambda: state.default_headers,
         )
-        new_http2 = (lambda: MultiplexedConnection(self._http2)) if settings.http2 else None
-        self._protocol = cast(
-            "Any", partial(LimitedProtocol, limits=limits, port_connections=open_ones, new_http2=new_http2)
-        )
-        config = Config(
-            app,
-            http=self._protocol,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=settings.limits.keep_alive_timeout,  # type: ignore[arg-type]  # call_later takes floats
-            backlog=settings.backlog,
-        )
-        self._server = Server(config)
-        self._server.server_state = state
+        self._new_http2 = (lambda: MultiplexedConnection(self._shared)) if settings.http2 else None
 
     @property
     def port(self) -> int:
@@ -113,15 +84,12 @@ class HttpServer:
             self._port = self._acceptor.bind(settings.host, settings.port)
         else:
             self._port = self._acceptor.take(settings.listener)
-        self._server.config.load()
-        await self._server.on_tick(0)
+        self._shared.tick()
         await self._acceptor.start()
         self._ticker = asyncio.create_task(self._tick())
 
-    def _connection(self) -> asyncio.Protocol:
-        config, state = self._server.config, self._server.server_state
-        protocol: asyncio.Protocol = self._protocol(config=config, server_state=state, app_state={})
-        return protocol
+    def _connection(self) -> Http1Connection:
+        return Http1Connection(self._shared, self._new_http2)
 
     def reload_certificates(self) -> None:
         """For new connections; does nothing without TLS."""
@@ -142,9 +110,9 @@ class HttpServer:
         """Closes idle connections, lets running responses end for that long, and cuts off the rest."""
         self.stop_accepting()
         await self._connections.stop(seconds)
-        tasks = self._server.server_state.tasks
+        tasks = [stream.task for stream in self._shared.running]
         if tasks:
-            await asyncio.wait(tuple(tasks), timeout=seconds)
+            await asyncio.wait(tasks, timeout=seconds)
         if self._ticker is not None:
             self._ticker.cancel()
 
@@ -153,5 +121,5 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(1.0)
-            await self._server.on_tick(0)
+            self._shared.tick()
             watch(self._connections, loop.time())

@@ -32,6 +32,11 @@ class TextModel(Protocol):
         """As lists of models name it."""
         ...
 
+    @property
+    def folder(self) -> str:
+        """Where its files are; "": nowhere on this machine."""
+        ...
+
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
         """Answers the request, and returns None. Where a model of this server has to answer instead, returns the body
         for it, and nothing has been sent. Raises PenstockError."""

@@ -5,29 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.gateway.http2 import frames
-from penstock.gateway.http2.bounds import Bounds
-from penstock.gateway.http2.client_settings import ClientSettings
+from penstock.gateway.http2.bounds import Bounds, Http2Limits, PingJudge
 from penstock.gateway.http2.control_frames import ControlFrames
-from penstock.gateway.http2.errors import ConnectionFault, ErrorCode, StreamFault, protocol_error, wrong_length
-from penstock.gateway.http2.events import (
+from penstock.gateway.http2.frames import (
+    ConnectionFault,
+    ErrorCode,
+    FrameReader,
+    FrameType,
+    Setting,
+    StreamFault,
+    protocol_error,
+    without_padding,
+    wrong_length,
+)
+from penstock.gateway.http2.heads import (
     ClientLeaving,
     ConnectionFailed,
     DataReceived,
     Event,
+    HeadReader,
     PingAnswered,
     RequestStarted,
     StreamReset,
+    check_trailers,
 )
-from penstock.gateway.http2.fields import check_trailers
-from penstock.gateway.http2.frame_reader import FrameReader, without_padding
-from penstock.gateway.http2.frames import FrameType, Setting
-from penstock.gateway.http2.head_cache import HeadReader
-from penstock.gateway.http2.limits import Http2Limits
-from penstock.gateway.http2.pings import PingJudge
-from penstock.gateway.http2.receive_windows import ReceiveWindows
-from penstock.gateway.http2.sending import Sender
-from penstock.gateway.http2.stream_numbers import MAX_STREAM_ID, StreamNumbers
-from penstock.gateway.http2.streams import Stream
+from penstock.gateway.http2.sending import ClientSettings, ReceiveWindows, Sender
+from penstock.gateway.http2.streams import MAX_STREAM_ID, Stream, StreamNumbers
 
 _LAST_PING = b"penstock"
 """Its answer says that the client knows that no more streams are taken."""

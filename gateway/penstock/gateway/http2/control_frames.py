@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from penstock.gateway.http2 import frames
-from penstock.gateway.http2.bounds import Bounds
-from penstock.gateway.http2.client_settings import ClientSettings, read_settings
-from penstock.gateway.http2.errors import ConnectionFault, ErrorCode, StreamFault, protocol_error, wrong_length
-from penstock.gateway.http2.events import ClientLeaving, PingAnswered
-from penstock.gateway.http2.frames import FrameType
-from penstock.gateway.http2.limits import Http2Limits
-from penstock.gateway.http2.pings import PingJudge
-from penstock.gateway.http2.sending import Sender
-from penstock.gateway.http2.stream_numbers import StreamNumbers
-from penstock.gateway.http2.streams import Stream
+from penstock.gateway.http2.bounds import Bounds, Http2Limits, PingJudge
+from penstock.gateway.http2.frames import (
+    ConnectionFault,
+    ErrorCode,
+    FrameType,
+    StreamFault,
+    protocol_error,
+    wrong_length,
+)
+from penstock.gateway.http2.heads import ClientLeaving, PingAnswered
+from penstock.gateway.http2.sending import ClientSettings, Sender, read_settings
+from penstock.gateway.http2.streams import Stream, StreamNumbers
 
 _TOO_LARGE = "a stream's window is too large"
 

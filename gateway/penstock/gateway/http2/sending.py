@@ -1,14 +1,42 @@
-"""What goes to the client: frames in order, data as far as windows allow."""
+"""Frames for the client: in order, data as far as windows allow."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from penstock.gateway.http2 import frames
-from penstock.gateway.http2.client_settings import ClientSettings
-from penstock.gateway.http2.errors import ConnectionFault, ErrorCode
-from penstock.gateway.http2.frames import FrameType
-from penstock.gateway.http2.hpack_encoder import FORGET_TABLE
-from penstock.gateway.http2.pings import PingJudge
+from penstock.gateway.http2.bounds import Http2Limits, PingJudge
+from penstock.gateway.http2.frames import ConnectionFault, ErrorCode, FrameType, Setting
+from penstock.gateway.http2.hpack import FORGET_TABLE
 from penstock.gateway.http2.streams import Stream
+
+
+@dataclass(slots=True)
+class ClientSettings:
+    initial_window: int = frames.DEFAULT_WINDOW
+    max_frame_bytes: int = frames.MAX_FRAME_BYTES
+    header_table_bytes: int = 4096
+
+
+def read_settings(payload: bytes, settings: ClientSettings) -> None:
+    """Changes `settings`. The last value of a setting counts, so a frame with thousands of them costs no more than one
+    with six. Raises ConnectionFault."""
+    if len(payload) % frames.SETTING.size:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a SETTINGS frame has a wrong length")
+    for name, value in frames.SETTING.iter_unpack(payload):
+        if name == Setting.INITIAL_WINDOW_SIZE:
+            if value > frames.MAX_WINDOW:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the initial window is too large")
+            settings.initial_window = value
+        elif name == Setting.MAX_FRAME_SIZE:
+            if not frames.MAX_FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the maximum frame size is out of range")
+            settings.max_frame_bytes = value
+        elif name == Setting.HEADER_TABLE_SIZE:
+            settings.header_table_bytes = value
+        elif name == Setting.ENABLE_PUSH and value > 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+
 
 _MAX_DATA_FRAME = 64 << 10
 """However large a frame the client allows: other streams have their turn between two frames."""
@@ -170,3 +198,40 @@ class Sender:
     def _sent(self, size: int) -> None:
         self.window -= size
         self._judge.sent()
+
+
+class ReceiveWindows:
+    """The connection's window is given back as bytes arrive, so no client can be found to have gone beyond it. Those of
+    streams bound what waits to be used up."""
+
+    def __init__(self, limits: Http2Limits, sender: Sender) -> None:
+        self._connection = limits.connection_window
+        self._stream = limits.stream_window
+        self._sender = sender
+        self._to_acknowledge = 0
+        """Bytes of all streams that the client has not been told to be received."""
+        sender.control(frames.window_update(0, self._connection - frames.DEFAULT_WINDOW))
+
+    def received(self, size: int) -> None:
+        """On whatever stream."""
+        self._to_acknowledge += size
+        if self._to_acknowledge * 2 > self._connection:
+            self._sender.control(frames.window_update(0, self._to_acknowledge))
+            self._to_acknowledge = 0
+
+    def credit(self, stream: Stream, size: int) -> None:
+        """So many bytes of the stream have been used up."""
+        stream.to_acknowledge += size
+        increment = min(stream.to_acknowledge, self._stream - stream.receive_window)  # less where `expect` was called
+        if increment * 2 > self._stream:
+            self._grow(stream, increment)
+            stream.to_acknowledge = 0
+
+    def expect(self, stream: Stream, size: int) -> None:
+        """So many more are going to be used up at once. The window grows when half of that is left of it."""
+        if size > 2 * stream.receive_window:
+            self._grow(stream, size - stream.receive_window)
+
+    def _grow(self, stream: Stream, increment: int) -> None:
+        stream.receive_window += increment
+        self._sender.control(frames.window_update(stream.id, increment))

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import cast
+from abc import abstractmethod
 
 from penstock.gateway.front.connection_share import ConnectionShare
-from penstock.gateway.front.port_connections import PortConnection
 from penstock.gateway.http2.connection import Http2Connection
-from penstock.gateway.http2.errors import ErrorCode
-from penstock.gateway.http2.events import (
+from penstock.gateway.http2.frames import ErrorCode
+from penstock.gateway.http2.heads import (
     ClientLeaving,
     ConnectionFailed,
     DataReceived,
@@ -22,11 +18,10 @@ from penstock.gateway.http2.events import (
     StreamEvent,
     StreamReset,
 )
+from penstock.gateway.http2_sockets.base import SocketConnection
 from penstock.gateway.http2_sockets.port import SocketPort
 from penstock.gateway.http2_sockets.untaken import untaken_bytes
 from penstock.gateway.http2_sockets.watch import ConnectionWatch
-
-logger = logging.getLogger("penstock.http2")
 
 _WRITE_BUFFER = 128 << 10
 """Bytes that may wait in the transport before data waits in its streams."""
@@ -41,31 +36,20 @@ _SLICE_SECONDS = 0.005
 one frame is never cut."""
 
 
-class SocketConnection(asyncio.Protocol, ABC):
+class Http2SocketConnection(SocketConnection):
     """What its streams are for, a subclass knows."""
 
     def __init__(self, port: SocketPort) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__(port)
         self.http2 = Http2Connection(port.limits, self._loop.time())
-        self._connections = port.connections
         self._settings = port.settings
         self.share = ConnectionShare(port.bodies)
-        self._unread_answers = port.unread
         self._unlooked = b""
         """Bytes that have come and have not been looked at."""
-        self._reading = True
-        self._unread = 0
-        """Bytes that are noted to wait for the client."""
         self._flushing = False
         """Output is going to be written in this turn of the loop."""
-        self._written = 0
-        """Bytes, so far."""
         self._closing = False
         """No requests come any more; it is closed when those that run have ended."""
-        self._ending = False
-        """Everything is written. What still comes is dropped."""
-        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self._timers: list[asyncio.TimerHandle] = []
         self.watch = ConnectionWatch(port.settings, self._loop.time())
 
     # What a subclass has
@@ -93,9 +77,7 @@ class SocketConnection(asyncio.Protocol, ABC):
     # The socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER)
-        if not self._connections.add(self):
+        if not self.join(transport, _WRITE_BUFFER):
             self._transport.abort()
             return
         age = self._settings.max_age
@@ -114,13 +96,10 @@ class SocketConnection(asyncio.Protocol, ABC):
         return self.watch.last_received
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in self._timers:
-            timer.cancel()
         self.end_requests()
         self._unlooked = b""
         self.http2.abandon()
-        self._unread_answers.note(self, 0)
-        self._connections.remove(self)
+        super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         self.http2.pause()
@@ -175,12 +154,7 @@ class SocketConnection(asyncio.Protocol, ABC):
     def _read_on(self) -> None:
         """Or not, while there is enough to look at, or to be read by the client."""
         reading = not (self._unlooked or self.http2.unread)
-        if reading != self._reading and not self._transport.is_closing():
-            self._reading = reading
-            if reading:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
+        self._read(wanted=reading)
 
     def abort(self) -> None:
         if self._ending and not self._transport.get_write_buffer_size():
@@ -215,23 +189,10 @@ class SocketConnection(asyncio.Protocol, ABC):
             self._transport.write(data)
             for stream_id in relieved:
                 self.relieved(stream_id)
-        self._note_unread()
+        self._note_unread(self.http2.held_bytes)
         self._close_if_done()
 
-    def _note_unread(self) -> None:
-        unread = self.http2.held_bytes + self._transport.get_write_buffer_size()
-        if unread != self._unread:
-            self._unread = unread
-            self._unread_answers.note(self, unread)
-
-    @property
-    def seconds_to_read(self) -> float:
-        return self.watch.seconds_to_read
-
     # The end
-
-    def _later(self, seconds: float, what: Callable[[], None]) -> None:
-        self._timers.append(self._loop.call_later(seconds, what))
 
     def _fail(self) -> None:
         """The client broke a rule: it is told so, and that is all."""
@@ -298,15 +259,15 @@ class SocketConnection(asyncio.Protocol, ABC):
             self._transport.close()
 
     def tick(self, now: float) -> None:
-        """Once a second: what takes too long."""
         if self._ending:
             return
         watch, http2 = self.watch, self.http2
         unwritten = self._transport.get_write_buffer_size()
-        if watch.late(now, http2, self._written - unwritten, unwritten):
+        unread_seconds = self.reader.idle_seconds(now, self._written - unwritten, unwritten, http2.held_bytes)
+        if watch.late(now, http2) or unread_seconds > self._settings.send_seconds:
             self.abort()
             return
-        self._note_unread()
+        self._note_unread(http2.held_bytes)
         self.look_at_requests(now)
         for stream_id in watch.stalled_streams(now, http2):
             http2.reset(stream_id, ErrorCode.CANCEL)
@@ -315,14 +276,3 @@ class SocketConnection(asyncio.Protocol, ABC):
             http2.ping(b"are you?")
         if http2.has_output:
             self._flush_soon()
-
-
-def watch(connections: Iterable[PortConnection], now: float) -> None:
-    """Once a second: those of HTTP/2 among them. An error ends one connection: the others must be watched on."""
-    for connection in connections:
-        if isinstance(connection, SocketConnection):
-            try:
-                connection.tick(now)
-            except Exception as error:
-                logger.error("a connection is closed", exc_info=error)
-                connection.abort()

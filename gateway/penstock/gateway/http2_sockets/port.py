@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.gateway.front.intake import BodyBudget
 from penstock.gateway.front.port_connections import PortConnections
 from penstock.gateway.front.unread_answers import UnreadAnswers
-from penstock.gateway.http2.limits import Http2Limits
+from penstock.gateway.http2.bounds import Http2Limits
 from penstock.gateway.http2_sockets.settings import SocketSettings
 
 

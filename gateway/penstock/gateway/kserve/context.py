@@ -1,4 +1,4 @@
-"""What every KServe front is given."""
+"""The parts that every KServe front works with."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.engines.errors import PayloadTooLargeError
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.work_pool import WorkPools
+from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.store import ModelStore
+from penstock.gateway.kserve.tensor_plane import TensorPlane
+from penstock.gateway.kserve.tracing import Tracing
 from penstock.gateway.on_demand.on_demand import OnDemand
 
 if TYPE_CHECKING:
     from penstock.gateway.kserve.logs import LogSettings
-    from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-    from penstock.gateway.kserve.tracing import Tracing
 
 MAX_INPUT_BYTES = 64 << 20
 """Triton's default of `--http-max-input-size`."""
-
-
-def input_too_large(error: PayloadTooLargeError) -> PayloadTooLargeError:
-    """With the flag that sets the limit: users of servers without one do not know it."""
-    return PayloadTooLargeError(f"{error.message} --http-max-input-size sets the limit.")
 
 
 async def nobody_else() -> None:
@@ -51,3 +46,8 @@ class KServe:
     spread: Callable[[], Awaitable[None]] = nobody_else
     """After shared memory or the settings of traces have changed: returns when every process that answers requests
     knows, since a caller's next request may reach any of them."""
+    plane: TensorPlane = field(init=False)
+
+    def __post_init__(self) -> None:
+        plane = TensorPlane(self.models, self.on_demand, self.shared_memory, self.tracing, self.pools.tensors)
+        object.__setattr__(self, "plane", plane)

@@ -29,7 +29,7 @@ from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve import http_models, repository_http, settings_http
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.generate import generate
-from penstock.gateway.kserve.http_infer import Infer
+from penstock.gateway.kserve.http_infer import infer
 
 Answer = Callable[..., Awaitable[None]]
 """Called with the exchange and the names in the path."""
@@ -80,7 +80,7 @@ def model_routes(context: KServe) -> dict[tuple[str, ...], Verbs]:
 
     return {
         (): {"GET": Endpoint(SEE_METADATA, partial(http_models.metadata, context))},
-        ("infer",): {"POST": Endpoint(INFER, Infer(context))},
+        ("infer",): {"POST": Endpoint(INFER, partial(infer, context))},
         ("generate",): {"POST": Endpoint(INFER, partial(generate, context, stream=False))},
         ("generate_stream",): {"POST": Endpoint(INFER, partial(generate, context, stream=True))},
         ("ready",): {"GET": Endpoint(SEE_READINESS, partial(http_models.model_ready, context))},

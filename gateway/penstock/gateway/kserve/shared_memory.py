@@ -83,6 +83,10 @@ class SharedMemorySlice:
         self._hold = hold
         self.byte_size = byte_size
 
+    @property
+    def region_name(self) -> str:
+        return self._region.status.name
+
     def read(self) -> memoryview:
         """A copy of the contents. Raises InvalidRequestError when the object has shrunk meanwhile, and what `hold` of
         `SharedMemoryRegions.of` raises."""
@@ -125,6 +129,8 @@ class SharedMemoryRegions:
         self._regions: dict[str, _Region] = {}
         self._leaving: dict[str, _Region] = {}
         """Unregistered ones that requests may still use."""
+        self.used_elsewhere: Callable[[str], bool] = _nowhere
+        """Whether requests of other processes may use an unregistered region of this name."""
         self._request: RequestContext | None = None
         self._caller = ANYONE
         self._hold: Callable[[int], None] | None = None
@@ -154,7 +160,8 @@ class SharedMemoryRegions:
     def _seen_leaving(self, name: str) -> _Region | None:
         """Threads call this."""
         region = self._leaving.get(name)
-        return region if region is not None and region.is_used() and self._may_see(region) else None
+        used = region is not None and (region.is_used() or self.used_elsewhere(name))
+        return region if region is not None and used and self._may_see(region) else None
 
     def _may_see(self, region: _Region) -> bool:
         return region.tenant == self._caller.tenant or Role.ADMIN in self._caller.roles
@@ -201,13 +208,19 @@ class SharedMemoryRegions:
 
     def _in_use(self) -> dict[str, _Region]:
         """Of those that are unregistered; the others are forgotten."""
-        for name in [name for name, region in self._leaving.items() if not region.is_used()]:
-            del self._leaving[name]
+        for name, region in list(self._leaving.items()):
+            if not region.is_used() and not self.used_elsewhere(name):
+                del self._leaving[name]
         return self._leaving
 
     def opened(self) -> list[tuple[RegionStatus, str, int]]:
         """All regions with their tenants and descriptors, for the server's other processes."""
-        return [(region.status, region.tenant, region.fd) for region in self._regions.values()]
+        regions = self._regions | self._in_use()
+        return [(region.status, region.tenant, region.fd) for region in regions.values()]
+
+    def leaving(self) -> list[str]:
+        """Those of `opened` that are unregistered."""
+        return list(self._in_use())
 
     def adopt(self, status: RegionStatus, tenant: str, descriptor: int) -> None:
         """A region that another process of the server has registered. The descriptor is closed with it."""
@@ -216,6 +229,10 @@ class SharedMemoryRegions:
     def forget(self, name: str) -> None:
         """The opposite."""
         self._regions.pop(name, None)
+
+    def is_used(self, name: str) -> bool:
+        """Whether a request of this process uses an adopted region."""
+        return name in self._regions and self._regions[name].is_used()
 
     def slice(self, name: str, offset: int, byte_size: int) -> SharedMemorySlice:
         """The `byte_size` bytes at `offset` of the region, for the time of a request.
@@ -261,6 +278,10 @@ class SharedMemoryRegions:
     def _check_allowed(self) -> None:
         if not self.allowed:
             raise UnsupportedError(_NOT_ALLOWED)
+
+
+def _nowhere(name: str) -> bool:
+    return False
 
 
 def _open(name: str, key: str) -> int:

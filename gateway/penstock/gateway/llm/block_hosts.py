@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engines.vllm.versions import is_cpu_build
+from penstock.engines.vllm.contract import is_cpu_build
 
 BLOCK_HOSTS = "the openvino engine, and vllm on CPUs,"
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import EngineError, PenstockError
-from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.gguf.files import gguf_files
-from penstock.engines.formats.model_files import read_json
+from penstock.engines.formats.model_files import exported_graph, read_json
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.openvino.families import parse_config
 from penstock.gateway.configuration.config import ConfigError

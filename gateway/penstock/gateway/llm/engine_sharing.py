@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.engines.contract.messages import StepRecord
-from penstock.engines.door.spec import DoorAddress, DoorSpec, ModelDigests
+from penstock.engines.door.spec import DoorAddress, DoorSpec
+from penstock.engines.host.content_digest import ModelDigests
 from penstock.engines.process.liveness import WatchdogConfig
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.language_model import (
@@ -180,7 +181,7 @@ def _check_private(folder: Path) -> None:
 
 
 def _digests(source: ModelSource) -> ModelDigests:
-    from penstock.engines.door.fingerprint import model_digests
+    from penstock.engines.host.content_digest import model_digests
 
     try:
         return model_digests(source.folder)

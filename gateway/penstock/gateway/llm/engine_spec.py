@@ -8,8 +8,8 @@ from socket import gethostname
 from typing import Literal
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.gguf.files import gguf_files
+from penstock.engines.formats.model_files import exported_graph
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.placement import Placement, find_place
 from penstock.engines.kv_events.settings import KVEventsConfig

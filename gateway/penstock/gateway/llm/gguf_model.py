@@ -16,7 +16,7 @@ from penstock.engines.formats.model_files import real_path
 from penstock.engines.host.user_cache import user_cache
 from penstock.gateway.configuration.config import ConfigError
 from penstock.tokenizers import TokenizerError
-from penstock.tokenizers.gguf import end_token_ids_of, tokenizer_config_of, tokenizer_of
+from penstock.tokenizers.gguf_tokenizer import end_token_ids_of, tokenizer_config_of, tokenizer_of
 
 _LAYOUT = "4"
 """Of what is made here: a change makes new folders."""

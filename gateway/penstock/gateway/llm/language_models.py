@@ -23,6 +23,8 @@ class LanguageModels:
         self._models: dict[str, LoadedModel] = {}
         self._reserved: dict[str, str] = {}
         """Names of models that do not generate, each with the error for a request that asks for it."""
+        self.refusals: dict[str, str] = {}
+        """As `_reserved`, of models that generate and have no tokens to show. Their names stay free."""
         self.changes = Changes()
         """Told when models or their adapters come and go, and when models sleep and wake."""
         self.routing: NameRouting | None = None
@@ -167,6 +169,8 @@ class LanguageModels:
             raise InvalidRequestError(self._reserved[name], param=param)
         if holder is None and name in self._board:
             raise self.still_loading(name)
+        if holder is None and name in self.refusals:
+            raise InvalidRequestError(self.refusals[name], param=param)
         if holder is None:
             raise ModelNotFoundError(f"The model `{name[:64]}` does not exist.", param=param)
         if not holder.model.loaded:

@@ -10,14 +10,15 @@ import msgspec
 from penstock.engines.client.engine import Engine
 from penstock.engines.contract.messages import StepRecord
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.door.spec import DoorSpec, ModelDigests
+from penstock.engines.door.spec import DoorSpec
+from penstock.engines.host.content_digest import ModelDigests
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.shares import shares
 from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
-from penstock.engines.vllm.versions import is_cpu_build
+from penstock.engines.vllm.contract import is_cpu_build
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.llm.adapters import AdapterSet
 from penstock.gateway.llm.engine_sharing import attached_engine, replicas_elsewhere
@@ -77,7 +78,7 @@ def _same(info: ModelInfo) -> str:
 
 def _fingerprint(spec: EngineSpec, model: ModelDigests, info: ModelInfo) -> str:
     """What engines elsewhere say of themselves."""
-    from penstock.engines.door.fingerprint import engine_fingerprint
+    from penstock.engines.registry import engine_fingerprint
 
     return engine_fingerprint(spec, info, model)
 

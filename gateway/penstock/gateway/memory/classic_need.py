@@ -10,7 +10,7 @@ from penstock.classic.groups import instance_contexts
 from penstock.classic.model_files import TooManyFilesError, files_below
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.memory import parse_memory
-from penstock.gateway.memory.demand import Demand, MemoryNeeds
+from penstock.gateway.memory.budget import Demand, MemoryNeeds
 
 PARAMETER = "penstock_memory"
 """In a configuration's `parameters`: what the model takes in all, as `2GiB`, where its files do not tell."""

@@ -1,4 +1,4 @@
-"""What a model will need of the memory, by its files and settings, before anything is loaded.
+"""An estimate of the memory that a model will need, by its files and settings, before anything is loaded.
 
 The factors and base costs were measured with random models of 7, 60 and 300 million parameters in bf16 and f32 on
 Linux (docs/operations.md has the ratios); what GPUs need beside weights and cache has not yet been measured on one.
@@ -6,23 +6,162 @@ Linux (docs/operations.md has the ratios); what GPUs need beside weights and cac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.errors import PenstockError
+from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
+from penstock.engines.formats.gguf.files import gguf_files, read_parts
+from penstock.engines.formats.model_files import exported_graph, read_json, weight_files, weights_of
+from penstock.engines.formats.model_settings import context_length, is_eagle3, text_settings
+from penstock.engines.formats.quantized.schemes import parse_scheme
+from penstock.engines.formats.safetensors_file import Described, read_header
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.memory import parse_memory
 from penstock.engines.offload import READING_BYTES, WRITING_BYTES
-from penstock.engines.openvino.config import QUANTIZED, WeightsType
-from penstock.engines.openvino.kv_types import QUANTIZED_KV, quantized_bytes
-from penstock.engines.openvino.numerics import ModelFacts, Numerics, Wish
+from penstock.engines.openvino.numerics import (
+    QUANTIZED_KV,
+    ModelFacts,
+    Numerics,
+    StoredTypes,
+    Wish,
+    quantized_bytes,
+)
 from penstock.engines.openvino.trials import predict
 from penstock.engines.registry import EngineSpec
-from penstock.engines.vllm.versions import is_cpu_build
-from penstock.gateway.memory.demand import CacheWish, Demand, MemoryNeeds
-from penstock.gateway.memory.model_shape import FLOAT_BYTES, ModelShape, StoredSize, read_shape, stored_sizes
+from penstock.engines.vllm.contract import is_cpu_build
+from penstock.gateway.memory.budget import CacheWish, Demand, MemoryNeeds
+
+# The size of a model by config.json and the headers of its weights. Both may be of models that only some engine knows.
+# What is not understood is left open (None, or no tensors): the engine, which has to read all of it, is the one to
+# complain.
+
+FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+_PACKED_WORDS = (".qweight", ".weight_packed")
+"""Ends of the names of matrices whose weights are packed into words."""
+_OTHER_CACHES = ("kv_lora_rank", "layer_block_type", "hybrid_override_pattern", "attn_layer_indices", "ssm_cfg")
+"""Keys of models that keep something else than keys and values of each head in each layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Of a decoder whose layers all keep keys and values."""
+
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    kv_heads: int
+    head_dim: int
+    max_len: int
+    is_head: bool = False
+    """It is a draft head: of each token it is given one more vector of its hidden size, which is kept."""
+    is_capped: bool = False
+    """Its attention caps scores."""
+
+    @property
+    def token_values(self) -> int:
+        """Numbers that the KV cache keeps of a token."""
+        return self.layers * 2 * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSize:
+    """Of one tensor in a checkpoint."""
+
+    dtype: str
+    """As the format names it, "BF16" or "Q4_K" for one; "int4" for weights of 4 bits in words, "MXFP4" for blocks."""
+    count: int
+    """Elements; of weights in words as many as these stand for."""
+    num_bytes: int
+    is_matrix: bool
+
+
+def read_shape(folder: Path) -> ModelShape | None:
+    """From config.json; None where it is not that of a decoder of this kind."""
+    try:
+        found: Any = text_settings(read_json(folder / "config.json"))
+        config = found.get("text_config") or found
+        if any(config.get(key) for key in _OTHER_CACHES) or "linear_attention" in (config.get("layer_types") or ()):
+            return None
+        heads = config["num_attention_heads"]
+        shape = ModelShape(
+            layers=config["num_hidden_layers"],
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            vocab_size=config["vocab_size"],
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            max_len=context_length(config) or config["max_position_embeddings"],
+            is_head=is_eagle3(config),
+            is_capped=bool(config.get("attn_logit_softcapping")),
+        )
+    except (PenstockError, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
+        return None
+    sizes = (getattr(shape, name) for name in shape.__slots__ if not name.startswith("is_"))
+    return shape if all(isinstance(size, int) and 0 < size < 2**40 for size in sizes) else None
+
+
+def stored_sizes(folder: Path) -> list[StoredSize]:
+    """Every tensor of the weights; none for files that cannot be read. Of OpenVINO's graphs all of them as one, a byte
+    for an element: they are held as they are."""
+    try:
+        gguf = gguf_files(folder)
+        if gguf:
+            return _block_sizes(gguf)
+        graph = exported_graph(folder)
+        if graph is not None:
+            num_bytes = weights_of(graph).stat().st_size
+            return [StoredSize("int8", num_bytes, num_bytes, is_matrix=True)]
+        bits = _bits_of_words(folder)
+        return [size for path in _weight_files(folder) for size in _sizes(path, bits)]
+    except (EngineError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return []
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Also of folders that only some engine reads."""
+    try:
+        return weight_files(folder)
+    except UnsupportedError:
+        return sorted(folder.glob("*.safetensors"))
+
+
+def _block_sizes(paths: list[Path]) -> list[StoredSize]:
+    _, tensors, _ = read_parts(paths)
+    return [
+        StoredSize(found.dtype, math.prod(found.shape), found.rows.nbytes, len(found.shape) > 1)
+        for found in tensors.values()
+    ]
+
+
+def _bits_of_words(folder: Path) -> int | None:
+    """Of a weight in a quantized checkpoint; None: it is none that is known."""
+    try:
+        scheme = parse_scheme(read_json(folder / "config.json"))
+    except (PenstockError, OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return None if scheme is None else scheme.bits
+
+
+def _sizes(path: Path, bits: int | None) -> list[StoredSize]:
+    return [_size(name, found, bits) for name, found in read_header(path).items()]
+
+
+def _size(name: str, found: Described, bits: int | None) -> StoredSize:
+    if bits is not None and found.dtype == "I32" and name.endswith(_PACKED_WORDS):
+        return StoredSize(f"int{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
+    if bits is not None and found.dtype == "U8" and name.endswith(".weight"):  # of bitsandbytes
+        return StoredSize(f"fp{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
+    if bits is not None and found.dtype == "U8" and name.endswith("_blocks"):
+        return StoredSize("MXFP4", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
+    return StoredSize(
+        found.dtype, math.prod(found.shape), found.num_bytes, found.dtype != "U8" and len(found.shape) > 1
+    )
+
 
 _MIB = 1 << 20
 _PROCESS = {
@@ -53,6 +192,8 @@ _HELD_BYTES = {"int2": 0.5, "int4": 0.5, "MXFP4": 0.5, "int8": 1.0, "I8": 1.0}
 """Of a weight in a quantized checkpoint, which is held as it is."""
 _BECOMES = {"F8_E4M3": "bf16", "fp4": "int4"}
 _WORDS = "I32"
+_ANY_HEAD = 64
+"""Head size of a decoder whose config.json is not understood."""
 _SAFETENSORS_TYPES = {*FLOAT_BYTES, *_HELD_BYTES, *_BECOMES, _WORDS, "I64", "U8", "BOOL"}
 
 
@@ -70,7 +211,8 @@ def estimate(spec: EngineSpec) -> Demand:
     weights = _weights(spec.runner, sizes, options, shape, on_gpu=bool(gpus))
     if options.get("draft_model_dir"):
         draft = Path(options["draft_model_dir"])
-        weights += _weights(spec.runner, stored_sizes(draft), options, read_shape(draft), on_gpu=False)
+        sizes_of_draft = stored_sizes(draft)
+        weights += _weights(spec.runner, sizes_of_draft, options, read_shape(draft), on_gpu=False, is_draft=True)
     if options.get("mtp") and shape is not None:  # the head for logits is compiled twice
         weights += int(shape.vocab_size * shape.hidden_size * _item(spec.runner, sizes, options, shape))
     model = MemoryNeeds(
@@ -138,11 +280,17 @@ def _is_cpu_torch() -> bool:
 
 
 def _weights(
-    runner: str, sizes: Sequence[StoredSize], options: dict[str, Any], shape: ModelShape | None, *, on_gpu: bool
+    runner: str,
+    sizes: Sequence[StoredSize],
+    options: dict[str, Any],
+    shape: ModelShape | None,
+    *,
+    on_gpu: bool,
+    is_draft: bool = False,
 ) -> int:
     """Bytes of the weights as they will be kept, on all devices together."""
     if runner == "openvino":
-        return _openvino_weights(sizes, options, _openvino_types(sizes, options, shape))
+        return _openvino_weights(sizes, options, _openvino_types(sizes, options, shape, is_draft=is_draft))
     item = _item(runner, sizes, options, shape)
     total = sum(size.count * item if size.dtype in FLOAT_BYTES else size.num_bytes for size in sizes)
     return int(total * (_PACKED if runner == "vllm" and not on_gpu else 1))
@@ -152,7 +300,7 @@ def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any], type
     """As stored they stay in the mapped file, of which no more than the embeddings is used later, as do a quantized
     checkpoint's that become floats, in the cache of weights; other floats that are converted are kept. Either way the
     kernels work on a packed copy, in the precision of the computation where that is smaller."""
-    kind, item = _kept_as(sizes, options), _BYTES[types.dtype]
+    kind, item = types.weights, _BYTES[types.dtype]
     small = sum(size.num_bytes for size in sizes) <= _TWO_LANES and options["threads"] is None
     lanes, total = (2 if small else 1) + (types.large_steps is not None), 0.0
     copies = lanes if options["weights_cache"] else lanes + 1
@@ -162,26 +310,32 @@ def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any], type
     return int(total)
 
 
-def _kept_as(sizes: Sequence[StoredSize], options: dict[str, Any]) -> WeightsType:
-    kind: WeightsType = options["weights"]
-    from_blocks = kind == "auto" and any(size.dtype not in _SAFETENSORS_TYPES for size in sizes)  # of GGUF
-    return "int8" if from_blocks else kind
-
-
-def _openvino_types(sizes: Sequence[StoredSize], options: dict[str, Any], shape: ModelShape | None) -> Numerics:
+def _openvino_types(
+    sizes: Sequence[StoredSize], options: dict[str, Any], shape: ModelShape | None, *, is_draft: bool = False
+) -> Numerics:
     """What the engine will compute in; f32 for settings that it will refuse."""
-    kind = _kept_as(sizes, options)
     facts = ModelFacts(
-        integers=kind in QUANTIZED or any(size.dtype in _HELD_BYTES for size in sizes),
-        all_integers=kind in QUANTIZED and all(size.dtype != "MXFP4" for size in sizes),
-        head_size=0 if shape is None else shape.head_dim,
+        _stored_types(sizes),
+        head_size=_ANY_HEAD if shape is None else shape.head_dim,
         is_capped=shape is not None and shape.is_capped,
+        is_draft=is_draft,
     )
-    wish = Wish(options["dtype"], kind, options["activations"], options["kv_cache_dtype"])
+    wish = Wish(options["dtype"], options["weights"], options["activations"], options["kv_cache_dtype"])
     try:
         return predict(wish, facts)
     except PenstockError:
-        return Numerics("f32", "f32", None, facts.integers)
+        return Numerics("f32", "f32", None, options["weights"])
+
+
+def _stored_types(sizes: Sequence[StoredSize]) -> StoredTypes:
+    blocks = [size for size in sizes if size.dtype not in _SAFETENSORS_TYPES]  # of GGUF
+    mxfp4 = [size for size in sizes if size.dtype == "MXFP4"]
+    held = {_HELD_BYTES[size.dtype] for size in sizes if size.dtype in _HELD_BYTES and size not in mxfp4}
+    bits = None
+    if blocks:
+        blocks += mxfp4
+        bits = 8 * sum(size.num_bytes for size in blocks) / sum(size.count for size in blocks)
+    return StoredTypes(("int8" if 1 in held else "int4") if held else None, bits, bool(mxfp4))
 
 
 def _openvino_matrix(size: StoredSize, kind: str, item: float, lanes: int, copies: int) -> float:

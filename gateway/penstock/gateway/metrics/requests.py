@@ -1,17 +1,19 @@
-"""Prometheus families of the fronts: HTTP requests, RPCs, and what each tenant uses."""
+"""Prometheus families of the fronts: HTTP requests and RPCs, what each tenant uses, intake, connections."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.record import Stage
+from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.metrics.histogram import Histogram
 
 logger = logging.getLogger(__name__)
@@ -152,3 +154,51 @@ class RequestMetrics:
             for tenant, used in self._tenants.items():
                 family.add_metric([tenant], getattr(used, name))
             yield family
+
+
+class IntakeMetrics:
+    """What is taken in and refused before any queue."""
+
+    def __init__(self, intake: Intake, pools: WorkPools) -> None:
+        self._intake = intake
+        self._pools = pools
+
+    def collect(self) -> Iterator[Metric]:
+        bodies, lag, pools = self._intake.bodies, self._intake.lag, (self._pools.text, self._pools.tensors)
+        text = "How late the event loop runs what is due, of late."
+        yield GaugeMetricFamily("penstock_event_loop_lag_seconds", text, value=lag.recent)
+        text = "Bytes of request bodies in memory, without small ones over HTTP."
+        yield GaugeMetricFamily("penstock_body_bytes", text, value=bodies.held)
+        yield GaugeMetricFamily("penstock_body_bytes_limit", "How many there may be.", value=bodies.limit)
+        unread = self._intake.unread
+        text = "Bytes of answers over HTTP/2 and gRPC that wait for their clients to read them."
+        yield GaugeMetricFamily("penstock_unread_answer_bytes", text, value=unread.held)
+        text = "Connections closed because all clients together had not read too much."
+        yield CounterMetricFamily("penstock_unread_closed", text, value=unread.closed)
+        text = "Work that waits or runs in threads: characters of text, bytes of tensor data."
+        work = GaugeMetricFamily("penstock_work", text, labels=["kind"])
+        for pool in pools:
+            work.add_metric([pool.kind], pool.cost)
+        yield work
+        text = "Requests refused before any queue, by what was full."
+        refused = CounterMetricFamily("penstock_front_refused", text, labels=["full"])
+        for name, count in (("bodies", bodies.refused), ("event loop", lag.refused)):
+            refused.add_metric([name], count)
+        for pool in pools:
+            refused.add_metric([pool.kind], pool.refused)
+        yield refused
+
+
+class HttpPortMetrics:
+    """What is open on the HTTP port."""
+
+    def __init__(self, connections: Callable[[], Mapping[str, int]]) -> None:
+        """`connections` gives how many there are, by version."""
+        self._connections = connections
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Open connections of the HTTP port, by the version of HTTP."
+        found = GaugeMetricFamily("penstock_http_connections", text, labels=["version"])
+        for version, count in self._connections().items():
+            found.add_metric([version], count)
+        yield found

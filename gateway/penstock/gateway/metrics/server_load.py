@@ -11,7 +11,7 @@ from penstock.engines.contract.engine_stats import EngineStats
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.load_report import LoadReport
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.metrics.host_usage import CpuMeter, memory_bytes
+from penstock.gateway.metrics.machine import CpuMeter, memory_bytes
 
 _WINDOW = 10
 """Seconds over which ends are counted."""

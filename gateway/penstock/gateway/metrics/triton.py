@@ -5,16 +5,251 @@ Source: Triton's docs/user_guide/metrics.md. Times are in microseconds, as there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic_ns
 
 from penstock.classic.base import InferModel
 from penstock.classic.caching.cache import CacheCounters
+from penstock.classic.model_config import ModelConfig
 from penstock.classic.statistics import ModelStatistics
-from penstock.gateway.metrics.host_usage import CpuMeter, memory_bytes
-from penstock.gateway.metrics.latencies import ModelLatencies, latency_families
-from penstock.gateway.metrics.metrics_config import LatencySettings
-from penstock.gateway.metrics.model_labels import model_labels, version_labels
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.metrics.custom import CustomMetric
+from penstock.gateway.metrics.machine import CpuMeter, memory_bytes
 from penstock.gateway.metrics.prometheus_text import Family
+
+
+def model_labels(model: InferModel) -> dict[str, str]:
+    """With the model's `metric_tags`, before whose names Triton puts an underscore."""
+    tags = {f"_{name}": value for name, value in model.config.metric_tags.items()}
+    return version_labels(model.name, model.version) | tags
+
+
+def version_labels(name: str, version: int) -> dict[str, str]:
+    return {"model": name, "version": str(version)}
+
+
+# Latencies of single requests: settings as `--metrics-config` has them, summaries, and the histogram of first responses
+
+_FLAG = "metrics-config"
+_BOOLEANS = {"true": True, "false": False}
+_MAX_QUANTILES = 100
+_DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencySettings:
+    """Which latencies are shown."""
+
+    counters: bool = True
+    histograms: bool = False
+    summaries: bool = False
+    quantiles: tuple[float, ...] = _DEFAULT_QUANTILES
+    """Of the summaries, each from 0 to 1."""
+
+
+def read_metrics_config(texts: Iterable[str]) -> LatencySettings:
+    """From `SETTING=VALUE`; the last one of a name counts. Raises ConfigError."""
+    given: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name not in _SETTINGS:
+            raise ConfigError(f"{_FLAG}: {text!r} is not SETTING=VALUE with one of {', '.join(_SETTINGS)}")
+        given[name] = value
+    return LatencySettings(
+        counters=_boolean(given, "counter_latencies", default=True),
+        histograms=_boolean(given, "histogram_latencies", default=False),
+        summaries=_boolean(given, "summary_latencies", default=False),
+        quantiles=_quantiles(given["summary_quantiles"]) if "summary_quantiles" in given else _DEFAULT_QUANTILES,
+    )
+
+
+_SETTINGS = ("counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles")
+
+
+def _boolean(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = given.get(name)
+    if value is None:
+        return default
+    if value not in _BOOLEANS:
+        raise ConfigError(f"{_FLAG}: {name} is true or false, not {value!r}")
+    return _BOOLEANS[value]
+
+
+def _quantiles(text: str) -> tuple[float, ...]:
+    """From `0.5:0.05,0.9:0.01`: a quantile and the error that is allowed for it. Ours are always more exact."""
+    shares = [_share(pair) for pair in text.split(",")]
+    if len(set(shares)) < len(shares) or len(shares) > _MAX_QUANTILES:
+        raise ConfigError(f"{_FLAG}: summary_quantiles needs different quantiles, at most {_MAX_QUANTILES}")
+    return tuple(shares)
+
+
+def _share(pair: str) -> float:
+    try:
+        share, error = (float(part) for part in pair.split(":"))
+    except ValueError:
+        raise ConfigError(f"{_FLAG}: summary_quantiles: {pair!r} is not QUANTILE:ERROR") from None
+    if not (0 <= share <= 1 and 0 <= error <= 1):
+        raise ConfigError(f"{_FLAG}: summary_quantiles: {pair!r}: both numbers must be from 0 to 1")
+    return share
+
+
+SLICE_NS = 12_000_000_000
+SLICES = 5
+"""Quantiles are of the last 48 to 60 seconds, as those of Triton's summaries."""
+
+_MANTISSA_BITS = 8
+
+
+class SlidingSummary:
+    """Of whole numbers from 0. Values below 256 are kept as they are, larger ones within 0.4 %.
+
+    Values are counted in bins whose width grows with the value: memory depends on how far values spread, not on how
+    many there are, and `observe` costs a bin's index and an addition.
+    """
+
+    __slots__ = ("_slices", "count", "sum")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum = 0
+        self._slices: deque[tuple[int, Counter[int]]] = deque(maxlen=SLICES)
+        """(number of the slice of time, how many values are in each bin)."""
+
+    def observe(self, value: int, now_ns: int) -> None:
+        """`now_ns` must not go backwards."""
+        self.count += 1
+        self.sum += value
+        slices, number = self._slices, now_ns // SLICE_NS
+        if not slices or slices[-1][0] != number:
+            slices.append((number, Counter()))
+        shift = max(0, value.bit_length() - _MANTISSA_BITS)
+        slices[-1][1][shift << _MANTISSA_BITS | value >> shift] += 1
+
+    def quantiles(self, shares: Sequence[float], now_ns: int) -> list[float]:
+        """For each share the smallest value that so large a share of recent ones does not exceed; NaN without any."""
+        oldest = now_ns // SLICE_NS - SLICES
+        recent: Counter[int] = Counter()
+        for number, counts in self._slices:
+            if number > oldest:
+                recent.update(counts)
+        bins, total = sorted(recent.items()), recent.total()
+        return [_at_rank(bins, max(1, math.ceil(share * total))) for share in shares]
+
+
+def _at_rank(bins: Sequence[tuple[int, int]], rank: int) -> float:
+    """The middle of the bin that holds the value of this rank, from 1."""
+    for index, count in bins:
+        rank -= count
+        if rank <= 0:
+            shift = index >> _MANTISSA_BITS
+            return ((index & ((1 << _MANTISSA_BITS) - 1)) << shift) + ((1 << shift) >> 1)
+    return math.nan
+
+
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+_FIRST_RESPONSE_BUCKETS = (100.0, 500.0, 2000.0, 5000.0)
+
+_QUEUE = ("nv_inference_queue_summary_us", "Waiting in the queue.")
+_SUMMARIES = (
+    ("nv_inference_request_summary_us", "From arrival to the end of the answer."),
+    _QUEUE,
+    ("nv_inference_compute_input_summary_us", "Gathering inputs."),
+    ("nv_inference_compute_infer_summary_us", "In the model."),
+    ("nv_inference_compute_output_summary_us", "Scattering outputs."),
+)
+_HIT = ("nv_cache_hit_summary_per_model", "Looking up responses.")
+_MISS = ("nv_cache_miss_summary_per_model", "Cache misses: looking up and storing responses.")
+
+
+class ModelLatencies:
+    """Implements LatencyObserver for one model version; it keeps what the settings show of such a model.
+
+    As in Triton a model with a response cache has no summary of whole requests, and only decoupled models have the
+    histogram.
+    """
+
+    def __init__(self, settings: LatencySettings, model: InferModel) -> None:
+        config = model.config
+        self.labels = model_labels(model)
+        self.summaries: dict[str, SlidingSummary] = {}
+        cached = config.response_cache.enable
+        if settings.summaries:
+            shown = (*_SUMMARIES[1:], _HIT, _MISS) if cached else _SUMMARIES
+            self.summaries = {name: SlidingSummary() for name, _ in shown}
+        self.first: CustomMetric | None = None
+        if settings.histograms and config.model_transaction_policy.decoupled:
+            self.first = CustomMetric("HISTOGRAM", self.labels, _buckets(config))
+        self._of_request = [self.summaries.get(name) for name, _ in _SUMMARIES]
+
+    def request(self, total: int, queue: int, compute_input: int, compute_infer: int, compute_output: int) -> None:
+        now = monotonic_ns()
+        durations = (total, queue, compute_input, compute_infer, compute_output)
+        for summary, duration in zip(self._of_request, durations, strict=True):
+            if summary is not None:
+                summary.observe(duration // 1000, now)
+
+    def cache_hit(self, ns: int) -> None:
+        self._observe(_QUEUE[0], 0)
+        self._observe(_HIT[0], ns)
+
+    def cache_miss(self, ns: int) -> None:
+        self._observe(_MISS[0], ns)
+
+    def first_response(self, ns: int) -> None:
+        if self.first is not None:
+            self.first.observe(ns / 1e6)
+
+    def _observe(self, name: str, ns: int) -> None:
+        if (summary := self.summaries.get(name)) is not None:
+            summary.observe(ns // 1000, monotonic_ns())
+
+
+def _buckets(config: ModelConfig) -> tuple[float, ...]:
+    """The last of `model_metrics` counts, as in Triton."""
+    given = [control.histogram_options.buckets for control in config.model_metrics.metric_control]
+    return tuple(given[-1]) if given else _FIRST_RESPONSE_BUCKETS
+
+
+def latency_observers(settings: LatencySettings) -> Callable[[InferModel], None] | None:
+    """Call what this returns with each model before it serves. None: the settings ask for nothing, nothing is kept."""
+    return partial(_attach, settings) if settings.histograms or settings.summaries else None
+
+
+def _attach(settings: LatencySettings, model: InferModel) -> None:
+    model.statistics.observer = ModelLatencies(settings, model)
+
+
+def latency_families(settings: LatencySettings, observed: Sequence[ModelLatencies]) -> Iterator[Family]:
+    """Triton's families; those that no model has are left out, as Triton leaves them out."""
+    histogram = Family(FIRST_RESPONSE, "histogram", "From arrival to the first response, in milliseconds.")
+    for latencies in observed:
+        if latencies.first is not None:
+            latencies.first.samples(histogram)
+    families = [histogram]
+    now = monotonic_ns()
+    for name, text in (*_SUMMARIES, _HIT, _MISS):
+        family = Family(name, "summary", f"{text} Quantiles are of the last minute.")
+        for latencies in observed:
+            if (summary := latencies.summaries.get(name)) is not None:
+                _add(family, latencies.labels, summary, settings.quantiles, now)
+        families.append(family)
+    return (family for family in families if family.samples)
+
+
+def _add(
+    family: Family, labels: Mapping[str, str], summary: SlidingSummary, quantiles: tuple[float, ...], now_ns: int
+) -> None:
+    family.add(labels, summary.count, "_count")
+    family.add(labels, summary.sum, "_sum")
+    for share, value in zip(quantiles, summary.quantiles(quantiles, now_ns), strict=True):
+        family.add({**labels, "quantile": f"{share:g}"}, value)
+
+
+# The families, when scraped
 
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 

@@ -21,6 +21,10 @@ class FrontRegions:
         self._host = host
         self._adopted: dict[str, RegionFields] = {}
 
+    def used(self, names: Iterable[str]) -> list[str]:
+        """Those of these regions that requests of this front use."""
+        return [name for name in names if self._regions.is_used(name)]
+
     def publish(self, regions: Iterable[RegionFields]) -> None:
         wanted = {region.name: region for region in regions}
         for name in [name for name, region in self._adopted.items() if wanted.get(name) != region]:

@@ -28,6 +28,9 @@ class ModelHost:
         self._sources = sources
         self._publication = Publication(sources)
         self._fronts: set[HostedFront] = set()
+        self._leaving: dict[str, int] = {}
+        """Unregistered regions of shared memory, with the generation that has told fronts."""
+        sources.regions.used_elsewhere = self._uses_region
         self._numbers = 0
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
@@ -70,12 +73,24 @@ class ModelHost:
         """Something may have changed: fronts are told now."""
         messages = self._publication.look()
         if messages:
+            generation = self._publication.generation
+            self._leaving = {name: self._leaving.get(name, generation) for name in self._publication.leaving}
             for front in self._fronts:
                 front.tell(messages)
 
+    def _uses_region(self, name: str) -> bool:
+        """Whether a front may use an unregistered region: one that has not heard of it yet may."""
+        since = self._leaving.get(name, self._publication.generation + 1)
+        return any(front.may_use(name, since) for front in self._fronts)
+
     async def spread(self) -> None:
-        """Publishes, and returns when every front knows. Does not wait without end for one that does not answer."""
-        self.publish()
+        """Publishes, and returns when every front knows. Does not wait without end for one that does not answer. What
+        they say of the regions that are unregistered may have to be published, too."""
+        for _ in range(2):
+            self.publish()
+            await self._all_know()
+
+    async def _all_know(self) -> None:
         generation = self._publication.generation
         waiting = [front.knows(generation) for front in self._fronts]
         if waiting:

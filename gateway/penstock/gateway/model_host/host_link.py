@@ -23,6 +23,8 @@ from penstock.gateway.model_host.remote_calls import RemoteCalls
 from penstock.gateway.model_host.remote_models import RemoteModels
 from penstock.gateway.model_host.socket_file import connect
 
+_REPORT_SECONDS = 0.1
+"""Between looks whether requests still use regions of shared memory that are unregistered."""
 _TRACES_OF_A_FRONT = 1 << 32
 """The numbers of its traces begin at a multiple of this."""
 
@@ -42,6 +44,9 @@ class HostLink:
         self._connection: Connection[DownMessage]
         self._told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tracing: SharedTracing | None = None
+        self._known = Known(0)
+        self._leaving: list[str] = []
+        self._report: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(cls, path: Path, *, allow_client_shm: bool = False) -> HostLink:
@@ -58,6 +63,8 @@ class HostLink:
     def close(self) -> None:
         """Ends all requests."""
         self._connection.close()
+        if self._report is not None:
+            self._report.cancel()
 
     def _heard(self, message: DownMessage, tail: memoryview) -> None:
         """Raises ValueError, LookupError and TypeError for a message that no host sends."""
@@ -74,14 +81,31 @@ class HostLink:
         if message.tracing is not None and message.tracing != self._tracing:
             self._tracing = message.tracing
             self.tracing.adopt(message.tracing)
-        self._connection.send(Known(message.generation))
+        self._leaving = message.leaving
+        self._tell(Known(message.generation, self._regions.used(message.leaving)))
         if not self._told.done():
             self._told.set_result(None)
+
+    def _tell(self, known: Known) -> None:
+        """What this front knows, and from time to time which of the regions that leave it uses."""
+        if known != self._known:
+            self._known = known
+            self._connection.send(known)
+        if self._report is not None:
+            self._report.cancel()
+            self._report = None
+        if known.regions:
+            self._report = asyncio.get_running_loop().call_later(_REPORT_SECONDS, self._tell_again)
+
+    def _tell_again(self) -> None:
+        self._tell(Known(self._known.generation, self._regions.used(self._leaving)))
 
     def _write_traces(self, model: str, traces: list[list[bytes]], log_frequency: int) -> None:
         self._connection.send(Traced(model, traces))
 
     def _lost(self) -> None:
+        if self._report is not None:
+            self._report.cancel()
         self.calls.lost()
         if not self._told.done():
             self._told.set_exception(NotReadyError("the model host has ended"))

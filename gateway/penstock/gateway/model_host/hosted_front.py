@@ -41,6 +41,7 @@ class HostedFront:
         self._connection: Connection[UpMessage] = Connection(files.up, files.down, decode_up, self._heard, self._lost)
         self._calls = HostedCalls(sources.models, self._connection)
         self._known = 0
+        self._regions: list[str] = []
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     async def open(self, sock: socket.socket) -> None:
@@ -65,6 +66,10 @@ class HostedFront:
             self._waiting.append((generation, future))
         return future
 
+    def may_use(self, region: str, since: int) -> bool:
+        """A region of shared memory that is unregistered since this generation."""
+        return self._known < since or region in self._regions
+
     def close(self) -> None:
         self._connection.close()
 
@@ -82,7 +87,7 @@ class HostedFront:
         elif isinstance(message, Taken):
             self._calls.taken(message)
         elif isinstance(message, Known):
-            self._known = message.generation
+            self._known, self._regions = message.generation, message.regions
             self._settle(lambda generation: generation <= self._known)
         elif isinstance(message, Traced):
             self._tracing.keep(message.model, message.traces)

@@ -89,9 +89,11 @@ class Taken(Struct, array_like=True, tag=22):
 
 
 class Known(Struct, array_like=True, tag=24):
-    """The front answers by this generation of what the host has published."""
+    """The front answers by this generation of what the host has published. Sent again when `regions` changes."""
 
     generation: int
+    regions: list[str] = []
+    """Which of those that are `leaving` its requests use."""
 
 
 class Traced(Struct, array_like=True, tag=25):
@@ -157,6 +159,8 @@ class Published(Struct, array_like=True, tag=33):
     regions: list[RegionFields]
     tracing: SharedTracing | None
     """`SharedTracing`."""
+    leaving: list[str] = []
+    """Of the regions, those that are unregistered, until no front uses them."""
 
 
 UpMessage = Returned | Grown | Infer | Cancel | Taken | Known | Traced

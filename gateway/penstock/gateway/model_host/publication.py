@@ -70,12 +70,18 @@ class Publication:
         """Of what was found last; 0: nothing yet."""
         return self._published.generation
 
+    @property
+    def leaving(self) -> list[str]:
+        """Regions of shared memory, as fronts know them."""
+        return self._published.leaving
+
     def look(self) -> list[Described | Published]:
         """What fronts that know all before have to be told now; empty when nothing has changed."""
         described = self._look_at_models()
         sources, last = self._sources, self._published
         models = [(e.described.key, e.model.ready, says_ready(e.model)) for e in self._entries.values()]
-        published = Published(last.generation, models, _regions(sources.regions), sources.tracing.shared())
+        regions = sources.regions
+        published = Published(last.generation, models, _regions(regions), sources.tracing.shared(), regions.leaving())
         if published == last:
             return []
         published.generation += 1

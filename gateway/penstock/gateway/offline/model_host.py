@@ -7,7 +7,7 @@ import sys
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.contract.loading import silent
-from penstock.engines.encoder.sentence_files import makes_vectors
+from penstock.engines.encoder.model_folder import makes_vectors
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.work_pool import WorkPools

@@ -18,6 +18,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.generating.bodies import parse
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.http.text_models import TextModel, TextModels
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.ollama.model_files import ModelFiles, read_model_files
@@ -59,11 +60,12 @@ class _Model:
 
 
 class Models:
-    """Those that are loaded, of both kinds, and those that a request would load."""
+    """Those that are loaded, of every kind, and those that a request would load."""
 
-    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane) -> None:
+    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane, others: TextModels) -> None:
         self._dataplane = dataplane
         self._pooling = pooling
+        self._others = others
         self._files: dict[str, tuple[int, ModelFiles]] = {}
         """By folder, with the time at which the model was loaded."""
 
@@ -95,14 +97,17 @@ class Models:
         may_use, models = exchange.context.principal.may_use, self._dataplane.models
         known = [_language_model(each.name, models) for each in models.served() if may_use(each.name)]
         known += [_encoder(name, model) for name, model in self._pooling.loaded_names() if may_use(name)]
+        known += [_text_model(name, model) for name, model in self._others.by_name.items() if may_use(name)]
         return known + [_Model(name=name) for name in models.names_on_demand() if may_use(name)]
 
     def _named(self, tagged_name: str, exchange: Exchange) -> _Model:
-        encoders, models = dict(self._pooling.loaded_names()), self._dataplane.models
-        name = model_name(tagged_name, lambda each: each in encoders or models.knows(each))
+        encoders, models, others = dict(self._pooling.loaded_names()), self._dataplane.models, self._others.by_name
+        name = model_name(tagged_name, lambda each: each in encoders or each in others or models.knows(each))
         exchange.context.principal.require_model(name)
         if name in encoders:
             return _encoder(name, encoders[name])
+        if name in others:
+            return _text_model(name, others[name])
         if name in models.names_on_demand():
             return _Model(name=name)
         return _language_model(name, models)
@@ -146,6 +151,17 @@ def _encoder(name: str, model: PoolingModel) -> _Model:
         context_length=model.source.info.max_tokens,
         capabilities=model.capabilities,
         expires_at=_NEVER,
+    )
+
+
+def _text_model(name: str, model: TextModel) -> _Model:
+    """Another server's is never awake here."""
+    return _Model(
+        name=name,
+        created=model.created,
+        folder=model.folder,
+        capabilities=("embedding",) if model.apis == ("embeddings",) else ("completion",),
+        expires_at=_NEVER if model.folder else None,
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.classic.base import InferModel
+from penstock.classic.base import InferModel, paced
 from penstock.classic.caching.cached_model import uncached
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
@@ -31,7 +31,8 @@ from penstock.gateway.generating.sse import stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.http_request import complete_request, found_model
+from penstock.gateway.kserve.parameters import forwarded_http
+from penstock.gateway.kserve.tensor_plane import TensorCall
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.dataplane import DataPlane, Usage
 from penstock.gateway.llm.kserve.language_model import LanguageModel
@@ -64,6 +65,10 @@ from penstock.gateway.openai.unsupported import CHAT, COMPLETION
 from penstock.tokenizers import ChatTemplate, ChatTemplateError, StopStrings, TextPart, TokenizerError
 from penstock.tokenizers.files import read_tokenizer_files
 
+_REFUSAL = (
+    "The model `{name}` takes texts and keeps its tokenizer to itself. It can be asked by chats of every API and "
+    "/v1/completions, and by nothing that needs its tokens."
+)
 _TEMPLATE_SECONDS = 10.0
 _FINISH = frozenset({"stop", "length"})
 
@@ -92,11 +97,13 @@ class TensorModels:
         for name, known in list(self._known.items()):
             if newest.get(name) is not known.model:
                 del self._known[name]
+                self._dataplane.models.refusals.pop(name, None)
                 if by_name.get(name) is known:  # else another server's model has the name by now
                     del by_name[name]
         for name, model in newest.items():
             if name not in by_name:
                 by_name[name] = self._known[name] = TensorModel(model, self._kserve, self._settings)
+                self._dataplane.models.refusals[name] = _REFUSAL.format(name=name)
 
     def _is_ours(self, model: InferModel) -> bool:
         """Other servers' models, and others that do not generate, have reserved their names; language models of this
@@ -126,6 +133,11 @@ class TensorModel:
     @property
     def root(self) -> str:
         return self._name
+
+    @property
+    def folder(self) -> str:
+        folder = self.model.model_folder
+        return "" if folder is None else str(folder / str(self.model.version))
 
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
         """Always None: nothing else answers in its place."""
@@ -223,16 +235,19 @@ class TensorModel:
     ) -> AsyncIterator[_Answer]:
         """Raises PenstockError."""
         context = exchange.context
-        model = await found_model(self._kserve, exchange, self._name, "")
+        plane = self._kserve.plane
+        exchange.read_deadline()
+        model = await plane.find(self._name, "", context)
         check_request(request)
         note_ignored(request, context)
         inner = InferRequest(inputs=tensor_inputs(model.signature, request, prompt, context))
-        complete_request(inner, self._kserve, exchange, self._name)
-        model = self._kserve.models.model(self._name, "", inner)  # a reload may have replaced it meanwhile
+        if self._kserve.header_forward_pattern is not None:
+            inner.parameters |= forwarded_http(exchange.scope["headers"], self._kserve.header_forward_pattern)
+        call = plane.begin(model, "", inner, context)
         stops = StopStrings(stop_strings(request.stop), bool(request.include_stop_str_in_output))
         usage = Usage()
         answer = _Answer(usage, pulse if request.stream else None)
-        answer.deltas = _deltas(_responses(model, inner), stops, echoed_prompt(request, prompt), answer, context)
+        answer.deltas = _deltas(_responses(call), stops, echoed_prompt(request, prompt), answer, context)
         async with aclosing(answer):
             yield answer
 
@@ -270,11 +285,11 @@ class _Answer:
         await self.deltas.aclose()
 
 
-async def _responses(model: InferModel, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-    if not model.signature.decoupled:
-        yield await model.infer(request)
+async def _responses(call: TensorCall) -> AsyncGenerator[InferResponse, None]:
+    if not call.model.signature.decoupled:
+        yield await call.infer()
         return
-    responses = model.stream(request)
+    responses = paced(call.stream())
     try:
         async for response in responses:
             yield response

@@ -7,11 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.engines.contract.loading import Report
-from penstock.engines.encoder.engine import EncoderEngine
-from penstock.engines.encoder.outline import is_encoder_folder, outline_of
-from penstock.engines.encoder.sentence_files import SentenceRecipe, read_recipe
+from penstock.engines.encoder.engine import EncoderEngine, TextQueue
+from penstock.engines.encoder.model_folder import SentenceRecipe, is_encoder_folder, outline_of, read_recipe
 from penstock.engines.encoder.text import Encoder
-from penstock.engines.encoder.text_queue import TextQueue
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.formats.model_files import read_json
 from penstock.engines.host.failure_text import as_load_error

@@ -18,7 +18,7 @@ from penstock.classic.tensors import Tensor
 from penstock.classic.validation import check_request
 from penstock.engines.encoder.text import Vectors
 from penstock.engines.errors import InvalidRequestError, NotReadyError, OverloadedError, PenstockError
-from penstock.gateway.llm.kserve.sampling_inputs import context_of
+from penstock.gateway.llm.kserve.tensor_form import context_of
 from penstock.gateway.pooling.classify import class_rows
 from penstock.gateway.pooling.embeddings import vectors_of
 from penstock.gateway.pooling.endpoint import MAX_INPUTS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from penstock.engines.encoder.sentence_files import SentenceRecipe
+from penstock.engines.encoder.model_folder import SentenceRecipe
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.metrics.registry import Source

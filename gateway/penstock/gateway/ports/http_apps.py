@@ -203,7 +203,7 @@ def _message_batch_routes(batches: BatchService | None, settings: AppSettings) -
 
 
 def _ollama_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> list[GuardedRoute]:
-    models = ollama_models.Models(dataplane, pooling)
+    models = ollama_models.Models(dataplane, pooling, settings.text_models)
     return [
         GuardedRoute("/api/chat", Chat(dataplane, settings), INFER, methods=["POST"]),
         GuardedRoute("/api/generate", Generate(dataplane, settings), INFER, methods=["POST"]),

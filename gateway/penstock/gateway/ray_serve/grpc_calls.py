@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from penstock.gateway.kserve.grpc.rpc import Metadata
+from penstock.gateway.kserve.grpc.rpc import Metadata, status
 from penstock.gateway.kserve.grpc.service import Service
-from penstock.gateway.kserve.grpc.status import status
 from penstock.gateway.ray_serve.grpc_service import SERVICE
 from penstock.gateway.ray_serve.replica_server import changes_one_replica, refusal
 

@@ -21,7 +21,7 @@ from penstock.classic.model_config import (
 from penstock.classic.model_files import check_file_name
 from penstock.classic.sequences.tensors import server_inputs
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.metrics.latencies import FIRST_RESPONSE
+from penstock.gateway.metrics.triton import FIRST_RESPONSE
 from penstock.gateway.repository.batching_checks import check_batch_tensors, check_sequences
 from penstock.gateway.repository.config_fields import FIELDS, OWN_BACKENDS, SELF_PLACED_BACKENDS, Fate, set_paths
 

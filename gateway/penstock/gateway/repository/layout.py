@@ -57,6 +57,7 @@ def _there_is(versions: Sequence[int], name: str) -> str:
 EMPTY_NAME = "Model name cannot be empty. Please enter a valid name to deploy."
 """Triton's text, also for names of nothing but white space."""
 
+_NO_NAME = "failed to load the model, invalid model name"
 _NAME = re.compile(r"[A-Za-z0-9._,-]{1,255}", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
@@ -80,10 +81,11 @@ def check_model_name(name: str) -> str:
     """
     if not name.strip():
         raise InvalidRequestError(EMPTY_NAME)
-    if name in (".", "..") or not _NAME.fullmatch(name):
+    if "/" in name or name.strip() == "..":
+        raise InvalidRequestError(f"{_NO_NAME}: model name must not contain path traversal characters")
+    if name == "." or not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            "failed to load the model, invalid model name: a name has letters, digits, '.', ',', '_' and '-' only, and"
-            " at most 255 of them."
+            f"{_NO_NAME}: a name has letters, digits, '.', ',', '_' and '-' only, and at most 255 of them."
         )
     return name
 

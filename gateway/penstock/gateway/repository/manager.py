@@ -156,7 +156,10 @@ class ModelRepository:
 
     async def start(self) -> None:
         """Loads what the control mode says. Raises PenstockError: a repository that cannot be read, an added model's
-        name in it, and, with `exit_on_error`, models that cannot be loaded; `stop` has to follow then."""
+        name in it, a cache that refuses us, and, with `exit_on_error`, models that cannot be loaded; `stop` has to
+        follow then."""
+        if self._cache is not None:
+            await self._cache.start()
         await asyncio.to_thread(self._catalogue.refresh)
         if taken := sorted(self._known.added & self._catalogue.names):
             raise AlreadyExistsError(f"model '{taken[0]}' is in a model repository, too: it needs another name")

@@ -86,15 +86,18 @@ _REDIS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "user": ("username", lambda _, value: value),
     "password": ("password", lambda _, value: value),
     "db": ("db", lambda name, value: _number(name, value)),
-    "socket_timeout": ("socket_timeout", lambda name, value: _number(name, value) / 1000),
-    "connection_timeout": ("socket_connect_timeout", lambda name, value: _number(name, value) / 1000),
+    "socket_timeout": ("socket_timeout", lambda name, value: _seconds(name, value)),
+    "connect_timeout": ("socket_connect_timeout", lambda name, value: _seconds(name, value)),
+    "connection_timeout": ("socket_connect_timeout", lambda name, value: _seconds(name, value)),
     "pool_size": ("max_connections", lambda name, value: _number(name, value)),
     "tls_enabled": ("ssl", lambda name, value: _boolean(name, value)),
     "cert": ("ssl_certfile", lambda _, value: value),
     "key": ("ssl_keyfile", lambda _, value: value),
     "cacert": ("ssl_ca_certs", lambda _, value: value),
+    "cacert_dir": ("ssl_ca_path", lambda _, value: value),
 }
-"""Options of Triton's redis_cache: the argument of `redis.asyncio.Redis`, and how it is read. Times: milliseconds."""
+"""Options of Triton's redis_cache: the argument of `redis.asyncio.Redis`, and how it is read. Times: milliseconds.
+`connection_timeout` is an older name of ours."""
 
 _REDIS_DEFAULTS = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
 """Seconds. A cache that is slower than that is worth little."""
@@ -130,6 +133,11 @@ def _number(name: str, value: str) -> int:
     if not (value.isascii() and value.isdigit() and len(value) < 19):
         raise ConfigError(f"{_FLAG}: {name} is a number, not {value!r}")
     return int(value)
+
+
+def _seconds(name: str, value: str) -> float | None:
+    """None, without a limit, for 0."""
+    return _number(name, value) / 1000 or None
 
 
 def _boolean(name: str, value: str) -> bool:

@@ -31,9 +31,8 @@ from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.deadline import until
 from penstock.gateway.llm.kserve.folder_layout import beside, check_one_instance, read_settings
-from penstock.gateway.llm.kserve.only_response import only_response
-from penstock.gateway.llm.kserve.sampling_inputs import context_of, sampling_object
-from penstock.gateway.llm.kserve.tensor_form import TensorForm, flag, strings, text
+from penstock.gateway.llm.kserve.language_model import only_response
+from penstock.gateway.llm.kserve.tensor_form import TensorForm, context_of, flag, sampling_object, strings, text
 from penstock.gateway.upstream.answer_reading import StreamReader
 from penstock.gateway.upstream.attempts import CountedAnswer
 from penstock.gateway.upstream.model import UpstreamModel

@@ -60,6 +60,7 @@ class UpstreamModel:
     """Implements TextModel."""
 
     owner = "upstream"
+    folder = ""
 
     def __init__(
         self, settings: UpstreamSettings, fleet: Fleet, writer: RequestWriter, surroundings: Surroundings

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.engines.errors import PenstockError
-from penstock.engines.formats.exported_graph import exported_graph
+from penstock.engines.formats.model_files import exported_graph
 from penstock.engines.host.memory import available_memory
 from penstock.gateway.bench import engine_bench, perplexity_bench
 from penstock.gateway.bench.library_text import library_text

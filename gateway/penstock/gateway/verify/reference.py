@@ -17,11 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from penstock.engines.errors import PenstockError
-from penstock.engines.formats.exported_graph import exported_graph
 from penstock.engines.formats.gguf.files import gguf_files
-from penstock.engines.formats.model_files import read_json
+from penstock.engines.formats.model_files import exported_graph, read_json
+from penstock.engines.formats.model_settings import text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
-from penstock.engines.formats.text_part import text_settings
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 
 

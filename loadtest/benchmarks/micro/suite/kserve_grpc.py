@@ -54,7 +54,7 @@ def _decode_known(kind: str) -> Work:
 
 def _encode(kind: str) -> Work:
     from benchmarks.micro.suite.tensors import response
-    from penstock.gateway.kserve.grpc.response_forms import ResponseEncoder, ResponseForms
+    from penstock.gateway.kserve.grpc.encode import ResponseEncoder, ResponseForms
 
     outputs, forms = response(kind).outputs or [], ResponseForms()
 

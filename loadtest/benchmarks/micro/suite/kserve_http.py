@@ -16,7 +16,7 @@ SIZES = {"add_sub": "2 x 16 floats", "image": "3 x 224 x 224 floats"}
 
 def _decode(kind: str, *, binary: bool) -> Work:
     from benchmarks.micro.suite.tensors import model, tensors
-    from penstock.gateway.kserve.infer_request import parse_infer
+    from penstock.gateway.kserve.http_infer import parse_infer
     from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 
     given, served = tensors(kind, "INPUT"), model(kind)
@@ -33,14 +33,13 @@ def _decode(kind: str, *, binary: bool) -> Work:
 def _encode(kind: str, *, binary: bool) -> Work:
     from benchmarks.micro.suite.tensors import model, response
     from penstock.classic.messages import InferRequest
-    from penstock.gateway.kserve.infer_request import Inference
-    from penstock.gateway.kserve.infer_response import encode_infer
+    from penstock.gateway.kserve.http_infer import Inference, encode_infer
 
     answer, served = response(kind), model(kind)
     inference = Inference(InferRequest(inputs={}), binary=binary)
 
     def run() -> None:
-        encode_infer(inference, served, answer, {})
+        encode_infer(inference, served, answer.outputs or (), {})
 
     return Work(run)
 

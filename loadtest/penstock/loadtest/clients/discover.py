@@ -7,8 +7,7 @@ import asyncio
 import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool
-from penstock.loadtest.clients.request_head import head
+from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool, head
 from penstock.loadtest.clients.response import HttpResponse, MalformedError
 from penstock.loadtest.clients.settings import client_options
 from penstock.loadtest.errors import UNREADABLE, LoadTestError

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
-from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool
-from penstock.loadtest.clients.request_head import head
+from penstock.loadtest.clients.http1 import ConnectionLostError, ConnectionPool, head
 from penstock.loadtest.clients.response import HttpResponse, MalformedError
 from penstock.loadtest.errors import CONNECT, MALFORMED, TIMEOUT, TRUNCATED, UNREADABLE, http_error
 from penstock.loadtest.messages import Answer, Call

@@ -9,10 +9,8 @@ import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
 from penstock.loadtest.clients.http_client import HttpClient, encode, shortened
-from penstock.loadtest.clients.kserve_model import model_metadata
-from penstock.loadtest.clients.language import LanguageForm
-from penstock.loadtest.clients.response import HttpResponse
-from penstock.loadtest.clients.sse import breaks_off, check_stream, events
+from penstock.loadtest.clients.kserve_model import LanguageForm, model_metadata
+from penstock.loadtest.clients.response import HttpResponse, breaks_off, check_stream, events
 from penstock.loadtest.errors import STREAM_ERROR, TRUNCATED, LoadTestError
 from penstock.loadtest.messages import Answer, Call
 

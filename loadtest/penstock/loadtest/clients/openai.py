@@ -8,8 +8,7 @@ import msgspec
 
 from penstock.loadtest.clients.base import ClientOptions
 from penstock.loadtest.clients.http_client import HttpClient, encode, merged, shortened
-from penstock.loadtest.clients.response import HttpResponse
-from penstock.loadtest.clients.sse import check_stream, events
+from penstock.loadtest.clients.response import HttpResponse, check_stream, events
 from penstock.loadtest.errors import STREAM_ERROR, TRUNCATED, LoadTestError
 from penstock.loadtest.messages import Answer, Call, Prompt
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.loadtest.options import Options
+from penstock.loadtest.options import Options, is_streamed
 from penstock.loadtest.report.figures import load_name
 from penstock.loadtest.report.formatting import number, percent, plural
 from penstock.loadtest.report.model import Report, ServerWatch
-from penstock.loadtest.streamed import is_streamed
 
 VERDICTS = {
     "valid": "The figures are the server's: nothing was seen that would have blurred them.",

@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.loadtest.report.describe import title
-from penstock.loadtest.report.formatting import number
+from penstock.loadtest.report.figures import COMPARED, GOODPUT, LATENCIES, RATES, value
+from penstock.loadtest.report.formatting import number, percent
 from penstock.loadtest.report.markdown import table
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.search.model import Difference, FindReport, Probe, SweepReport, VersusReport
 from penstock.loadtest.search.study import Findings, Rows
-from penstock.loadtest.search.tables import NUMBERS, TITLES, figures, numbers
 from penstock.loadtest.search.versus import SAME
+
+TITLES = {figure.path: f"{figure.title} {figure.unit}".strip() for figure in COMPARED}
+NUMBERS = [*(figure.path for figure in COMPARED), "completed", "failed", "verdict"]
+"""Heads of `numbers`."""
+
+
+def figures(head: Sequence[str], firsts: Sequence[Sequence[str]], reports: Sequence[Report]) -> Rows:
+    """A row for each run, with the figures that any of them has, after cells of its own. Milliseconds."""
+    rates = [figure for figure in (RATES[0], RATES[2]) if any(value(report, figure.path) for report in reports)]
+    latencies = [
+        (f"{name} {statistic}", f"{field}.{statistic}")
+        for field, (name, _) in LATENCIES.items()
+        for statistic in ("p50", "p99")
+        if field != "itl_ms" and any(value(report, f"{field}.p50") is not None for report in reports)
+    ]
+    goodput = any(report.goodput for report in reports)
+    heads = [*head, *(figure.title for figure in rates), *(name for name, _ in latencies)]
+    rows = [
+        [
+            *first,
+            *(number(value(report, figure.path)) for figure in rates),
+            *(number(value(report, path)) for _, path in latencies),
+            *([percent(value(report, GOODPUT[1].path) or 0.0)] if goodput else []),
+            f"{report.failed:,}",
+            report.validity.verdict,
+        ]
+        for first, report in zip(firsts, reports, strict=True)
+    ]
+    return [*heads, *(["good"] if goodput else []), "failed", "verdict"], rows
+
+
+def numbers(report: Report) -> list[object]:
+    """For programs."""
+    compared = [value(report, figure.path) for figure in COMPARED]
+    return [*compared, report.completed, report.failed, report.validity.verdict]
+
 
 _KEY_FIGURES = ("output_tokens_per_s", "requests_per_s", "ttft_ms.p50", "ttft_ms.p99", "e2e_ms.p99")
 _UNITS = {"rate": "requests per second", "concurrency": "requests at a time"}

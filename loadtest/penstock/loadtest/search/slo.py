@@ -8,12 +8,11 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.goodput import parse_objectives
+from penstock.loadtest.latency import parse_objectives
 from penstock.loadtest.metrics import Figures
-from penstock.loadtest.options import Options
+from penstock.loadtest.options import Options, check_latencies
 from penstock.loadtest.report.figures import LATENCIES, value
 from penstock.loadtest.report.formatting import number, percent
-from penstock.loadtest.streamed import check_latencies
 
 _STATISTICS = ("p50", "p90", "p95", "p99", "max", "mean")
 _ERRORS = 0.01

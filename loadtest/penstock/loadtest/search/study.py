@@ -12,14 +12,13 @@ import msgspec
 
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import OutputOptions
-from penstock.loadtest.report.file import rounded
+from penstock.loadtest.report.file import redacted_tree, rounded
 from penstock.loadtest.report.formatting import clean
 from penstock.loadtest.report.html import page
-from penstock.loadtest.report.html.markup import Markup, element
-from penstock.loadtest.report.html.markup import table as html_table
+from penstock.loadtest.report.html.plot import Markup, element
+from penstock.loadtest.report.html.plot import table as html_table
 from penstock.loadtest.report.markdown import code, escape, numeric, table
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.redact import redacted_tree
 from penstock.loadtest.report.write import check_files, put
 
 Rows = tuple[Sequence[str], Sequence[Sequence[str]]]

@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from penstock.loadtest.clients.registry import make_client
+from penstock.loadtest.clients.settings import make_client
 from penstock.loadtest.errors import LoadTestError, UsageError
 from penstock.loadtest.main import CANNOT, STOPPED, ended, status, write_row
 from penstock.loadtest.options import Options, converted, options
 from penstock.loadtest.search.runs import RealRunner
 from penstock.loadtest.search.study import check_output
-from penstock.loadtest.search.values import one_of_a_row
-from penstock.loadtest.tune.findings import tuning_findings
-from penstock.loadtest.tune.model import TuneReport
+from penstock.loadtest.search.sweep import one_of_a_row
+from penstock.loadtest.tune.findings import TuneReport, tuning_findings
 from penstock.loadtest.tune.options import TuneOptions
 from penstock.loadtest.tune.params import parse_params
 from penstock.loadtest.tune.server import free_ports

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.goodput import parse_objectives
-from penstock.loadtest.options import Options
+from penstock.loadtest.latency import parse_objectives
+from penstock.loadtest.options import Options, check_latencies
 from penstock.loadtest.report.figures import COMPARED, value
 from penstock.loadtest.report.model import Report
 from penstock.loadtest.search.slo import Bound, margins, miss, parse_bounds
-from penstock.loadtest.streamed import check_latencies
-from penstock.loadtest.tune.strategies import Score
+from penstock.loadtest.tune.params import Score
 from penstock.loadtest.workload.contents import TENSORS
 
 _RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")

@@ -15,13 +15,11 @@ from penstock.loadtest.report.formatting import clean
 from penstock.loadtest.report.model import Interval, Report
 from penstock.loadtest.search.runs import BY_USER, Runner
 from penstock.loadtest.search.slo import bounds_of
-from penstock.loadtest.tune.ask import configure_model
-from penstock.loadtest.tune.model import Tried, TuneReport
+from penstock.loadtest.tune.findings import Tried, TuneReport
 from penstock.loadtest.tune.objective import NOTHING, Judgement, judge, parse_objective
 from penstock.loadtest.tune.options import TuneOptions
-from penstock.loadtest.tune.params import Combination, config_lines, flags, of_models, parse_params
-from penstock.loadtest.tune.server import NotReadyError, running
-from penstock.loadtest.tune.strategies import STRATEGIES, Score
+from penstock.loadtest.tune.params import STRATEGIES, Combination, Score, config_lines, flags, of_models, parse_params
+from penstock.loadtest.tune.server import NotReadyError, configure_model, running
 
 
 class Base(NamedTuple):

@@ -9,9 +9,15 @@ from typing import Any
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.messages import Prompt
 from penstock.loadtest.options import Options, WorkloadOptions
-from penstock.loadtest.workload.common_words import COMMON
-from penstock.loadtest.workload.sources import FittedWords, Source, TokenIds, Words
-from penstock.loadtest.workload.vocabulary import Vocabulary, load_vocabulary
+from penstock.loadtest.workload.vocabulary import (
+    COMMON,
+    FittedWords,
+    Source,
+    TokenIds,
+    Vocabulary,
+    Words,
+    load_vocabulary,
+)
 
 CHATS = frozenset({"openai-chat", "openai-responses"})
 """The server puts messages into its template, and counts more than what is sent: by how much, we do not know."""

@@ -50,8 +50,8 @@ from penstock.engines.door.messages import (
     Pong,
     Welcome,
 )
-from penstock.engines.door.spec import ModelDigests
 from penstock.engines.errors import EngineError, PenstockError
+from penstock.engines.host.content_digest import ModelDigests
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from penstock.engines.contract.loading import Loading, Report
-from penstock.engines.encoder.engine import EncoderEngine
+from penstock.engines.encoder.engine import EncoderEngine, TextQueue
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
-from penstock.engines.encoder.text_queue import TextQueue
 from penstock.engines.errors import NotReadyError, NumericalError, QueueFullError, StepFailedError
 
 BAD, NAN = 66, 67

@@ -20,7 +20,7 @@ from helpers_encoders import (
     token_files,
 )
 from penstock.engines.encoder.model import EncoderModel
-from penstock.engines.encoder.sentence_files import read_recipe
+from penstock.engines.encoder.model_folder import read_recipe
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
 from penstock.engines.openvino.config import OpenVINOConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engines.encoder.sentence_files import SentenceRecipe, makes_vectors, read_recipe
+from penstock.engines.encoder.model_folder import SentenceRecipe, makes_vectors, read_recipe
 from penstock.engines.errors import EngineError, UnsupportedError
 
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}

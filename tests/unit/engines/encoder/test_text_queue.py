@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.engines.encoder.engine import EncodeRequest, TextQueue
 from penstock.engines.encoder.text import TokenizedText
-from penstock.engines.encoder.text_queue import EncodeRequest, TextQueue
 from penstock.engines.errors import QueueFullError
 
 BUDGET = 24

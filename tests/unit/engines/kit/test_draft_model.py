@@ -120,13 +120,13 @@ def _is_continued(context: list[int], text: list[int]) -> bool:
 
 def _guess_now_and_then(driver: Driver) -> None:
     assert isinstance(driver.core, EngineCore)
-    budget = driver.core.scheduler.budget
-    guesses, calls = budget.guesses, iter(range(1 << 30))
+    speculation = driver.core.scheduler.speculation
+    guesses, calls = speculation.guesses, iter(range(1 << 30))
 
-    def now_and_then(run: Any, room: int, plan: Any) -> list[int]:
-        return guesses(run, room, plan) if next(calls) % 7 < 3 else []
+    def now_and_then(run: Any, room: int, worth: Any) -> list[int]:
+        return guesses(run, room, worth) if next(calls) % 7 < 3 else []
 
-    budget.guesses = now_and_then  # type: ignore[method-assign]
+    speculation.guesses = now_and_then  # type: ignore[method-assign]
 
 
 def test_right_guesses_save_steps_and_are_counted() -> None:

@@ -20,7 +20,7 @@ from penstock.engines.kit.grammars import Grammars
 from penstock.engines.kit.sampling import Sampler, SamplingState, token_logprobs_rows
 from penstock.engines.kit.sampling.grammar import GrammarState, MasksAhead
 from penstock.engines.kit.step_runner import StepRunner
-from penstock.engines.scheduler.budget import StepBudget
+from penstock.engines.scheduler.speculation import Speculation
 from penstock.kvcache import KVGroup
 from unit.engines.kit.fake_model import POISON, VOCAB_SIZE, FakeModel, logits_after
 
@@ -89,7 +89,7 @@ def _cycles() -> Iterator[None]:
         patch.setattr(Grammars, "compile", lambda self, grammar: Compiled(grammar.text))
         patch.setattr(Grammars, "start", lambda self, compiled, output: GrammarState(compiled.start(output), masks))
         patch.setattr(Grammars, "begin_masks", lambda self, states: masks.begin(states))
-        patch.setattr(StepBudget, "_jump_pays", lambda *_: True)
+        patch.setattr(Speculation, "_jump_pays", lambda *_: True)
         yield
 
 

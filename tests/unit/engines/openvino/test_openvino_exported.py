@@ -17,7 +17,7 @@ from helpers_exported import exported_tokens, write_exported
 from helpers_models import make_model
 from helpers_runner import Driver, prompt
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.formats.exported_graph import exported_graph
+from penstock.engines.formats.model_files import exported_graph
 from penstock.engines.openvino.runner import _OLDEST
 
 ROOT = Path(__file__).parents[4]

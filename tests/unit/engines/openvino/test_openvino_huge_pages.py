@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.engines.openvino.huge_pages import _filled, collapse_filled_memory, prefer_huge_pages
+from penstock.engines.openvino.process_memory import _filled, collapse_filled_memory, prefer_huge_pages
 
 SMAPS = """\
 00400000-10400000 r--p 00000000 fe:01 77    /usr/bin/python

@@ -16,7 +16,7 @@ from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino import trial_graphs
 from penstock.engines.openvino.config import KVCacheType
-from penstock.engines.openvino.kv_types import QUANTIZED_KV, group_size, kv_cache_type, quantized_bytes
+from penstock.engines.openvino.numerics import QUANTIZED_KV, group_size, kv_cache_type, quantized_bytes
 from penstock.engines.openvino.trial_graphs import attention_fault
 from penstock.gateway.bench.divergence import kl_divergences
 from penstock.gateway.bench.library_text import library_text

@@ -14,7 +14,7 @@ from helpers_models import make_model
 from penstock.engines.contract.loading import Loading
 from penstock.engines.host.memory import resident_memory
 from penstock.engines.openvino.config import OpenVINOConfig
-from penstock.engines.openvino.loading_memory import mapped_pages_released, return_freed_memory
+from penstock.engines.openvino.process_memory import mapped_pages_released, return_freed_memory
 from penstock.engines.openvino.runner import OpenVINORunner
 
 MIB = 1 << 20

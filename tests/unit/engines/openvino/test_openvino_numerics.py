@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from helpers_models import make_model
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.host.cpu import Cpu, this_cpu
 from penstock.engines.openvino import trials
-from penstock.engines.openvino.numerics import CpuFacts, ModelFacts, Numerics, Wish, cpu_facts, resolve
+from penstock.engines.openvino.numerics import CpuFacts, ModelFacts, Numerics, StoredTypes, Wish, cpu_facts, resolve
 from penstock.engines.openvino.trials import Trial, predict, run_trials, settle
 
-INTEGERS = ModelFacts(integers=True, all_integers=True, head_size=64)
-SOME_INTEGERS = ModelFacts(integers=True, head_size=64)
-FLOATS = ModelFacts(integers=False, head_size=64)
-CAPPED = ModelFacts(integers=False, head_size=64, is_capped=True)
-ENCODER = ModelFacts(integers=False)
+INTEGERS = ModelFacts(StoredTypes(block_bits=8.5), head_size=64)
+SOME_INTEGERS = ModelFacts(StoredTypes(integers="int4"), head_size=64)
+FLOATS = ModelFacts(head_size=64)
+CAPPED = ModelFacts(head_size=64, is_capped=True)
+ENCODER = ModelFacts()
 
 ZEN4 = CpuFacts(("bf16", "f32"), frozenset({"bf16", "f32"}))
 AMX = CpuFacts(("bf16", "f32"), frozenset({"f32"}))
@@ -98,6 +99,34 @@ def test_refusals(cpu: CpuFacts, model: ModelFacts, settings: dict[str, Any], me
     with pytest.raises(PenstockError, match=message) as caught:
         resolve(cpu, Wish(**settings), model)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("stored", "setting", "expected"),
+    [
+        (StoredTypes(), "auto", ("auto", None)),
+        (StoredTypes(), "int4", ("int4", "int4")),
+        (StoredTypes(integers="int8"), "auto", ("auto", "int8")),
+        (StoredTypes(integers="int8"), "bf16", ("bf16", None)),
+        (StoredTypes(block_bits=4.9), "auto", ("int4", "int4")),
+        (StoredTypes(block_bits=5.5), "auto", ("int8", "int8")),
+        (StoredTypes(block_bits=5.5), "f32", ("f32", None)),
+        (StoredTypes(has_mxfp4=True), "auto", ("auto", None)),
+    ],
+)
+def test_weights(stored: StoredTypes, setting: Any, expected: tuple[str, str | None]) -> None:
+    found = resolve(ZEN4, Wish(weights=setting), ModelFacts(stored, head_size=64))
+    assert (found.weights, found.integers) == expected
+
+
+def test_roles_of_models() -> None:
+    """A draft keeps its weights once, and an encoder's vectors are exact unless a type is set."""
+    draft = replace(INTEGERS, is_draft=True)
+    assert resolve(AMX, Wish(activations="mixed"), draft).large_steps is None
+    assert resolve(AMX, Wish(activations="mixed"), INTEGERS).large_steps == "bf16"
+    assert resolve(ZEN4, Wish(), ENCODER).dtype == "f32"
+    with pytest.raises(UnsupportedError, match="not for models that OpenVINO's tools exported"):
+        resolve(AMX, Wish(activations="mixed"), replace(SOME_INTEGERS, is_exported=True))
 
 
 def cpu(*flags: str, machine: str = "x86_64") -> CpuFacts:

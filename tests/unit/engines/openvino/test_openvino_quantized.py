@@ -251,7 +251,7 @@ def test_what_became_floats_is_mapped_from_the_cache(
     monkeypatch.setattr("penstock.engines.openvino.weights._as_floats", None)
     runner = make_runner(model, **settings)
     assert distance(runner, reference_of(model)) == first
-    mapped = [each for each in runner._decoders[0].sources[0]._kept if not each.flags.writeable]
+    mapped = [each for each in runner._decoders[0].source.weights._kept if not each.flags.writeable]
     assert sum(each.nbytes for each in mapped) > 0.9 * file.stat().st_size
 
 

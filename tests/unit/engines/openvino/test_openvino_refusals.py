@@ -138,7 +138,7 @@ def test_sizes_that_are_null(architecture: str, key: str) -> None:
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_plain_config_is_enough(architecture: str) -> None:
     spec = parse_config({**CONFIG, "architectures": [architecture]})
-    assert (spec.num_layers, len(spec.sliding_windows)) == (4, 4)
+    assert (spec.num_layers, len(spec.windows)) == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ def test_a_plain_config_is_enough(architecture: str) -> None:
     ],
 )
 def test_qwen_sliding_windows(changes: dict[str, Any], windows: tuple[int, ...]) -> None:
-    assert parse_config({**CONFIG, "architectures": ["Qwen2ForCausalLM"], **changes}).sliding_windows == windows
+    assert parse_config({**CONFIG, "architectures": ["Qwen2ForCausalLM"], **changes}).windows == windows
 
 
 @pytest.mark.parametrize(("window", "windows"), [({"sliding_window": None}, (0,) * 4), ({}, (4096,) * 4)])
 def test_mistral_sliding_window(window: dict[str, Any], windows: tuple[int, ...]) -> None:
-    assert parse_config({**CONFIG, "architectures": ["MistralForCausalLM"], **window}).sliding_windows == windows
+    assert parse_config({**CONFIG, "architectures": ["MistralForCausalLM"], **window}).windows == windows
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_mistral_sliding_window(window: dict[str, Any], windows: tuple[int, ...]
     ],
 )
 def test_gemma_sliding_windows(changes: dict[str, Any], windows: tuple[int, ...]) -> None:
-    assert parse_config({**CONFIG, "architectures": ["Gemma3ForCausalLM"], **changes}).sliding_windows == windows
+    assert parse_config({**CONFIG, "architectures": ["Gemma3ForCausalLM"], **changes}).windows == windows
 
 
 def test_tensors_that_the_graph_would_ignore(tmp_path: Path, make_runner: Any) -> None:

@@ -32,7 +32,7 @@ def test_plans(weights, cores, threads, expected):
 
 
 def test_tokens_do_not_depend_on_the_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.engines.openvino.loaded_decoder.usable_cores", lambda: 2)
+    monkeypatch.setattr("penstock.engines.openvino.loading.usable_cores", lambda: 2)
     used = []
     prepare = BufferedDecoder.prepare
 

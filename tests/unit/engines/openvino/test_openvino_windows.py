@@ -10,7 +10,7 @@ import pytest
 import helpers_engine
 from helpers_models import edit_config, load_reference, make_model, reference_answers, reference_tokens
 from helpers_runner import Driver, prompt
-from penstock.kvcache.groups import KVGroup, blocks_of_request
+from penstock.kvcache.table import KVGroup, blocks_of_request
 
 COUNT = 40
 """Tokens after a prompt: beyond a border of blocks."""

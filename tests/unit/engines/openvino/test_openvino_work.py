@@ -9,7 +9,7 @@ import pytest
 from helpers_cpu import ROUNDED
 from helpers_models import make_model
 from penstock.engines.contract.model_info import ModelWork
-from penstock.engines.openvino.product_speed import product_speeds
+from penstock.engines.openvino.work import product_speeds
 from unit.engines.openvino.conftest import MakeRunner
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD = 128, 256, 2, 4, 2, 32
@@ -90,8 +90,8 @@ def test_threads_by_tokens(make_runner: MakeRunner, llama_dir: Path) -> None:
 
 @pytest.mark.parametrize(("weights", "activations"), [("f32", "f32"), ("int8", ROUNDED), ("int4", ROUNDED)])
 def test_products_of_each_type_can_be_timed(monkeypatch: pytest.MonkeyPatch, weights: str, activations: str) -> None:
-    monkeypatch.setattr("penstock.engines.openvino.product_speed._ROWS", 2)
-    monkeypatch.setattr("penstock.engines.openvino.product_speed._SIZE", 128)
+    monkeypatch.setattr("penstock.engines.openvino.work._ROWS", 2)
+    monkeypatch.setattr("penstock.engines.openvino.work._SIZE", 128)
     work = ModelWork(
         weight_bytes=0,
         token_flops=0,

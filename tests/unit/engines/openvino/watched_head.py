@@ -15,8 +15,8 @@ from penstock.engines.core import EngineCore
 from penstock.engines.kit.batch import Outputs
 from penstock.engines.kit.request_table import RequestTable
 from penstock.engines.openvino.runner import OpenVINORunner
-from penstock.engines.scheduler.budget import Plan
 from penstock.engines.scheduler.request import Run
+from penstock.engines.scheduler.speculation import Worth
 
 
 class Watch:
@@ -66,11 +66,11 @@ def guess_always(core: Core, count: int = 3) -> None:
     """However often guesses were wrong."""
     assert isinstance(core.core, EngineCore)
 
-    def guesses(run: Run, room: int, plan: Plan) -> list[int]:
+    def guesses(run: Run, room: int, worth: Worth) -> list[int]:
         limit = min(room, count, run.request.max_num_tokens - run.request.num_tokens - 1)
-        return [] if plan.prompt_tokens else [TO_BE_DRAFTED] * limit
+        return [] if worth.prompt_tokens else [TO_BE_DRAFTED] * limit
 
-    core.core.scheduler.budget.guesses = guesses  # type: ignore[method-assign]
+    core.core.scheduler.speculation.guesses = guesses  # type: ignore[method-assign]
 
 
 def run(runner: OpenVINORunner, speculative: str, depth: int) -> tuple[list[list[int]], Any]:

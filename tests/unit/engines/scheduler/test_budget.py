@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.scheduler.budget import _PROMPT_FLOOR, Pace, StepBudget
-from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.drafts import DraftModelGuesses
+from penstock.engines.scheduler.budget import _PROMPT_FLOOR, ONLY_DECODES, Pace
+from penstock.engines.scheduler.guessers import DraftModelGuesses
 from penstock.engines.scheduler.queues import Policy
 from penstock.engines.scheduler.request import Request, Run
+from penstock.engines.scheduler.running import StepUnderWay
 from penstock.kvcache import BlockTables
 from unit.engines.scheduler.harness import FIRST, Rig, make_rig
 
@@ -64,19 +63,23 @@ def test_a_machine_that_becomes_slower_is_learned_again() -> None:
 
 def test_forced_tokens_go_together_where_that_saves_time() -> None:
     """A step's 5 ms, divided among its requests, against 0.2 ms for a token."""
-    budget = StepBudget(SchedulerConfig(), chunk=64)
-    budget.pace = taught()
+    scheduler = make_rig(64, max_num_batched_tokens=64).scheduler
+    scheduler.budget.pace = taught()
     message = AddRequest((1,), [5] * 10, SamplingParams(max_tokens=20), arrival_time=0.0)
     run = Run(Request(1, message, 0, frozenset()), BlockTables(()), 10)
     run.forced = range(1, 40)
     request = run.request
     request.num_tokens = 11
-    assert list(budget.forced(run, 100, num_ready=4)) == list(range(1, 19))  # and one that is sampled makes 30
-    assert list(budget.forced(run, 7, num_ready=4)) == list(range(1, 8))
-    assert list(budget.forced(run, 0, num_ready=4)) == []
-    assert list(budget.forced(run, 100, num_ready=60)) == []
+
+    def forced(room: int, num_ready: int) -> list[int]:
+        return list(scheduler.speculation._forced(run, run.num_pending_tokens, room, num_ready))
+
+    assert forced(100, num_ready=4) == list(range(1, 19))  # and one that is sampled makes 30
+    assert forced(7, num_ready=4) == list(range(1, 8))
+    assert forced(0, num_ready=4) == []
+    assert forced(100, num_ready=60) == []
     run.num_computed_tokens = 13  # a step under way computes two of them, and samples the third
-    assert list(budget.forced(run, 3, num_ready=4)) == [4, 5, 6]
+    assert forced(3, num_ready=4) == [4, 5, 6]
 
 
 # -- plans -----------------------------------------------------------------------------------------------------
@@ -236,10 +239,11 @@ def test_a_draft_model_is_asked_where_it_pays(number: int, seconds: float, some:
     learn(rig)
     for request in (rig.request([i, 1, 2], max_tokens=9) for i in range(number)):
         rig.step(request)
-    budget, runs = rig.scheduler.budget, rig.scheduler.running.runs
-    budget.weigh_guesses(True)
-    budget.draft_pace.observe(1, 0.0, seconds)
-    runs[0].request.lookup = DraftModelGuesses(8)
-    plan = budget.plan(runs, [], runs, None)
-    assert bool(budget.guesses(runs[0], 100, plan)) == some
-    assert not budget.guesses(runs[0], 100, replace(plan, prompt_tokens=1)), "prompts go first"
+    speculation, runs = rig.scheduler.speculation, rig.scheduler.running.runs
+    speculation.draft_pace.observe(1, 0.0, seconds)
+    runs[0].request.guesser = DraftModelGuesses(8)
+    step = StepUnderWay(1)
+    step.include_decodes(runs)
+    worth = speculation._weigh(step, ONLY_DECODES)
+    assert bool(speculation.guesses(runs[0], 100, worth)) == some
+    assert not speculation.guesses(runs[0], 100, worth._replace(prompt_tokens=1)), "prompts go first"

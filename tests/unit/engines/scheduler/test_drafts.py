@@ -11,7 +11,7 @@ from penstock.engines.contract.step import TO_BE_DRAFTED
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.drafts import MAX_VOCAB_SIZE, DraftModelGuesses, PredictedOutput, PromptLookup
+from penstock.engines.scheduler.guessers import MAX_VOCAB_SIZE, DraftModelGuesses, PredictedOutput, PromptLookup
 from unit.engines.scheduler.harness import FIRST, RAISE, Clock, alone, make_rig
 
 
@@ -227,7 +227,7 @@ def test_no_guess_follows_one_token_of_a_prompt() -> None:
 def test_nobody_takes_turns_with_one_that_verifies() -> None:
     rig = make_rig(64, vocab_size=FIRST + 1, speculative="ngram", steps_in_flight=2)
     rig.step(rig.request([FIRST] * 9, max_tokens=40), rig.request([1, 2, 3], max_tokens=4))
-    rig.scheduler.intake.requests[2].lookup = None  # it has nothing to guess
+    rig.scheduler.intake.requests[2].looks_ahead = False  # it has nothing to guess
     while 2 not in rig.ended:
         rig.step()
         assert set(rig.counts()) == {1, 2}
@@ -241,7 +241,7 @@ def test_steps_overlap_again_when_there_is_nothing_to_guess_any_more(fails: bool
     rig.step(rig.request([FIRST] * 9, max_tokens=60))
     rig.step(*([rig.request([RAISE])] if fails else []))
     assert set(rig.last.drafts) == {1}
-    rig.scheduler.intake.requests[1].lookup = None
+    rig.scheduler.intake.requests[1].looks_ahead = False
     while fails and 2 not in rig.ended:
         rig.step()
     rig.step()
@@ -258,7 +258,7 @@ def test_nobody_is_preempted_for_a_guess() -> None:
 
 def test_steps_are_seldom_held_back_for_guesses_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is a match for every other token, always before the newest one is known."""
-    monkeypatch.setattr("penstock.engines.scheduler.drafts._find_last", lambda text, size: -1 if len(text) % 2 else 0)
+    monkeypatch.setattr("penstock.engines.scheduler.guessers._find_last", lambda text, size: -1 if len(text) % 2 else 0)
     rig = make_rig(100, speculative="ngram", steps_in_flight=2)
     behind_another = []
     rig.runner.before = lambda step: behind_another.append(len(rig.runner._under_way))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines.contract.messages import SamplingParams
-from penstock.engines.scheduler.queues import INPUT_WEIGHT, OUTPUT_WEIGHT, BackgroundLast, FairQueue, Policy
+from penstock.engines.scheduler.fair_queue import INPUT_WEIGHT, OUTPUT_WEIGHT, BackgroundLast, FairQueue
+from penstock.engines.scheduler.queues import Policy
 from penstock.engines.scheduler.request import Request
 from unit.engines.scheduler.harness import Rig, make_rig
 

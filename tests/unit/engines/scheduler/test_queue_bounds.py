@@ -12,12 +12,13 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput
 from penstock.engines.scheduler import admission
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.engines.scheduler.fair_queue import make_queue
 from penstock.engines.scheduler.intake import _Deadlines
-from penstock.engines.scheduler.queues import KeyedQueue, Policy, make_queue
+from penstock.engines.scheduler.queues import KeyedQueue, Policy
 from penstock.engines.scheduler.request import Request
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import KVGroup
-from penstock.kvcache.computing_prompts import ComputingPrompts
+from penstock.kvcache.prefixes import ComputedBlock
 from unit.engines.scheduler.harness import Rig, alone, make_rig
 
 INFO = ModelInfo(
@@ -208,12 +209,12 @@ def test_a_step_looks_at_so_many_tokens_of_those_that_it_passes_by(monkeypatch: 
     assert rig.scheduler.num_waiting == 1000
     asked = 0
 
-    def counted(self: ComputingPrompts, block_hash: object) -> bool:
+    def counted(self: ComputedBlock) -> bool:
         nonlocal asked
         asked += 1
-        return block_hash in self._by_hash
+        return self.tables is not None
 
-    monkeypatch.setattr(ComputingPrompts, "__contains__", counted)
+    monkeypatch.setattr(ComputedBlock, "is_pending", property(counted))
     intake.requeue_unblocked()
     assert asked == 1
     rig.run()

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.kvcache import KVGroup
-from penstock.kvcache.groups import blocks_of_request
+from penstock.kvcache.table import blocks_of_request
 from unit.engines.scheduler.harness import alone, greedy, make_rig
 
 

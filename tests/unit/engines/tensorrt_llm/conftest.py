@@ -94,8 +94,7 @@ def make(package: None, tmp_path: Path) -> Iterator[Callable[..., Fetcher]]:
     def make_one(faults: dict[str, Any] | None = None, farewell: float = 20.0, **options: Any) -> Fetcher:
         from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
         from penstock.engines.tensorrt_llm.batcher import TensorRTLLMBatcher
-        from penstock.engines.tensorrt_llm.checkpoint import read_checkpoint
-        from penstock.engines.tensorrt_llm.config import read_config
+        from penstock.engines.tensorrt_llm.config import read_checkpoint, read_config
         from penstock.engines.tensorrt_llm.loading import start
 
         clock = Clock()

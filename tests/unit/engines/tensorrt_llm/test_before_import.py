@@ -11,9 +11,8 @@ import pytest
 
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
 from penstock.engines.tensorrt_llm.arguments import check_engine_args, llm_arguments
-from penstock.engines.tensorrt_llm.checkpoint import check_settings, read_checkpoint
-from penstock.engines.tensorrt_llm.config import read_config
-from penstock.engines.tensorrt_llm.versions import installed_version
+from penstock.engines.tensorrt_llm.config import check_settings, read_checkpoint, read_config
+from penstock.engines.tensorrt_llm.loading import installed_version
 from unit.engines.tensorrt_llm.conftest import write_model
 
 KNOWN = {"sampler_type", "kv_cache_config", "stream_interval", "moe_config"}

@@ -53,8 +53,7 @@ def test_the_stand_in_offers_nothing_that_is_not_in_the_contract():
 
 def test_the_arguments_of_the_llm_are_in_the_contract(tmp_path):
     from penstock.engines.tensorrt_llm.arguments import llm_arguments
-    from penstock.engines.tensorrt_llm.checkpoint import CheckpointFacts
-    from penstock.engines.tensorrt_llm.config import TensorRTLLMConfig
+    from penstock.engines.tensorrt_llm.config import CheckpointFacts, TensorRTLLMConfig
 
     checkpoint = CheckpointFacts(384, 512, (2,), "bf16", "")
     config = TensorRTLLMConfig(model_dir=tmp_path, num_blocks=3, max_loras=1, kv_cache_dtype="fp8")

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engines.contract.messages import Grammar, Thought, ThoughtBudget
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.tensorrt_llm.structured_output import guide
+from penstock.engines.tensorrt_llm.sampling import guide
 
 CHOICES = '["yes", "no \\"way\\""]'
 

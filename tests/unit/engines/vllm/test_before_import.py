@@ -9,10 +9,9 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.engines.vllm.config import VLLMConfig
-from penstock.engines.vllm.environment import default_threads, prepare
+from penstock.engines.vllm.config import VLLMConfig, default_threads, prepare
+from penstock.engines.vllm.contract import installed_version, is_cpu_build
 from penstock.engines.vllm.loading import load
-from penstock.engines.vllm.versions import installed_version, is_cpu_build
 
 
 def installed(**versions):

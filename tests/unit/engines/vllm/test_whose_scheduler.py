@@ -40,7 +40,7 @@ def num_models():
 def test_a_cache_that_ours_cannot_fill_is_for_vllms_scheduler(windows_dir, caplog, monkeypatch):
     """What a model's cache is like is known when it has been loaded: then it is loaded once more."""
     from penstock.engines.vllm import start
-    from penstock.engines.vllm.supported import refuse
+    from penstock.engines.vllm.engine_args import refuse
 
     monkeypatch.setattr(start, "check_cache", lambda cache: refuse("some of its KV cache is of another kind"))
     before = num_models()

@@ -22,9 +22,8 @@ from penstock.gateway.grpc_transport.messages import prefix
 from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
 from penstock.gateway.http2 import frames
-from penstock.gateway.http2.errors import ErrorCode
-from penstock.gateway.http2.frames import FrameType, Setting, frame
-from penstock.gateway.http2.limits import Http2Limits
+from penstock.gateway.http2.bounds import Http2Limits
+from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting, frame
 
 CALL = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/s/m"), (b"content-type", b"application/grpc"))
 SETTINGS = ConnectionSettings(max_message_bytes=1 << 20)

@@ -15,8 +15,8 @@ from penstock.gateway.grpc_transport.answer_fields import end_block
 from penstock.gateway.grpc_transport.call_head import call_head, is_grpc
 from penstock.gateway.grpc_transport.encodings import answer_encoding, compress, compressed, decompress, decompressed
 from penstock.gateway.grpc_transport.messages import MessageReader, prefix
-from penstock.gateway.http2.fields import request_head
-from penstock.gateway.http2.hpack_decoder import HpackDecoder
+from penstock.gateway.http2.heads import request_head
+from penstock.gateway.http2.hpack import HpackDecoder
 
 
 @settings(max_examples=60)

@@ -8,12 +8,10 @@ import pytest
 
 from helpers_http2 import REQUEST, WHOLE, data, headers, names, started
 from penstock.gateway.http2 import frames
+from penstock.gateway.http2.bounds import Http2Limits, PingRules
 from penstock.gateway.http2.connection import Http2Connection
-from penstock.gateway.http2.errors import ErrorCode
-from penstock.gateway.http2.events import ConnectionFailed
-from penstock.gateway.http2.frames import FrameType, Setting, frame
-from penstock.gateway.http2.limits import Http2Limits
-from penstock.gateway.http2.pings import PingRules
+from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting, frame
+from penstock.gateway.http2.heads import ConnectionFailed
 
 LIMITS = Http2Limits(
     resets=50, idle_frames=200, settings=20, max_streams=30, pings=PingRules(max_strikes=0, allowed_when_idle=True)

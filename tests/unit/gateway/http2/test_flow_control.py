@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from helpers_http2 import END, data, headers, output, started
 from penstock.gateway.http2 import frames
+from penstock.gateway.http2.bounds import Http2Limits
 from penstock.gateway.http2.connection import Http2Connection
-from penstock.gateway.http2.errors import ErrorCode
-from penstock.gateway.http2.events import ConnectionFailed
-from penstock.gateway.http2.frames import FrameType, Setting
-from penstock.gateway.http2.limits import Http2Limits
+from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting
+from penstock.gateway.http2.heads import ConnectionFailed
 
 TRAILERS = b"\x88"
 

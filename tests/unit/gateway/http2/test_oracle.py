@@ -14,13 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from helpers_http2 import REQUEST, WHOLE, begin, data, headers, names, read_frames
 from penstock.gateway.http2 import frames
+from penstock.gateway.http2.bounds import Http2Limits, PingRules
 from penstock.gateway.http2.connection import Http2Connection
-from penstock.gateway.http2.errors import ErrorCode
-from penstock.gateway.http2.events import ConnectionFailed, DataReceived, Event, RequestStarted, StreamReset
-from penstock.gateway.http2.frames import FrameType, frame
-from penstock.gateway.http2.hpack_encoder import encode_fields
-from penstock.gateway.http2.limits import Http2Limits
-from penstock.gateway.http2.pings import PingRules
+from penstock.gateway.http2.frames import ErrorCode, FrameType, frame
+from penstock.gateway.http2.heads import ConnectionFailed, DataReceived, Event, RequestStarted, StreamReset
+from penstock.gateway.http2.hpack import encode_fields
 
 SIZES = st.one_of(st.integers(0, 40), st.integers(0, 100_000))
 FIELDS = st.lists(st.tuples(st.sampled_from([b"a", b"b-bin", b"traceparent"]), st.sampled_from([b"1", b"2" * 50])))

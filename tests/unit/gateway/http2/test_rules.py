@@ -6,12 +6,11 @@ import pytest
 
 from helpers_http2 import END, REQUEST, WHOLE, begin, data, headers, names, output, started
 from penstock.gateway.http2 import frames
+from penstock.gateway.http2.bounds import Http2Limits
 from penstock.gateway.http2.connection import Http2Connection
-from penstock.gateway.http2.errors import ErrorCode
-from penstock.gateway.http2.events import ConnectionFailed, DataReceived, RequestStarted, StreamReset
-from penstock.gateway.http2.frames import FrameType, Setting, frame
-from penstock.gateway.http2.hpack_encoder import encode_fields
-from penstock.gateway.http2.limits import Http2Limits
+from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting, frame
+from penstock.gateway.http2.heads import ConnectionFailed, DataReceived, RequestStarted, StreamReset
+from penstock.gateway.http2.hpack import encode_fields
 
 BLOCK = encode_fields(REQUEST)
 NUMBER = frames.NUMBER.pack

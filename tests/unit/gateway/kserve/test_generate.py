@@ -19,10 +19,10 @@ from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, QueueFullError, UnsupportedError
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.kserve import generate_frames
+from penstock.gateway.kserve import generate as generate_frames
 from penstock.gateway.kserve.generate import generate
-from penstock.gateway.kserve.headers import forward_pattern
 from penstock.gateway.kserve.infer_json import to_json
+from penstock.gateway.kserve.parameters import forward_pattern
 from penstock.gateway.kserve.tracing import Tracing
 from protocol.asgi_client import AsgiCall
 

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
+from helpers_grpc import kserve_of
 from helpers_kserve import FakeModel, identity
-from penstock.classic.messages import InferResponse
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError
-from penstock.gateway.front.work_pool import WorkPools
-from penstock.gateway.kserve.classification import Labels, classified
-from penstock.gateway.kserve.grpc import encode
-from penstock.gateway.kserve.grpc.decode import Decoded, OutputOptions, decode
+from penstock.gateway.kserve import tensor_plane
+from penstock.gateway.kserve.classification import classified
+from penstock.gateway.kserve.grpc.decode import Decoded, decode
 from penstock.gateway.kserve.grpc.encode import fill_response
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.kserve.tensor_plane import OutputForm
 
 MODEL = identity("FP32", name="m")
 REGIONS = SharedMemoryRegions(True)
@@ -82,7 +82,7 @@ def test_raw_tensors_there_and_back(datatype: str) -> None:
     assert (tensor.datatype, tensor.array.dtype, tensor.array.shape) == (datatype, NUMPY_TYPES[datatype], (2, 1))
     assert tensor.array.tobytes() == array.tobytes()
     message = pb.ModelInferResponse()
-    fill_response(message, InferResponse([tensor]), [tensor], None)
+    fill_response(message, [tensor], {}, None)
     assert message.raw_output_contents[0] == array.tobytes()
     assert (message.outputs[0].datatype, list(message.outputs[0].shape)) == (datatype, [2, 1])
     assert not message.outputs[0].HasField("contents")
@@ -104,7 +104,7 @@ def test_bytes_tensors_typed_and_raw() -> None:
         tensor = decoded(message).request.inputs["X"]
         assert tensor.array.tolist() == ITEMS
         answer = pb.ModelInferResponse()
-        fill_response(answer, InferResponse([tensor]), [tensor], None)
+        fill_response(answer, [tensor], {}, None)
         assert answer.raw_output_contents[0] == packed
 
 
@@ -206,9 +206,9 @@ def test_requested_outputs() -> None:
     assert decoded(request(("X", "FP32", [1]), raw=(b"1234",))).request.outputs == ()
     found = decoded(outputs(classification=3, binary_data=True))
     assert found.request.outputs == ("Y",)
-    assert found.options is not None
-    assert found.options["Y"].classes == 3
-    assert decoded(outputs(binary_data=True)).options is None
+    assert found.forms is not None
+    assert found.forms["Y"].classes == 3
+    assert decoded(outputs(binary_data=True)).forms is None
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_whatever_the_sizes_say(inputs: list[Any], raw: list[bytes], typed: list
 def test_response_parameters_and_regions_keep_their_order() -> None:
     tensors = [Tensor(name, "INT32", np.arange(2, dtype=np.int32)) for name in ("A", "B")]
     message = pb.ModelInferResponse()
-    fill_response(message, InferResponse(tensors, {"n": -1}), tensors, None)
+    fill_response(message, tensors, {"n": -1}, None)
     assert [output.name for output in message.outputs] == ["A", "B"]
     assert message.parameters["n"].int64_param == -1
 
@@ -338,10 +338,9 @@ async def test_classes_are_made_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> 
         threads.append(threading.get_ident())
         return classified(*arguments, **options)
 
-    monkeypatch.setattr(encode, "classified", noted)
+    monkeypatch.setattr(tensor_plane, "classified", noted)
     tensor = Tensor("OUTPUT0", "FP32", np.arange(4, dtype=np.float32))
-    options = {"OUTPUT0": OutputOptions(classes=1)}
-    [found] = await encode.with_classes([tensor], MODEL, options, Labels(), WorkPools().tensors)
+    [found] = await kserve_of(MODEL).plane.in_forms(MODEL, [tensor], {"OUTPUT0": OutputForm(classes=1)})
     assert found.array.tolist() == [b"3.000000:3"]
     assert threads
     assert threads != [threading.get_ident()]

@@ -6,9 +6,9 @@ import pytest
 
 from penstock.engines import errors
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
-from penstock.gateway.http2.pings import PingRules
+from penstock.gateway.http2.bounds import PingRules
+from penstock.gateway.kserve.grpc.rpc import shutting_down, status
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
-from penstock.gateway.kserve.grpc.status import shutting_down, status
 
 
 def test_options() -> None:

@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.kserve.grpc.decode import parse
-from penstock.gateway.kserve.grpc.field_limits import MAX_FIELDS
+from penstock.gateway.kserve.grpc.request_forms import MAX_FIELDS
 
 HEAD = pb.ModelInferRequest(model_name="m").SerializeToString()
 

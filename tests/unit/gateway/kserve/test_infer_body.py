@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_kserve import FakeModel, add_sub, identity
-from penstock.classic.messages import InferResponse
+from helpers_kserve import FakeModel, FakeModelStore, add_sub, identity
+from helpers_kserve_http import kserve_context
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError, UnsupportedError
-from penstock.gateway.kserve.infer_request import Inference, OutputForm, parse_infer
-from penstock.gateway.kserve.infer_response import encode_infer
+from penstock.gateway.kserve.http_infer import HttpForm, Inference, encode_infer, parse_infer
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 
 FLOATS = [float(value) for value in range(16)]
@@ -49,7 +48,7 @@ def parsed(
 def answered(
     inference: Inference, *tensors: Tensor, model: FakeModel | None = None, **response: Any
 ) -> tuple[Any, bytes]:
-    parts = encode_infer(inference, model or add_sub(), InferResponse(list(tensors), **response), {})
+    parts = encode_infer(inference, model or add_sub(), tensors, response.get("parameters", {}))
     return json.loads(parts[0]), b"".join(parts[1:])
 
 
@@ -221,7 +220,7 @@ def test_null_is_what_a_client_has_left_out() -> None:
     found = parsed({"inputs": [tensor], "id": None, "parameters": None, "outputs": None})
     assert (found.request.id, found.request.parameters, found.request.outputs) == ("", {}, ())
     found = parsed({"inputs": [tensor], "outputs": [{"name": "B", "parameters": None}]})
-    assert found.forms == {"B": OutputForm(binary=False)}
+    assert found.forms == {"B": HttpForm(binary=False)}
 
 
 def test_nesting_up_to_the_limit_is_fine() -> None:
@@ -272,12 +271,13 @@ def test_a_binary_answer() -> None:
     assert tail == FP32.array.tobytes() + b"\1\0\0\0a"
 
 
-def test_classes_of_a_batch() -> None:
+async def test_classes_of_a_batch() -> None:
     inference = parsed({"inputs": [], "outputs": [{"name": "OUTPUT0", "parameters": {"classification": 1}}]})
     model = identity("FP32", [2], max_batch_size=4)
     tensor = Tensor("OUTPUT0", "FP32", np.array([[1, 2], [4, 3]], np.float32))
-    head, _ = answered(inference, tensor, model=model)
-    assert head["outputs"][0] | {} == {
+    outputs = await kserve_context(FakeModelStore(model)).plane.in_forms(model, [tensor], inference.forms)
+    head, _ = answered(inference, *outputs, model=model)
+    assert head["outputs"][0] == {
         "name": "OUTPUT0",
         "datatype": "BYTES",
         "shape": [2, 1],

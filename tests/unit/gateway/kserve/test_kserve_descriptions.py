@@ -14,9 +14,8 @@ from penstock.gateway.errors import HttpError
 from penstock.gateway.front.context import ANYONE
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.errors import kserve_error_body, kserve_grpc_status, kserve_status
-from penstock.gateway.kserve.metadata import model_metadata, server_metadata
+from penstock.gateway.kserve.http_models import counters, model_metadata, server_metadata, statistics
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.kserve.statistics import model_statistics, statistics
 
 
 def context(*, allow_shared_memory: bool = False, **options: Any) -> KServe:
@@ -57,7 +56,7 @@ def test_statistics_fill_the_json_and_the_message() -> None:
         requests=2, inferences=2, total=100, queue=5, compute_input=10, compute_infer=20, compute_output=30
     )
     model.statistics.responses[0].success.add(7)
-    found = model_statistics(model)
+    found = counters(model)
     assert found["inference_stats"]["success"] == {"count": 2, "ns": 100}
     assert found["inference_stats"]["compute_infer"] == {"count": 2, "ns": 40}
     assert found["batch_stats"] == [

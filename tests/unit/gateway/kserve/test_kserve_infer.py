@@ -16,7 +16,7 @@ import pytest
 from helpers_kserve import identity, repeat
 from helpers_kserve_http import KServeFront, error_of
 from penstock.gateway.kserve import http_infer
-from penstock.gateway.kserve.headers import forward_pattern
+from penstock.gateway.kserve.parameters import forward_pattern
 from penstock.gateway.kserve.trace_settings import TraceSettings
 from penstock.gateway.kserve.tracing import Tracing
 from protocol.asgi_client import AsgiCall

@@ -11,7 +11,7 @@ from penstock.classic.call import Call
 from penstock.classic.messages import InferResponse
 from penstock.classic.streams import Stream
 from penstock.engines.errors import EngineError
-from penstock.gateway.kserve.grpc.pushed_responses import PushedResponses
+from penstock.gateway.front.pushed_items import PushedItems
 
 
 def numbered(number: int, *, final: bool = False, error: bool = False) -> InferResponse:
@@ -30,13 +30,13 @@ class Reader:
         self.task = asyncio.ensure_future(self._read())
 
     def _write(self, response: InferResponse) -> bool:
-        if not self._takes(response):
+        if response.final or response.error is not None or not self._takes(response):
             return False
         self.written.append(response.parameters["number"])
         return True
 
     async def _read(self) -> None:
-        async for response in PushedResponses(self.stream, self._write):
+        async for response in PushedItems(self.stream, self._write):
             self.by_task.append(response.parameters["number"])
             self.written.append(response.parameters["number"])
             if response.final:

@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferResponse
 
-from penstock.classic.messages import InferResponse
 from penstock.classic.tensors import Tensor, to_buffer
-from penstock.gateway.kserve.grpc.encode import fill_response
-from penstock.gateway.kserve.grpc.parameters import FINAL
-from penstock.gateway.kserve.grpc.response_forms import ResponseEncoder, ResponseForms
+from penstock.gateway.kserve.grpc.encode import ResponseEncoder, ResponseForms, fill_response
+from penstock.gateway.kserve.parameters import FINAL
 
 
 def text(name: str, *values: bytes) -> Tensor:
@@ -38,7 +36,7 @@ def test_the_same_as_protobuf_writes(responses: list[tuple[list[Tensor], bool]],
     encoder = ResponseEncoder(FORMS, "m", version, request_id)
     for outputs, final in responses:
         expected = ModelInferResponse(model_name="m", model_version=str(version), id=request_id)
-        fill_response(expected, InferResponse(outputs, final=final), outputs, None)
+        fill_response(expected, outputs, {}, None)
         assert ModelInferResponse.FromString(encoder.encode(outputs)) == expected
         expected.parameters[FINAL].bool_param = final
         streamed = ModelStreamInferResponse(infer_response=expected)

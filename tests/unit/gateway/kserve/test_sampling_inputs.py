@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.llm.kserve.sampling_inputs import sampling_fields
+from penstock.gateway.llm.kserve.tensor_form import sampling_fields
 from penstock.gateway.llm.sampling import SamplingFields
 
 

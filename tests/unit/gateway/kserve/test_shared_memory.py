@@ -22,15 +22,24 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.gateway.front.context import ANYONE, USER_ROLES, Principal, RequestContext
+from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import BodyBudget, Intake
+from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.kserve.grpc.infer import Inference
+from penstock.gateway.kserve.context import KServe
+from penstock.gateway.kserve.grpc.infer import InferRpcs
+from penstock.gateway.kserve.grpc.rpc import Guard
+from penstock.gateway.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.kserve.shared_memory import MAX_REGIONS, RegionStatus, SharedMemoryRegions
 
 
 def contents(memory: SharedMemory) -> memoryview:
     assert memory.buf is not None
     return memory.buf
+
+
+def rpcs_of(kserve: KServe) -> InferRpcs:
+    return InferRpcs(kserve, Guard(None, DrainState(), RequestJournal()), GrpcSettings())
 
 
 @pytest.fixture
@@ -293,7 +302,7 @@ async def test_requests_over_grpc_count_what_they_read(memory: SharedMemory) -> 
     tensor.parameters["shared_memory_region"].string_param = "r"
     tensor.parameters["shared_memory_byte_size"].int64_param = 256
     no_rpc: Any = None
-    await Inference(kserve, None).decode(message.SerializeToString(), message, model, no_rpc, context)
+    await rpcs_of(kserve).decode(message.SerializeToString(), message, model, no_rpc, context)
     assert budget.held == 356
 
 
@@ -380,7 +389,7 @@ async def test_a_request_over_grpc_keeps_its_regions_in_the_status(memory: Share
     tensor.parameters["shared_memory_byte_size"].int64_param = 256
     no_rpc: Any = None
     model = kserve.models.model("m")
-    inference = Inference(kserve, None)
+    inference = rpcs_of(kserve)
     context = RequestContext()
     await inference.decode(message.SerializeToString(), message, model, no_rpc, context)
     kserve.shared_memory.unregister("r")

@@ -19,8 +19,8 @@ from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.llm.model_builder import build_model
 from penstock.gateway.llm.models import find_model
 from penstock.gateway.llm.replicas import replica_specs
+from penstock.gateway.memory.budget import CacheWish, Demand, MemoryNeeds
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
-from penstock.gateway.memory.demand import CacheWish, Demand, MemoryNeeds
 
 DEMO = find_model(None)
 

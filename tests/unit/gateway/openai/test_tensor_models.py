@@ -373,6 +373,44 @@ async def test_other_apis_ask_them_as_well(path: str, body: dict[str, Any]) -> N
     assert prompt_of(model.requests[0]) == "to be or not"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "to be"}),
+        ("/tokenize", CHAT),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/messages/count_tokens", CHAT),
+        ("/v1/responses/input_tokens", {"input": "to be"}),
+        ("/v1/embeddings", {"input": "to be"}),
+        ("/api/embed", {"input": "to be"}),
+        ("/v1/rerank", {"query": "to be", "documents": ["or not"]}),
+        ("/v1/score", {"text_1": "to be", "text_2": "or not"}),
+        ("/pooling", {"input": "to be"}),
+        ("/tokenizer_info?model=m", None),
+    ],
+)
+async def test_what_needs_tokens_or_vectors_is_refused_by_name(path: str, body: dict[str, Any] | None) -> None:
+    answer = await Front(echo())(path, None if body is None else {"model": "m", **body})
+    assert answer.status == 400
+    assert "The model `m`" in answer.bodies[-1].decode()
+
+
+async def test_ollama_s_clients_see_them(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/model.py").write_bytes(bytes(100))
+    front = Front(echo(folder=tmp_path))
+    front.dataplane.models.by_name.clear()
+    for path in ("/api/tags", "/api/ps"):
+        [entry] = (await front(path)).json()["models"]
+        assert (entry["name"], entry["size"]) == ("m", 100)
+    shown = (await front("/api/show", {"model": "m:latest"})).json()
+    assert shown["capabilities"] == ["completion"]
+    front.store.by_name["m"] = {}
+    front.models.look()
+    assert (await front("/api/show", {"model": "m"})).status == 404
+    assert (await front("/tokenize", {"model": "m", "prompt": "x"})).status == 404
+
+
 async def test_load_and_unload() -> None:
     front = Front(echo())
     front.store.by_name["new"] = {}

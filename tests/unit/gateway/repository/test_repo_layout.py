@@ -54,6 +54,12 @@ def test_names_that_lead_elsewhere_are_refused_and_not_echoed(name: str) -> None
     assert name == "." or name not in caught.value.message
 
 
+@pytest.mark.parametrize("name", [name for name in REFUSED if "/" in name or name.strip() == ".."])
+def test_names_of_other_folders_get_tritons_text(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="model name must not contain path traversal characters"):
+        check_model_name(name)
+
+
 @pytest.mark.parametrize("name", ["", " ", "\t", "\n", "\u2003"])
 def test_empty_names_get_tritons_text(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{re.escape(EMPTY_NAME)}$"):

@@ -31,7 +31,7 @@ from penstock.gateway.configuration.traffic_rules import (
 )
 from penstock.gateway.front.context import ANYONE, Principal, RequestContext
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.kserve.statistics import statistics
+from penstock.gateway.kserve.http_models import statistics
 from penstock.gateway.repository.host import RepositoryHost
 from penstock.gateway.traffic.shadows import Result
 from penstock.gateway.traffic.store import TrafficStore

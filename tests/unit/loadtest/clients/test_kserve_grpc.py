@@ -15,12 +15,9 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from penstock.loadtest.clients.grpc_channels import CALLS_PER_CHANNEL, Channels
-from penstock.loadtest.clients.grpc_client import GrpcClient
-from penstock.loadtest.clients.kserve_grpc import GrpcInferClient
-from penstock.loadtest.clients.kserve_grpc_stream import GrpcStreamClient
-from penstock.loadtest.clients.kserve_model import ModelMetadata, TensorMetadata
-from penstock.loadtest.clients.language import LanguageForm
+from penstock.loadtest.clients.grpc_client import CALLS_PER_CHANNEL, Channels, GrpcClient
+from penstock.loadtest.clients.kserve_grpc import GrpcInferClient, GrpcStreamClient
+from penstock.loadtest.clients.kserve_model import LanguageForm, ModelMetadata, TensorMetadata
 from penstock.loadtest.errors import MALFORMED, STREAM_ERROR, TIMEOUT, TRUNCATED, LoadTestError
 from penstock.loadtest.messages import Answer
 from unit.loadtest.clients.wires import CALL, OPTIONS

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.loadtest.clients.registry import CLIENTS, make_client
-from penstock.loadtest.clients.settings import client_options
+from penstock.loadtest.clients.settings import CLIENTS, client_options, make_client
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import PROTOCOLS, Target
 
@@ -80,7 +79,7 @@ def test_the_key_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_clients_of_the_openai_api_load_neither_numpy_nor_grpc() -> None:
     code = (
-        "import sys; from penstock.loadtest.clients.registry import make_client;"
+        "import sys; from penstock.loadtest.clients.settings import make_client;"
         "from penstock.loadtest.options import Target;"
         "[make_client(Target(url='h', protocol=p)) for p in ('openai-chat', 'openai-responses', 'kserve-generate')];"
         "print(sorted({'numpy', 'grpc', 'tritonclient', 'penstock.gateway', 'penstock.engines'} & set(sys.modules)))"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.loadtest.clients.sse import events
+from penstock.loadtest.clients.response import events
 from unit.loadtest.clients.wires import CHUNKED_HEAD, LAST_CHUNK, ByHand, chunk, chunked, whole
 
 MIXED = (

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from penstock.loadtest.errors import INTERRUPTED
-from penstock.loadtest.goodput import parse_objectives
+from penstock.loadtest.latency import parse_objectives
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.metrics import Distribution, summarize
 from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
 from penstock.loadtest.repeats import intervals, medians
 from penstock.loadtest.report.histogram import histograms
 from penstock.loadtest.report.model import Report, ServerWatch, Validity
-from penstock.loadtest.timeline import timeline
+from penstock.loadtest.run import timeline
 
 MakeReport = Callable[..., Report]
 

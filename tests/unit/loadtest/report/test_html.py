@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import LoadOptions
 from penstock.loadtest.report.html import page
-from penstock.loadtest.report.html.scale import linear, logarithmic, tick
+from penstock.loadtest.report.html.plot import linear, logarithmic, tick
 from penstock.loadtest.report.model import Report, Validity
 
 MakeReport = Callable[..., Report]

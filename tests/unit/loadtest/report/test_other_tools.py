@@ -12,9 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.loadtest.messages import Sample
-from penstock.loadtest.report.aiperf import aiperf_result
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.vllm import vllm_result
+from penstock.loadtest.report.other_tools import aiperf_result, vllm_result
 
 MakeReport = Callable[..., Report]
 

@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.loadtest.options import Options, Target
-from penstock.loadtest.report.file import to_json
+from penstock.loadtest.report.file import redacted, to_json
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.redact import redacted
 
 MakeReport = Callable[..., Report]
 

@@ -6,7 +6,7 @@ import csv
 import io
 
 from penstock.loadtest.messages import Sample
-from penstock.loadtest.report.rows import COLUMNS, to_csv
+from penstock.loadtest.report.write import COLUMNS, to_csv
 
 
 def rows(samples: list[Sample], *, open_loop: bool = False) -> list[dict[str, str]]:

@@ -8,9 +8,8 @@ from typing import Any
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import LoadOptions, Options, Target, WorkloadOptions
 from penstock.loadtest.report.figures import load_name
-from penstock.loadtest.report.markdown import markdown
+from penstock.loadtest.report.markdown import markdown, summary
 from penstock.loadtest.report.model import Report
-from penstock.loadtest.report.summary import summary
 
 MakeReport = Callable[..., Report]
 

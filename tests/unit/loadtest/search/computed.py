@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.loadtest.goodput import parse_objectives
+from penstock.loadtest.latency import parse_objectives
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.metrics import summarize
 from penstock.loadtest.options import Options, options

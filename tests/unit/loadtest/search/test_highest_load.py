@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loadtest.search.highest_load import HighestLoad, HighestLoadSearch, Trial
+from penstock.loadtest.search.find import HighestLoad, HighestLoadSearch, Trial
 
 
 class Tries:

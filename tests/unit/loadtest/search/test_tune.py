@@ -20,8 +20,7 @@ from penstock.loadtest.options import Options, OutputOptions
 from penstock.loadtest.report.model import Interval
 from penstock.loadtest.search.runs import Run
 from penstock.loadtest.search.study import write_study
-from penstock.loadtest.tune.findings import tuning_findings
-from penstock.loadtest.tune.model import TuneReport
+from penstock.loadtest.tune.findings import TuneReport, tuning_findings
 from penstock.loadtest.tune.options import TuneOptions
 from penstock.loadtest.tune.server import NotReadyError, running
 from penstock.loadtest.tune.tune import Base, Tuner

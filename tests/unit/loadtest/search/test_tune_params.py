@@ -14,20 +14,22 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.report.model import Validity
 from penstock.loadtest.search.slo import parse_bounds
+from penstock.loadtest.tune.findings import Tried, TuneReport
 from penstock.loadtest.tune.main import exit_status, main, plan
-from penstock.loadtest.tune.model import Tried, TuneReport
 from penstock.loadtest.tune.objective import NOTHING, judge, parse_objective
 from penstock.loadtest.tune.options import TuneOptions
 from penstock.loadtest.tune.params import (
     Combination,
     Param,
+    Score,
     config_lines,
     configured,
+    exhaustive,
     flags,
     of_models,
     parse_params,
+    quick,
 )
-from penstock.loadtest.tune.strategies import Score, exhaustive, quick
 from unit.loadtest.search.computed import answered, chosen, report_of
 
 

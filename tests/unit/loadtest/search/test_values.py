@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.search.values import DEFAULT_SECONDS, at, check_load, one_of_a_row, parse_sweep
+from penstock.loadtest.search.sweep import DEFAULT_SECONDS, at, check_load, one_of_a_row, parse_sweep
 from unit.loadtest.search.computed import chosen
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.loadtest.options import LoadOptions
-from penstock.loadtest.workload.arrivals import arrivals
+from penstock.loadtest.workload.build import arrivals
 
 
 def times(number: int, seed: int = 1, **load: Any) -> list[float]:

@@ -24,8 +24,7 @@ from helpers_workload import (
     write,
 )
 from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.workload.sources import FittedWords
-from penstock.loadtest.workload.vocabulary import Vocabulary, load_vocabulary
+from penstock.loadtest.workload.vocabulary import FittedWords, Vocabulary, load_vocabulary
 
 
 def encoded(path: str, text: object) -> list[int]:

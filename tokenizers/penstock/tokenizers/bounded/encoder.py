@@ -8,8 +8,7 @@ from functools import cached_property
 import tokenizers
 
 from ..errors import PromptTooLong, TokenizerError
-from .cut_proofs import read_cuts
-from .cuts import Cuts
+from .cuts import Cuts, read_cuts
 from .longest_token import LongestToken, read_longest_token
 
 WHOLE = 32768

@@ -9,8 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from .pattern import Pattern
-from .pattern_syntax import UnknownPattern
+from .pattern import Pattern, UnknownPattern
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """That of the library's ByteLevel pre-tokenizer."""

@@ -6,9 +6,10 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -17,10 +18,30 @@ from .. import lark
 from ..hf import Tokenizer, load_backend
 from ..reasoning import ThoughtTags
 from ..schema_bounds import check_schema_bounds
-from .deep_stack import on_deep_stack
 from .matcher import TokenMatcher
 from .schemas import Effort, rewritten, with_exact_numbers
 from .thought_budget import BudgetedMatcher, ThoughtBudget, ThoughtWatch
+
+_BYTES = 1 << 29
+"""Of address space: only what is used of it takes memory. llguidance compiles what a rule or a schema refers to inside
+of what refers to it, and has no bound on that. A character of a grammar takes less than 1 kB of stack."""
+
+_T = TypeVar("_T")
+_starting = threading.Lock()
+
+
+def on_deep_stack(work: Callable[[], _T]) -> _T:
+    """What `work` gives, or raises, in a thread of its own. A stack that overflows ends the whole process."""
+    with _starting:  # the size holds for all threads that start from now on
+        usual = threading.stack_size(_BYTES)
+        try:
+            executor = ThreadPoolExecutor(1, "deep-stack")
+            result = executor.submit(work)
+        finally:
+            threading.stack_size(usual)
+    with executor:
+        return result.result()
+
 
 _LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,  # 1 to 2 kB each

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from .reader import Reader, Reading
-from .tags import Tags
+from .reader import Reader, Reading, Tags
 
 MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 OPENINGS = MARKERS[:2]

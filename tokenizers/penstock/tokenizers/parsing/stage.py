@@ -6,8 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import groupby
 
-from ..output_parts import Part, ReasoningPart, TextPart, ToolCallPart
-from ..output_stages import OutputStage
+from ..output_stages import OutputStage, Part, ReasoningPart, TextPart, ToolCallPart
 from .reader import Reader, Reading
 
 

@@ -7,12 +7,12 @@ from functools import partial
 
 from ..output_stages import OutputStage, StageFactory
 from ..parsing import ParserRegistry
-from .answer_frame import AnswerFrame, ThoughtTags
-from .gpt_oss import GptOssReasoningStage
 from .thoughts import (
+    AnswerFrame,
     DeepSeekR1Stage,
     Gemma4Stage,
     Glm45Stage,
+    GptOssReasoningStage,
     GraniteStage,
     KimiK2Stage,
     MiniMaxStage,
@@ -20,6 +20,7 @@ from .thoughts import (
     Qwen3Stage,
     ThinkStage,
     ThoughtStage,
+    ThoughtTags,
 )
 
 __all__ = [

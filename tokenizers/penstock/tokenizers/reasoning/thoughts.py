@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ..parsing import ParserStage, Reading, Tags
+from ..parsing.harmony import CLOSINGS, CONTENT_END, MARKERS, OPENINGS, START, read_header
 from ..parsing.reader import SPACE
-from .answer_frame import AnswerFrame, ThoughtTags
+
+
+class ThoughtTags(NamedTuple):
+    """What tells a model's thoughts from its answer. The tags are texts; each may be a special token."""
+
+    openings: tuple[str, ...]
+    """Any of these begins a thought."""
+    endings: tuple[str, ...]
+    """Any of these ends it."""
+    closing: str
+    """What a model that has thought enough writes."""
+    inside: bool = False
+    """The output begins inside of a thought."""
+    again: bool = False
+    """A thought may begin anywhere, also behind another one; else at the beginning of the output only."""
+
+
+class AnswerFrame(NamedTuple):
+    """What stands before an answer in a model's output."""
+
+    thought: tuple[str, str] | None = None
+    """What begins and ends a thought, which may be left out. Nothing begins it: the output begins inside of it."""
+    preface: str = ""
+    """What stands right before the answer."""
+    tags: ThoughtTags | None = None
+    """None: those of `thought`, and nothing else."""
+
+    @property
+    def thought_tags(self) -> ThoughtTags | None:
+        """None: there is no thought."""
+        if self.tags is not None or self.thought is None:
+            return self.tags
+        begin, end = self.thought
+        return ThoughtTags((begin,) if begin else (), (end,), end, inside=not begin)
 
 
 class ThoughtStage(ParserStage):
@@ -166,3 +200,46 @@ class GraniteStage(ThoughtStage):
 
     openings = ("Here is my thought process:", "Here's my thought process:")
     closings = ("Here is my response:", "Here's my response:")
+
+
+_OPENINGS = Tags(*OPENINGS)
+_CLOSINGS = Tags(*CLOSINGS)
+
+
+class GptOssReasoningStage(ParserStage):
+    """gpt-oss: messages on the channel `analysis` are reasoning, those on `final` and `commentary` the answer. Messages
+    to a function stay as they are, with their tokens: the tool parser of the same name finds them behind this one.
+
+    The format is OpenAI's harmony response format.
+    """
+
+    markers = MARKERS
+
+    def __init__(self, prompt_end: str = "") -> None:
+        """The prompt ends with `<|start|>assistant` in any case."""
+        super().__init__()
+
+    @classmethod
+    def frame(cls, prompt_end: str) -> AnswerFrame:
+        opening, closing = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
+        tags = ThoughtTags((opening,), (*OPENINGS, *CLOSINGS), closing, again=True)
+        return AnswerFrame((opening, closing), "<|channel|>final<|message|>", tags)
+
+    def parse(self) -> Reading[None]:
+        opening = yield from self.reader.one_of(START)
+        while True:
+            opening = opening or (yield from self.reader.until(_OPENINGS, self.text))
+            if opening is None:
+                return
+            yield from self._read_message(opening)
+            opening = None
+
+    def _read_message(self, opening: str) -> Reading[None]:
+        self.reader.record(opening)
+        header = yield from read_header(self.reader, opening)
+        written = self.reader.recorded()
+        if header is None or header.recipient:
+            self.text(written)
+            return
+        yield from self.reader.before(CONTENT_END, self.reasoning if header.channel == "analysis" else self.text)
+        yield from self.reader.one_of(_CLOSINGS)

@@ -7,15 +7,13 @@ from functools import partial
 
 from ..output_stages import OutputStage, StageFactory
 from ..parsing import ParserRegistry
-from .call_form import CallForm
+from .call_form import CallForm, Tool
 from .gemma import GemmaStage
 from .gpt_oss import GptOssStage
-from .json_formats import GraniteStage, HermesStage, JsonListStage, LlamaJsonStage, Phi4MiniStage
-from .mistral import MistralStage
+from .json_formats import GraniteStage, HermesStage, JsonListStage, LlamaJsonStage, MistralStage, Phi4MiniStage
 from .pythonic import PythonicStage
 from .sections import DeepSeekV3Stage, DeepSeekV31Stage, KimiK2Stage
 from .stage import ToolCallStage
-from .tool import Tool
 from .xml_formats import Glm45Stage, MiniMaxM2Stage, Qwen3CoderStage
 
 __all__ = [

@@ -6,9 +6,22 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from .. import lark
-from .tool import Tool
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """One that the model may call."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+    """The JSON schema of its arguments, as the client wrote it."""
+    strict: bool = False
+    """Arguments follow the schema in any case."""
+
 
 _MOST_CALLS = 32
 """In one answer: a model that repeats itself ends at some point."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from ..parsing import Reading, Tags
-from ..parsing.json_text import LONGEST_NAME, quoted
-from ..parsing.python_text import read_literal
+from ..parsing.literals import LONGEST_NAME, quoted, read_literal
 from .stage import ToolCallStage
 
 _NAME = re.compile(r"[\w.-]*")

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ..parsing import ParserStage, Reading, Tags
-from ..parsing.json_text import LONGEST_NAME, decoded, read_value
+from ..parsing.literals import LONGEST_NAME, decoded, read_value
 from ..parsing.reader import SPACE
-from .call_form import CallForm
-from .tool import Tool
+from .call_form import CallForm, Tool
 
 _NAME = re.compile(r"[^\s<>{}\[\]()\"'`,;=|｜]*")
 

@@ -182,13 +182,23 @@ class Executor:
 
     def respond(
         self, call: int, response: InferenceResponse | None, final: bool, requested: Collection[str] | None
-    ) -> None:
-        if response is None:
-            self._connection.send("send", call, None, final)
-        else:
-            self._connection.send_packed("send", lambda packer: [call, response.pack(packer, requested), final])
+    ) -> int:
+        size = 0
+
+        def pack(packer: Packer) -> list[Any]:
+            nonlocal size
+            fields = response.pack(packer, requested) if response is not None else None
+            size = sum(place[4] for place in (fields[0] if fields else None) or ())
+            return [call, fields, final]
+
+        self._connection.send_packed("send", pack)
         if final:
             self._cancellation.forget([call], kept=False)
+        return size
+
+    def wait_for_room(self, call: int) -> None:
+        if not self._connection.forked:
+            host.connected().ask("has_room", lambda _: [call]).result()
 
     def abandoned(self, call: int) -> None:
         text = (

@@ -221,7 +221,8 @@ class ReceivedRequest(InferenceRequest):
 
     def get_response_sender(self) -> ResponseSender:
         if self.sender is None:
-            self.sender = ResponseSender(self._outlet, self.call, self.requested)
+            paced = bool(self._extra and self._extra[7])
+            self.sender = ResponseSender(self._outlet, self.call, self.requested, paced=paced)
         return self.sender
 
     def is_cancelled(self) -> bool:

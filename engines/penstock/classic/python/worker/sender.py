@@ -11,6 +11,8 @@ from .errors import TritonModelException
 from .response import InferenceResponse
 
 COMPLETE_FINAL = 1
+_AHEAD, _AHEAD_BYTES = 1024, 16 * 1024 * 1024
+"""Responses, and bytes of their tensors, after which a paced sender looks whether there is room for more."""
 
 
 class Outlet(Protocol):
@@ -22,7 +24,13 @@ class Outlet(Protocol):
 
     def respond(
         self, call: int, response: InferenceResponse | None, final: bool, requested: Collection[str] | None
-    ) -> None: ...
+    ) -> int:
+        """Returns the bytes of its tensors."""
+        ...
+
+    def wait_for_room(self, call: int) -> None:
+        """Returns when not too many responses are unread."""
+        ...
 
     def abandoned(self, call: int) -> None:
         """Nobody can answer the request any more."""
@@ -34,13 +42,16 @@ class Outlet(Protocol):
 class ResponseSender:
     """Sends the responses of one request, from any thread."""
 
-    def __init__(self, outlet: Outlet, call: int, requested: Collection[str] | None) -> None:
+    def __init__(self, outlet: Outlet, call: int, requested: Collection[str] | None, *, paced: bool = False) -> None:
+        """`paced`: a thread that sends much waits for the reader of the responses."""
         self._outlet = outlet
         self._call = call
         self._requested = requested
         self._lock = threading.Lock()
         self.sent = 0
         self.closed = False
+        self._paced = paced
+        self._ahead = self._bytes_ahead = 0
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Raises TritonModelException, with Triton's texts, for what this request cannot be sent any more."""
@@ -54,10 +65,19 @@ class ResponseSender:
             )
         self.advance(response, flags)
         if self._outlet.decoupled:
-            self._outlet.respond(self._call, response, flags == COMPLETE_FINAL, self._requested)
+            size = self._outlet.respond(self._call, response, flags == COMPLETE_FINAL, self._requested)
+            if self._paced and not flags:
+                self._keep_pace(size)
         elif response is not None:
             # the one response is the end of the request, whether its flag comes with it, later or never
             self._outlet.respond(self._call, response, True, self._requested)
+
+    def _keep_pace(self, size: int) -> None:
+        self._ahead += 1
+        self._bytes_ahead += size
+        if self._ahead >= _AHEAD or self._bytes_ahead >= _AHEAD_BYTES:
+            self._ahead = self._bytes_ahead = 0
+            self._outlet.wait_for_room(self._call)
 
     def advance(self, response: Any, flags: int) -> None:
         """The state after this response. Raises TritonModelException when it must not be sent."""

@@ -1,4 +1,7 @@
-"""How llama.cpp's architectures correspond to Hugging Face's.
+"""Architectures of llama.cpp, and how they correspond to Hugging Face's.
+
+A function of settings takes a file's settings and config.json without them, and gives what is added to config.json, or
+takes the place of what is there.
 
 Names of tensors are those of gguf-py's tensor_mapping.py; what a file does not say and llama.cpp knows is in its
 src/models, and how its converter orders rows in its conversion/.
@@ -11,8 +14,160 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from penstock.engines.formats.gguf import architecture_settings as settings_of
-from penstock.engines.formats.gguf.settings import FileSettings
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.formats.gguf.container import FileSettings
+
+Config = Mapping[str, Any]
+
+_GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
+"""The one size of Gemma 2, and of Gemma 3, that scales its queries by another number than head_dim."""
+_USUAL_PATTERN = 4
+"""Of OLMo 3 and EXAONE 4: each fourth layer attends to all tokens."""
+
+
+def gemma2(settings: FileSettings, config: Config) -> Config:
+    return {
+        "query_pre_attn_scalar": _gemma_scale(config, _GEMMA2_27B_LAYERS),
+        "sliding_window": settings.count("attention.sliding_window", 4096),
+        "attn_logit_softcapping": settings.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": settings.number("final_logit_softcapping", 30.0),
+    }
+
+
+def gemma3(settings: FileSettings, config: Config) -> Config:
+    scale = _gemma_scale(config, _GEMMA3_27B_LAYERS)
+    return {"sliding_window_pattern": 6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": scale}
+
+
+def _gemma_scale(config: Config, layers_of_27b: int) -> int:
+    is_27b = config["num_hidden_layers"] == layers_of_27b
+    scale: int = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
+    return scale
+
+
+def granite(settings: FileSettings, config: Config) -> Config:
+    if settings.get("rope.scaling.finetuned") is False:
+        raise UnsupportedError("the GGUF file has rope.scaling.finetuned=false: Granite without rotary embedding")
+    return {
+        "attention_multiplier": settings.number("attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": settings.number("embedding_scale", 1.0),
+        "residual_multiplier": settings.number("residual_scale", 1.0),
+        "logits_scaling": settings.number("logit_scale", 1.0),
+    }
+
+
+def smollm3(settings: FileSettings, config: Config) -> Config:
+    return {"no_rope_layer_interval": 4}
+
+
+def olmo2(settings: FileSettings, config: Config) -> Config:
+    """OLMo 3 has the same name, and windows."""
+    if "sliding_window" not in config:
+        return {}
+    return {"architectures": ["Olmo3ForCausalLM"], "layer_types": _layer_types(settings, config)}
+
+
+def exaone4(settings: FileSettings, config: Config) -> Config:
+    if "sliding_window" not in config:
+        return {"sliding_window": None}
+    return {"layer_types": _layer_types(settings, config)}
+
+
+def mixtral(settings: FileSettings, config: Config) -> Config:
+    return {**_experts(settings, "num_local_experts"), "intermediate_size": settings.rows_of("ffn_gate_exps")}
+
+
+def qwen2moe(settings: FileSettings, config: Config) -> Config:
+    return {
+        **_qwen(settings),
+        "norm_topk_prob": False,
+        "qkv_bias": config["attention_bias"],
+        "shared_expert_intermediate_size": settings.rows_of("ffn_gate_shexp"),
+    }
+
+
+def qwen3moe(settings: FileSettings, config: Config) -> Config:
+    return {**_qwen(settings), "norm_topk_prob": True}
+
+
+def olmoe(settings: FileSettings, config: Config) -> Config:
+    return {
+        **_experts(settings, "num_experts"),
+        "intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "norm_topk_prob": False,
+        "clip_qkv": settings.get("attention.clamp_kqv"),
+    }
+
+
+def gpt_oss(settings: FileSettings, config: Config) -> Config:
+    scaling = {"rope_scaling": {**config["rope_scaling"], "truncate": False}} if "rope_scaling" in config else {}
+    return {
+        **scaling,
+        **_experts(settings, "num_local_experts"),
+        "intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "sliding_window": settings.count("attention.sliding_window"),
+    }
+
+
+def stablelm(settings: FileSettings, config: Config) -> Config:
+    return {
+        "use_qkv_bias": config["attention_bias"],
+        "use_parallel_residual": not settings.has("ffn_norm.weight"),
+        "qk_layernorm": settings.has("attn_q_norm.weight"),
+    }
+
+
+def starcoder2(settings: FileSettings, config: Config) -> Config:
+    return {"use_bias": config["attention_bias"]}
+
+
+def gpt2(settings: FileSettings, config: Config) -> Config:
+    return {"n_inner": config["intermediate_size"]}
+
+
+def gptneox(settings: FileSettings, config: Config) -> Config:
+    parallel = settings.get("use_parallel_residual")
+    return {
+        "rotary_pct": config.get("partial_rotary_factor", 1.0),
+        "rotary_emb_base": config["rope_theta"],
+        "use_parallel_residual": parallel is None or bool(parallel),
+    }
+
+
+def falcon(settings: FileSettings, config: Config) -> Config:
+    """Old layers have one head of keys, new ones have several, with one norm or two."""
+    grouped = config["num_key_value_heads"] > 1
+    return {
+        "num_kv_heads": config["num_key_value_heads"],
+        "ffn_hidden_size": config["intermediate_size"],
+        "new_decoder_architecture": grouped,
+        "num_ln_in_parallel_attn": 2 if settings.has("attn_norm_2.weight") else 1,
+        "bias": config["attention_bias"],
+    }
+
+
+def bloom(settings: FileSettings, config: Config) -> Config:
+    return {"seq_length": config["max_position_embeddings"]}
+
+
+def _qwen(settings: FileSettings) -> Config:
+    return {**_experts(settings, "num_experts"), "moe_intermediate_size": settings.rows_of("ffn_gate_exps")}
+
+
+def _experts(settings: FileSettings, name: str) -> Config:
+    return {name: settings.count("expert_count"), "num_experts_per_tok": settings.count("expert_used_count")}
+
+
+def _layer_types(settings: FileSettings, config: Config) -> list[str]:
+    """By a list with an entry for each layer, or the number of layers from one without a window to the next."""
+    layers, pattern = config["num_hidden_layers"], settings.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        every = settings.count("attention.sliding_window_pattern", _USUAL_PATTERN)
+        pattern = [(n + 1) % every != 0 for n in range(layers)]
+    if len(pattern) != layers:
+        raise EngineError(f"the GGUF file has a pattern of windows for {len(pattern)} layers, and {layers} layers")
+    return ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+
 
 _ATTENTION = {
     "attn_q": "self_attn.q_proj",
@@ -92,7 +247,7 @@ _FALCON = Architecture(
     norm="transformer.ln_f",
     eps_key="layer_norm_epsilon",
     by_key_head=True,
-    settings=settings_of.falcon,
+    settings=falcon,
 )
 
 ARCHITECTURES = {
@@ -103,28 +258,26 @@ ARCHITECTURES = {
         "Gemma2ForCausalLM",
         _named(_ATTENTION, _MLP, _FOUR_NORMS),
         norms_plus_one=True,
-        settings=settings_of.gemma2,
+        settings=gemma2,
     ),
     "gemma3": Architecture(
         "Gemma3ForCausalLM",
         _named(_ATTENTION, _MLP, _FOUR_NORMS),
         norms_plus_one=True,
-        settings=settings_of.gemma3,
+        settings=gemma3,
     ),
-    "granite": replace(_LLAMA, hugging_face="GraniteForCausalLM", settings=settings_of.granite),
-    "smollm3": replace(_LLAMA, hugging_face="SmolLM3ForCausalLM", settings=settings_of.smollm3),
-    "olmo2": Architecture("Olmo2ForCausalLM", _named(_ATTENTION, _MLP, _NORMS_BEHIND), settings=settings_of.olmo2),
+    "granite": replace(_LLAMA, hugging_face="GraniteForCausalLM", settings=granite),
+    "smollm3": replace(_LLAMA, hugging_face="SmolLM3ForCausalLM", settings=smollm3),
+    "olmo2": Architecture("Olmo2ForCausalLM", _named(_ATTENTION, _MLP, _NORMS_BEHIND), settings=olmo2),
     "exaone": Architecture("LlamaForCausalLM"),
-    "exaone4": Architecture(
-        "Exaone4ForCausalLM", _named(_ATTENTION, _MLP, _NORMS_BEHIND), settings=settings_of.exaone4
-    ),
+    "exaone4": Architecture("Exaone4ForCausalLM", _named(_ATTENTION, _MLP, _NORMS_BEHIND), settings=exaone4),
     "phi3": Architecture(
         "Phi3ForCausalLM",
         _named(_ATTENTION, _MLP, _TWO_NORMS, {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
     ),
-    "qwen2moe": Architecture("Qwen2MoeForCausalLM", _ROUTED, _EXPERTS, settings=settings_of.qwen2moe),
-    "qwen3moe": Architecture("Qwen3MoeForCausalLM", _ROUTED, _EXPERTS, settings=settings_of.qwen3moe),
-    "olmoe": Architecture("OlmoeForCausalLM", _ROUTED, _EXPERTS, settings=settings_of.olmoe),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", _ROUTED, _EXPERTS, settings=qwen2moe),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", _ROUTED, _EXPERTS, settings=qwen3moe),
+    "olmoe": Architecture("OlmoeForCausalLM", _ROUTED, _EXPERTS, settings=olmoe),
     "gpt-oss": Architecture(
         "GptOssForCausalLM",
         _named(
@@ -137,14 +290,14 @@ ARCHITECTURES = {
             },
         ),
         _EXPERTS,
-        settings=settings_of.gpt_oss,
+        settings=gpt_oss,
     ),
-    "stablelm": Architecture("StableLmForCausalLM", eps_key="layer_norm_eps", settings=settings_of.stablelm),
+    "stablelm": Architecture("StableLmForCausalLM", eps_key="layer_norm_eps", settings=stablelm),
     "starcoder2": Architecture(
         "Starcoder2ForCausalLM",
         _named(_ATTENTION, _TWO_NORMS, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
         eps_key="norm_epsilon",
-        settings=settings_of.starcoder2,
+        settings=starcoder2,
     ),
     "phi2": Architecture(
         "PhiForCausalLM",
@@ -169,7 +322,7 @@ ARCHITECTURES = {
         norm="transformer.ln_f",
         other_parts=MappingProxyType({"position_embd": "transformer.wpe"}),
         eps_key="layer_norm_epsilon",
-        settings=settings_of.gpt2,
+        settings=gpt2,
     ),
     "gptneox": Architecture(
         "GPTNeoXForCausalLM",
@@ -180,7 +333,7 @@ ARCHITECTURES = {
         head="embed_out",
         eps_key="layer_norm_eps",
         by_key_head=True,
-        settings=settings_of.gptneox,
+        settings=gptneox,
     ),
     "falcon": _FALCON,
     "bloom": replace(
@@ -188,7 +341,7 @@ ARCHITECTURES = {
         hugging_face="BloomForCausalLM",
         block_parts=_named(_DENSE, _TWO_NORMS),
         other_parts=MappingProxyType({"token_embd_norm": "transformer.word_embeddings_layernorm"}),
-        settings=settings_of.bloom,
+        settings=bloom,
     ),
 }
 
@@ -205,7 +358,7 @@ _VARIANTS = {
                     for part, name in zip(_MLP, ("w1", "w3", "w2"), strict=True)
                 }
             ),
-            settings=settings_of.mixtral,
+            settings=mixtral,
         ),
     ),
     "falcon": (

@@ -9,8 +9,7 @@ import numpy as np
 
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.gguf.architectures import ARCHITECTURES, Architecture, find_architecture
-from penstock.engines.formats.gguf.container import StoredBlocks
-from penstock.engines.formats.gguf.settings import FileSettings
+from penstock.engines.formats.gguf.container import FileSettings, StoredBlocks
 from penstock.engines.formats.gguf.tensors import ROPE_FACTORS, ROPE_FACTORS_BY_LENGTH
 
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}

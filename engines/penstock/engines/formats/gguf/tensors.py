@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.engines.errors import EngineError
 from penstock.engines.formats.gguf.architectures import Architecture
 from penstock.engines.formats.gguf.container import StoredBlocks
-from penstock.engines.formats.gguf.mxfp4_blocks import Mxfp4Blocks
+from penstock.engines.formats.quantized.integers import Bytes
 from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.safetensors_file import Shape, StoredTensor
 
@@ -166,3 +166,33 @@ def _halves_from_pairs(heads: int, dim: int) -> Order:
     """llama.cpp turns neighbouring rows of a head together, Hugging Face's models row i of the first half and row i
     of the second."""
     return np.arange(heads * dim).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+_BLOCK_BYTES = 17
+
+
+@dataclass(frozen=True)
+class Mxfp4Blocks:
+    """As `mxfp4.Layout`. A block is an exponent, then 16 bytes, of which byte j has weight j in its low half and weight
+    j + 16 in its high one."""
+
+    rows: Bytes
+    """[rows, bytes of a row]"""
+    order: npt.NDArray[np.intp] | None = None
+    """Where in `rows` each row is; None: in order."""
+
+    is_plain = False
+
+    def codes(self, start: int, stop: int) -> Bytes:
+        halves = self._blocks(start, stop)[..., 1:]
+        first, second = halves[..., 0::2], halves[..., 1::2]
+        low, high = (first & 15) | (second << 4), (first >> 4) | (second & 0xF0)
+        return np.concatenate([low, high], axis=-1).reshape(stop - start, -1).view(np.uint8)
+
+    def exponents(self, start: int, stop: int) -> Bytes:
+        found: Bytes = self._blocks(start, stop)[..., 0]
+        return found
+
+    def _blocks(self, start: int, stop: int) -> Bytes:
+        rows = self.rows[start:stop] if self.order is None else self.rows[self.order[start:stop]]
+        return rows.reshape(stop - start, -1, _BLOCK_BYTES)

@@ -20,8 +20,7 @@ from penstock.engines.formats.quantized.integers import (
     groups_of_columns,
     unpacked,
 )
-from penstock.engines.formats.quantized.modules import Module, split_modules
-from penstock.engines.formats.quantized.settings import Settings, choice, flag, group_size_of
+from penstock.engines.formats.quantized.settings import Module, Settings, choice, flag, group_size_of, split_modules
 from penstock.engines.formats.safetensors_file import FLOATS, StoredTensor
 
 _BITS, _PER_WORD = 4, 8

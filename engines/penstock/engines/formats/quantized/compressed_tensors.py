@@ -14,8 +14,13 @@ from typing import Any
 import numpy as np
 
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.formats.quantized.float8 import Float8Tensor
-from penstock.engines.formats.quantized.fp8 import ACTIVATION_PARTS, block_of, float8_matrix, without_kv_scales
+from penstock.engines.formats.quantized.fp8 import (
+    ACTIVATION_PARTS,
+    Float8Tensor,
+    block_of,
+    float8_matrix,
+    without_kv_scales,
+)
 from penstock.engines.formats.quantized.integers import (
     Bytes,
     Floats,
@@ -24,8 +29,7 @@ from penstock.engines.formats.quantized.integers import (
     groups_of_columns,
     unpacked,
 )
-from penstock.engines.formats.quantized.modules import Module, split_modules
-from penstock.engines.formats.quantized.settings import Settings, choice, refuse
+from penstock.engines.formats.quantized.settings import Module, Settings, choice, refuse, split_modules
 from penstock.engines.formats.safetensors_file import FLOATS, StoredTensor
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")

@@ -22,8 +22,15 @@ from penstock.engines.formats.quantized.integers import (
     groups_of_columns,
     unpacked,
 )
-from penstock.engines.formats.quantized.modules import Module, split_modules
-from penstock.engines.formats.quantized.settings import Settings, choice, flag, group_size_of, refuse
+from penstock.engines.formats.quantized.settings import (
+    Module,
+    Settings,
+    choice,
+    flag,
+    group_size_of,
+    refuse,
+    split_modules,
+)
 from penstock.engines.formats.safetensors_file import FLOATS, StoredTensor
 
 _FORMATS = ("gptq", "gptq_v2")

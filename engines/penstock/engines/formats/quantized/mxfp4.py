@@ -14,8 +14,7 @@ import numpy as np
 
 from penstock.engines.errors import EngineError
 from penstock.engines.formats.quantized.integers import Bytes, Floats
-from penstock.engines.formats.quantized.modules import Module, split_modules
-from penstock.engines.formats.quantized.settings import Settings
+from penstock.engines.formats.quantized.settings import Module, Settings, split_modules
 from penstock.engines.formats.safetensors_file import StoredTensor
 
 GROUP = 32

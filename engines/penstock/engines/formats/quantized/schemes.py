@@ -1,4 +1,4 @@
-"""Which format a quantized checkpoint has: `quantization_config` of config.json -> `Scheme`."""
+"""Formats of quantized checkpoints: `quantization_config` of config.json -> `Scheme`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.quantized import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
-from penstock.engines.formats.quantized.codebook import CodebookTensor
-from penstock.engines.formats.quantized.float8 import Float8Tensor
+from penstock.engines.formats.quantized.bitsandbytes import CodebookTensor
+from penstock.engines.formats.quantized.fp8 import Float8Tensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
 from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
 from penstock.engines.formats.quantized.settings import Settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.messages import GREEDY_BELOW, SamplingParams
 from penstock.engines.errors import PenstockError
 from penstock.engines.kit.sampling.grammar import GrammarState
 from penstock.engines.kit.sampling.limits import TokenLimits
@@ -105,7 +105,8 @@ class SamplingState:
         limits = None
         if params.bad_words or params.allowed_token_ids is not None:
             limits = TokenLimits(params, output)
-        if not (params.is_random or adjusted or grammar or limits or processors or params.logprobs is not None):
+        is_random = params.temperature >= GREEDY_BELOW
+        if not (is_random or adjusted or grammar or limits or processors or params.logprobs is not None):
             return None
         stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         bias = params.logit_bias
@@ -113,7 +114,7 @@ class SamplingState:
             params=params,
             key=stream_key(seed),
             num_output_tokens=len(output),
-            greedy=not params.is_random,
+            greedy=not is_random,
             counts=TokenCounts(prompt, output) if penalized else None,
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)) if bias else None,
             stop_ids=np.array(sorted(stop_ids), np.int64),

@@ -1,10 +1,12 @@
-"""ModelInferRequest to InferRequest."""
+"""ModelInferRequest to InferRequest. Tensors lie in raw contents, in typed fields, or in shared memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
@@ -12,35 +14,22 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import NUMPY_TYPES, Tensor, element_count, from_buffer
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.kserve.grpc.contents import from_contents
-from penstock.gateway.kserve.grpc.field_limits import check_fields
-from penstock.gateway.kserve.grpc.parameters import take_request_parameters
+from penstock.gateway.kserve.grpc.request_forms import check_fields
+from penstock.gateway.kserve.parameters import take_request_parameters
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
+from penstock.gateway.kserve.tensor_plane import OutputForm
 
 _LONG_MESSAGE = 1 << 16
 """Bytes from which the fields of a message are counted before it is parsed."""
 
 
 @dataclass(slots=True)
-class OutputOptions:
-    """What the caller asks for one output."""
-
-    classes: int = 0
-    """Answer with that many best classes; 0: with the tensor."""
-    region: SharedMemorySlice | None = None
-    """Write it there; the response has only its shape."""
-    region_name: str = ""
-
-
-@dataclass(slots=True)
 class Decoded:
     request: InferRequest
-    options: dict[str, OutputOptions] | None
-    """By output; None when no output has any."""
+    forms: dict[str, OutputForm] | None
+    """By output, of those that are not answered by their tensors in the response; None: there is none."""
     empty_final: bool
     """The end is to be told even by an empty response."""
-    ended: bool = False
-    """The last response is being written."""
 
 
 def parse(data: bytes) -> Any:
@@ -56,11 +45,11 @@ def parse(data: bytes) -> Any:
 def decode(message: Any, model: InferModel, regions: SharedMemoryRegions) -> Decoded:
     """Raises InvalidRequestError, NotFoundError and UnsupportedError. Inputs are views of the message's bytes."""
     request = InferRequest(inputs=_inputs(message, model, regions), id=message.id)
-    options = None
+    forms = None
     if message.outputs:
-        request.outputs, options = _outputs(message.outputs, regions)
+        request.outputs, forms = _outputs(message.outputs, regions)
     empty_final = take_request_parameters(request, message.parameters) if message.parameters else False
-    return Decoded(request, options, empty_final)
+    return Decoded(request, forms, empty_final)
 
 
 def _inputs(message: Any, model: InferModel, regions: SharedMemoryRegions) -> dict[str, Tensor]:
@@ -113,21 +102,21 @@ def _no_data(name: str, model: InferModel) -> InvalidRequestError:
     return InvalidRequestError(f"unable to find data for input tensor '{name}' for model '{model.name}' in request.")
 
 
-def _outputs(outputs: Any, regions: SharedMemoryRegions) -> tuple[tuple[str, ...], dict[str, OutputOptions] | None]:
-    options: dict[str, OutputOptions] = {}
+def _outputs(outputs: Any, regions: SharedMemoryRegions) -> tuple[tuple[str, ...], dict[str, OutputForm] | None]:
+    forms: dict[str, OutputForm] = {}
     names: dict[str, None] = {}
     for each in outputs:
         if each.name in names:
             raise InvalidRequestError(f"output '{each.name}' already exists in request", param=each.name)
         names[each.name] = None
         if each.parameters:
-            region = _region(each, regions)
-            region_name = each.parameters["shared_memory_region"].string_param if region is not None else ""
-            option = options[each.name] = OutputOptions(_classes(each), region, region_name)
-            if option.classes and region is not None:
+            form = OutputForm(memory=_region(each, regions))
+            form.classes = _classes(each)
+            if form.classes and form.memory is not None:
                 raise InvalidRequestError("Output can't set both 'shared_memory_region' and 'classification'")
-    found = {name: option for name, option in options.items() if option.classes or option.region}
-    return tuple(names), found or None
+            if form.classes or form.memory is not None:
+                forms[each.name] = form
+    return tuple(names), forms or None
 
 
 def _classes(output: Any) -> int:
@@ -168,3 +157,60 @@ def _size(parameters: Any, name: str) -> int:
     if size < 0:
         raise InvalidRequestError(f"'{name}' must not be negative")
     return size
+
+
+_FIELDS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""FP16 and BF16 have no field: they travel as raw contents only."""
+_WIRE_TYPES = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
+}
+
+
+def from_contents(name: str, datatype: str, shape: Sequence[int], contents: Any, model: str) -> Tensor:
+    """The tensor in `contents`. Raises InvalidRequestError when it is not in the datatype's field, when there are more
+    or fewer elements than the shape asks for, and for integers that the datatype cannot hold."""
+    field = _FIELDS.get(datatype)
+    for descriptor, _ in contents.ListFields():
+        if descriptor.name != field:
+            shown = datatype if datatype in NUMPY_TYPES else "<invalid>"
+            raise InvalidRequestError(
+                f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of type "
+                f"'{_WIRE_TYPES[descriptor.name]}', expected datatype '{shown}'"
+            )
+    count = element_count(shape, name)
+    values = getattr(contents, field) if field is not None else ()
+    if field is None or len(values) != count:
+        raise InvalidRequestError(
+            f"unexpected number of elements {len(values)} for input '{name}' for model '{model}', expecting {count}"
+        )
+    dtype = NUMPY_TYPES[datatype]
+    if datatype == "BYTES":
+        array = np.empty(count, np.object_)
+        array[:] = values
+        return Tensor(name, datatype, array.reshape(shape))
+    wide = np.fromiter(values, NUMPY_TYPES[_WIRE_TYPES[field]], count)
+    if dtype.itemsize < wide.dtype.itemsize and count:
+        limits = np.iinfo(dtype)
+        if wide.min() < limits.min or wide.max() > limits.max:
+            raise InvalidRequestError(f"input '{name}' has values that {datatype} cannot hold")
+    return Tensor(name, datatype, wide.astype(dtype, copy=False).reshape(shape))

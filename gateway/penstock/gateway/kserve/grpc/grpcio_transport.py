@@ -1,4 +1,4 @@
-"""The port as the gRPC library serves it."""
+"""The gRPC port as the gRPC library serves it, which asks for newer certificates at each new connection."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import grpc
 
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.listening import listener
-from penstock.gateway.front.tls import ReloadedCertificates
-from penstock.gateway.kserve.grpc.certificates import GrpcCertificates
+from penstock.gateway.front.tls import Certificates, ReloadedCertificates
 from penstock.gateway.kserve.grpc.service import Service
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
 
@@ -56,3 +55,33 @@ class GrpcioTransport:
         if self._following is not None:
             self._following.cancel()
         await self._server.stop(grace=grace)
+
+
+class GrpcCertificates:
+    def __init__(self, certificates: ReloadedCertificates) -> None:
+        self._certificates = certificates
+        self._newer: grpc.ServerCertificateConfiguration | None = None
+        """What the library has not asked for yet."""
+
+    def credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
+        """`mutual`: clients must have a certificate."""
+        first = _configuration(self._certificates.current)
+        return grpc.dynamic_ssl_server_credentials(first, self._fetch, require_client_authentication=mutual)
+
+    def reload(self) -> None:
+        self._certificates.reload()
+
+    async def follow(self) -> None:
+        await self._certificates.follow(self._use)
+
+    async def _use(self, found: Certificates) -> None:
+        self._newer = _configuration(found)
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """None: nothing is new. Called in the library's threads."""
+        newer, self._newer = self._newer, None
+        return newer
+
+
+def _configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(found.key, found.cert)], found.root)

@@ -1,4 +1,4 @@
-"""What every RPC passes through: API keys and roles, the record, the drain, errors as statuses."""
+"""The guard that every RPC passes: API keys and roles, the record, the drain, errors as statuses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import DecodeError
 
-from penstock.engines.errors import InvalidRequestError, PenstockError
-from penstock.gateway.errors import drop_traceback
+from penstock.engines.errors import InvalidRequestError, NotReadyError, PenstockError
+from penstock.gateway.errors import drop_traceback, public_message
 from penstock.gateway.front.access import PROBE, Access, ApiGroup, Restrictions, check_restriction
 from penstock.gateway.front.auth import ApiKeys
 from penstock.gateway.front.call import Call
@@ -22,7 +22,7 @@ from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import SMALL_BODY, Intake
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.load_report import FORMAT_HEADER, LoadReporter
-from penstock.gateway.kserve.grpc.status import shutting_down, status
+from penstock.gateway.kserve.errors import kserve_grpc_status
 
 logger = logging.getLogger("penstock.grpc")
 
@@ -290,3 +290,15 @@ async def abort(rpc: Rpc, error: Exception) -> bytes:
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
     raise AssertionError("abort returned")
+
+
+_CODES = {code.name: code for code in grpc.StatusCode}
+
+
+def status(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """Code and details; the latter hold nothing of exceptions outside the tree of errors."""
+    return _CODES[kserve_grpc_status(error)], public_message(error)
+
+
+def shutting_down() -> NotReadyError:
+    return NotReadyError("GRPC server is shutting down and has stopped accepting new requests.")

@@ -1,11 +1,12 @@
-"""All methods of the gRPC port by path."""
+"""The methods of the gRPC port by path, with reflection, by which tools such as grpcurl learn of the services."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from penstock.engines.errors import PayloadTooLargeError
@@ -26,14 +27,11 @@ from penstock.gateway.front.access import (
 )
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.grpc.administration import Administration
-from penstock.gateway.kserve.grpc.describe import Describe
+from penstock.gateway.kserve.grpc.administration import Administration, Describe
 from penstock.gateway.kserve.grpc.health import CHECK, WATCH, Health
-from penstock.gateway.kserve.grpc.infer import Inference
-from penstock.gateway.kserve.grpc.reflection import PATHS, reflection_method
+from penstock.gateway.kserve.grpc.infer import InferRpcs
 from penstock.gateway.kserve.grpc.rpc import Guard, Message, Method, Rpc, UnaryHandler
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
-from penstock.gateway.kserve.grpc.stream import InferStream
 
 _SERVICE = "/inference.GRPCInferenceService/"
 INFER_PATH = _SERVICE + "ModelInfer"
@@ -60,21 +58,18 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSettings) -> Service:
     """Health, ServerLive and ServerReady need no key and answer while draining; all others are guarded."""
-    describe, inference = Describe(kserve, lambda: health.serving), Inference(kserve, settings.header_forward_pattern)
+    describe, infer = Describe(kserve, lambda: health.serving), InferRpcs(kserve, guard, settings)
     methods = {
         CHECK: guard.open(health_pb2.HealthCheckRequest, health.check),
         WATCH: Method(PROBE, lambda _: health.watch_handler()),
         _SERVICE + "ServerLive": guard.open(pb.ServerLiveRequest, describe.server_live),
         _SERVICE + "ServerReady": guard.open(pb.ServerReadyRequest, describe.server_ready),
-        INFER_PATH: guard.unary(INFER, inference.infer),
+        INFER_PATH: guard.unary(INFER, infer.infer),
     }
     for name, (access, handler) in _plain(describe, Administration(kserve)).items():
         methods[_SERVICE + name] = guard.unary(access, _of_message(name, handler))
 
-    async def stream(rpc: Rpc, context: RequestContext) -> None:
-        await InferStream(inference, guard, rpc, context, settings.max_requests_per_stream).run()
-
-    methods[STREAM_PATH] = guard.stream(INFER, stream)
+    methods[STREAM_PATH] = guard.stream(INFER, infer.stream)
     methods |= dict.fromkeys(PATHS, reflection_method(guard))
     return Service(methods, guard)
 
@@ -112,3 +107,23 @@ def _of_message(name: str, handler: Plain) -> UnaryHandler:
         return bytes((await handler(parse(data), context)).SerializeToString())
 
     return call
+
+
+SERVICES = ("inference.GRPCInferenceService", "grpc.health.v1.Health", reflection.SERVICE_NAME)
+PATHS = tuple(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1alpha", "v1"))
+"""The messages of both versions are the same."""
+
+
+def reflection_method(guard: Guard) -> Method:
+    servicer = reflection.aio.ReflectionServicer(SERVICES)
+    parse = reflection_pb2.ServerReflectionRequest.FromString
+
+    async def call(rpc: Rpc, context: RequestContext) -> None:
+        async for response in servicer.ServerReflectionInfo(_requests(rpc), rpc):
+            await rpc.write(response.SerializeToString())
+
+    async def _requests(rpc: Rpc) -> AsyncIterator[object]:
+        while (data := await rpc.read()) is not grpc.aio.EOF:
+            yield parse(data)
+
+    return guard.stream(SEE_METADATA, call)

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.grpc_transport.settings import ConnectionSettings
-from penstock.gateway.http2.limits import Http2Limits
-from penstock.gateway.http2.pings import PingRules
+from penstock.gateway.http2.bounds import Http2Limits, PingRules
 
 MAX_METADATA_BYTES = 16 << 10
 MAX_STREAMS = 1024

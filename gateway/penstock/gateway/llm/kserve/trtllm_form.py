@@ -15,8 +15,18 @@ from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.llm.choice_output import ChoiceDelta
-from penstock.gateway.llm.kserve.sampling_inputs import generate_request, sampling_fields
-from penstock.gateway.llm.kserve.tensor_form import Form, TextRequest, decoded, flag, scalar, strings, text, wanted
+from penstock.gateway.llm.kserve.tensor_form import (
+    Form,
+    TextRequest,
+    decoded,
+    flag,
+    generate_request,
+    sampling_fields,
+    scalar,
+    strings,
+    text,
+    wanted,
+)
 from penstock.gateway.llm.kserve.vllm_form import add_logprobs
 from penstock.gateway.llm.models import ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, priority_level

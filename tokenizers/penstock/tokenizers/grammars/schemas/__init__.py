@@ -1,6 +1,6 @@
 """JSON schemas in the words that llguidance knows."""
 
-from .effort import Effort
+from .evaluated import Effort
 from .exact_numbers import with_exact_numbers
 from .rewriting import rewritten
 

@@ -6,7 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .effort import Effort
+_MOST = 1 << 23
+_LEAST = 64
+"""Of each step."""
+
+
+class Effort:
+    """What is left of it, in characters that are read. About a second."""
+
+    def __init__(self) -> None:
+        self._left = _MOST
+
+    def spend(self, chars: int = 0) -> None:
+        """Before each step. Raises ValueError when nothing is left."""
+        self._left -= chars + _LEAST
+        if self._left < 0:
+            raise ValueError("the schema takes too long to put in other words")
+
 
 _DEEPEST = 16
 

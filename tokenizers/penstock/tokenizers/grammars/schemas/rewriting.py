@@ -12,8 +12,7 @@ from collections.abc import Callable
 from math import isinf
 from typing import Any
 
-from .effort import Effort
-from .evaluated import Evaluated
+from .evaluated import Effort, Evaluated
 from .negation import ANNOTATIONS, ANY_TEXT, negated
 
 _DRAFTS = ("https://json-schema.org/draft/2020-12/schema", "https://json-schema.org/draft/2020-12/schema#")

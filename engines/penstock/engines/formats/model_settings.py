@@ -1,0 +1,161 @@
+"""Settings in config.json that all engines read: the language model's part of it, its longest context, draft heads.
+
+A checkpoint that also takes images has the language model's settings in one object, and its tensors under other names.
+
+Some models were stretched: their positions are turned by less than in training, and the context is as many times longer
+(RoPE types linear and yarn). Some makers have max_position_embeddings say what the model was trained with, as
+transformers' documentation has it, others say the longer one there (DeepSeek, gpt-oss). With
+original_max_position_embeddings these can be told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penstock.engines.errors import UnsupportedError
+
+_GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8}
+_TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
+    "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
+    "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
+    "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
+    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
+}
+"""By architecture: that of the language model, and what its settings mean where they are left out."""
+TEXT_PARTS = tuple(_TEXT_PARTS)
+
+_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
+"""The last where the whole model was saved without a head."""
+_TIED = "tie_word_embeddings"
+"""What the whole model says of it holds."""
+_HEAD = "language_model.lm_head"
+_OTHERS = (
+    "vision_tower.",
+    "vision_model.",
+    "visual.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.vision_model.",
+    "model.visual.",
+    "model.multi_modal_projector.",
+)
+
+
+def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of config.json, those of the language model; of one that is nothing else, as they are.
+
+    Some of these models give a text token three positions, all of them the same: that is plain RoPE.
+    """
+    names = settings.get("architectures")
+    found = [name for name in names if name in _TEXT_PARTS] if isinstance(names, list) else []
+    if not found:
+        return settings
+    architecture, defaults = _TEXT_PARTS[found[0]]
+    inner = settings.get("text_config") or {}
+    if not isinstance(inner, Mapping):
+        raise UnsupportedError(f"config.json has text_config={str(inner)[:50]}, which is not an object")
+    kind = inner.get("model_type")
+    if architecture == "MistralForCausalLM" and kind not in (None, "mistral"):
+        raise UnsupportedError(f"{found[0]} is supported with a text_config of Mistral's, not of {str(kind)[:50]!r}")
+    outer = {key: value for key, value in settings.items() if key not in ("text_config", "vision_config")}
+    given = {**defaults, **outer, **inner, "architectures": [architecture]}
+    if _TIED in outer:
+        given[_TIED] = outer[_TIED]
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = given.get(key)
+        if isinstance(rope, Mapping) and "mrope" in (rope.get("rope_type"), rope.get("type")):
+            given[key] = {**rope, "rope_type": "default", "type": "default"}
+    return given
+
+
+def text_name(name: str) -> str | None:
+    """Of a tensor or a layer; None: it is no part of the language model."""
+    if name.startswith(_OTHERS):
+        return None
+    if name.startswith(_HEAD):
+        return name.removeprefix("language_model.")
+    prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
+    return name if prefix is None else "model." + name.removeprefix(prefix)
+
+
+_LONGEST = 1 << 26
+"""Several times that of any known model."""
+_STRETCHING = ("linear", "yarn")
+_LONGROPE = ("longrope", "su")
+"""The second is the name of older checkpoints."""
+_STRETCHED_ALREADY = "gemma3"
+"""Has linear, and neither of the two lengths is that of the training."""
+
+
+def context_length(config: Mapping[str, Any], chosen: int | None = None) -> int | None:
+    """In tokens; `config` is config.json, or the language model's part of it, with its defaults. None: it says nothing.
+    With longrope, the context of the short frequencies unless more was `chosen`. Raises UnsupportedError for settings
+    that are not understood."""
+    longest = config.get("max_position_embeddings")
+    if type(longest) is not int:
+        return None
+    for settings in rope_settings(config):
+        kind = settings.get("rope_type") or settings.get("type")
+        if kind in _LONGROPE:
+            original = _original(config, settings)
+            if original is None:
+                raise UnsupportedError("RoPE type 'longrope' needs 'original_max_position_embeddings' in config.json")
+            longest = longest if (chosen or 0) > original else min(longest, original)
+        elif kind in _STRETCHING and not _is_stretched(config):
+            longest = max(longest, _stretched(config, settings, longest))
+    return longest
+
+
+def rope_settings(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Of all layers, or of each type of layers."""
+    found = config.get("rope_parameters") or config.get("rope_scaling")
+    if isinstance(found, Mapping):
+        nested = [value for value in found.values() if isinstance(value, Mapping)]
+        yield from nested or [found]
+
+
+def _is_stretched(config: Mapping[str, Any]) -> bool:
+    names = config.get("architectures")
+    named = [*(names if isinstance(names, list) else []), config.get("model_type")]
+    return any(str(name).lower().startswith(_STRETCHED_ALREADY) for name in named)
+
+
+def _stretched(config: Mapping[str, Any], settings: Mapping[str, Any], longest: int) -> int:
+    factor = settings.get("factor")
+    if factor is None:  # the ratio of the two lengths, in yarn
+        return longest
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < _LONGEST:
+        raise UnsupportedError(f"config.json has a RoPE factor of {str(factor)[:50]}, which is no such factor")
+    length = int(factor * (_original(config, settings) or longest))
+    if length > _LONGEST:
+        raise UnsupportedError(f"config.json's RoPE settings make a context of {length} tokens, more than {_LONGEST}")
+    return length
+
+
+def _original(config: Mapping[str, Any], settings: Mapping[str, Any]) -> int | None:
+    key = "original_max_position_embeddings"
+    found = settings.get(key) or config.get(key)
+    if found is not None and (type(found) is not int or not 0 < found <= _LONGEST):
+        raise UnsupportedError(f"config.json has {key}={str(found)[:50]}, which is no number of tokens")
+    return found
+
+
+_EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+_MTP = ("MiMoForCausalLM",)
+
+
+def is_eagle3(settings: Mapping[str, Any]) -> bool:
+    """Whether this config.json is that of an EAGLE-3 head. EAGLE's own checkpoints say LlamaForCausalLM."""
+    return "draft_vocab_size" in settings or _names_any(settings, _EAGLE3)
+
+
+def has_mtp_head(settings: Mapping[str, Any]) -> bool:
+    """Whether models with this config.json have a layer for multi-token prediction of a kind that is known here."""
+    return _names_any(settings, _MTP)
+
+
+def _names_any(settings: Mapping[str, Any], architectures: tuple[str, ...]) -> bool:
+    names = settings.get("architectures")
+    return isinstance(names, list) and any(name in architectures for name in names)

@@ -29,9 +29,8 @@ from penstock.gateway.llm.chat_texts import ChatValues, chat_text
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.generation import Generation, Usage
-from penstock.gateway.llm.language_models import LanguageModels
+from penstock.gateway.llm.language_models import AcceptedCall, LanguageModels
 from penstock.gateway.llm.models import LoadedModel, ServedModel
-from penstock.gateway.llm.name_routing import AcceptedCall
 from penstock.gateway.llm.prompts import encode_prompts
 from penstock.gateway.llm.request_tokens import prompt_tokens, tokenized_params
 from penstock.gateway.llm.token_logprobs import Candidate, TokenLogprob

@@ -19,7 +19,7 @@ from penstock.gateway.llm.token_logprobs import TokenLogprob, with_text
 from penstock.tokenizers import StopStrings, Tokenizer
 
 if TYPE_CHECKING:
-    from penstock.gateway.llm.name_routing import AcceptedCall
+    from penstock.gateway.llm.language_models import AcceptedCall
 
 
 @dataclass(slots=True)

@@ -635,6 +635,16 @@ def test_a_target_without_the_request_s_api_gets_none_of_its_requests(fleet: Fle
     assert found.headers["x-penstock-target"] == "vectors"
 
 
+def test_a_rule_for_the_own_name_of_another_server_s_model(fleet: Fleet) -> None:
+    put_rule(fleet, "chats-only", "own-llm")
+    answer = ask(fleet, "chats-only", max_tokens=5)
+    assert (answer.json()["model"], answer.headers["x-penstock-target"]) == ("chats-only", "own-llm")
+    ids = [model.id for model in fleet.front.client("admin").models.list()]
+    assert ids.count("chats-only") == 1
+    assert HTTP.delete(f"{fleet.front.url}/traffic/chats-only", headers=ADMIN).status_code == 200
+    assert "x-penstock-target" not in ask(fleet, "chats-only", max_tokens=5).headers
+
+
 @pytest.mark.parametrize(
     ("target", "shadow", "result"),
     [

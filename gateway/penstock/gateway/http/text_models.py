@@ -68,7 +68,8 @@ class TextModels:
         """The text model that gets the request of `context`; None: it is for a model of this server. `body`: as
         TextRouting has it. Raises PenstockError."""
         routed = None if self.routing is None else self.routing.text_model(name, context, api, body)
-        return routed or self.by_name.get(name)
+        is_chosen = context.routed is not None and context.routed.name == name
+        return routed if routed is not None or is_chosen else self.by_name.get(name)
 
     def listed(self) -> dict[str, TextModel]:
         """By all names that clients may know."""

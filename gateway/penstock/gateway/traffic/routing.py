@@ -117,7 +117,7 @@ class Routing(ABC, Generic[_M]):
     def text_model(self, name: str, context: RequestContext, api: str, body: bytes | None) -> TextModel | None:
         """As TextRouting has it. Nothing is chosen yet where no model of another server is concerned."""
         rule = self._table.names[name].rule
-        concerned = rule.targets if rule.shadow is None else (*rule.targets, rule.shadow)
+        concerned = (Target(name), *rule.targets, *(() if rule.shadow is None else (rule.shadow,)))
         if not any(map(self.upstream, concerned)):
             return None
         choice = self.choose(name, context, api)
@@ -178,7 +178,7 @@ class LanguageRouting(Routing[NameHolder]):
         it."""
         found = []
         for name in sorted(self._table.names):
-            if self._dataplane.models.holder(name) is None:
+            if self._dataplane.models.holder(name) is None and name not in self._texts.by_name:
                 with suppress(InvalidRequestError, NotReadyError):
                     found.append((name, self.first(name)))
         return found
@@ -282,7 +282,8 @@ class RoutedText:
     """A model of another server as the target of a request. Implements TextModel and OtherModel."""
 
     def __init__(self, table: TrafficTable, choice: Choice, model: TextModel, ask_inside: AskInside | None) -> None:
-        self.apis, self.created, self.root, self.owner = model.apis, model.created, model.root, model.owner
+        self.apis, self.created, self.root = model.apis, model.created, model.root
+        self.owner, self.folder = model.owner, model.folder
         self._table = table
         self._choice = choice
         self._model = model

@@ -201,7 +201,7 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice]
 
 
-async def _ask_text(ask_inside: AskInside, api: str, body: bytes, target: Choice, tenant: str) -> Texts:
+async def _ask_text(ask_inside: AskInside, api: str, body: bytes, target: Choice, tenant: str) -> Tokens | Texts:
     """Raises OverloadedError, EngineError."""
     answer = await ask_inside(api, body, target, tenant)
     if answer.status in (429, 503):

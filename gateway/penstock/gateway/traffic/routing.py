@@ -121,7 +121,7 @@ class Routing(ABC, Generic[_M]):
         if not any(map(self.upstream, concerned)):
             return None
         choice = self.choose(name, context, api)
-        if body is not None and choice.public.shadows is not None:
+        if body is not None and choice.public.shadows is not None and api != "embeddings":
             choice.body = api, body
         model = self.upstream(choice.target)
         return None if model is None else RoutedText(self._table, choice, model, self.ask_inside)
@@ -331,21 +331,3 @@ def _goes_to_own_model(call: LanguageCall, context: RequestContext) -> None:
     """The fallback answers under its own name, and counts there."""
     call.end(Outcome.SERVER_ERROR)
     context.routed = None
-
-
-class TextRouting:
-    """Implements http.text_models.TextRouting."""
-
-    def __init__(self, language: LanguageRouting, embeddings: EmbeddingRouting) -> None:
-        self._language = language
-        self._embeddings = embeddings
-
-    def text_model(self, name: str, context: RequestContext, api: str, body: bytes | None) -> TextModel | None:
-        if not self._language.has(name):
-            return None
-        if api == "embeddings":
-            return self._embeddings.text_model(name, context, api, None)
-        return self._language.text_model(name, context, api, body)
-
-    def text_names(self) -> list[tuple[str, TextModel]]:
-        return [(name, first.upstream) for name, first in self._language.described() if first.upstream is not None]

@@ -9,17 +9,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.types import ASGIApp
 
 from penstock.gateway.configuration.traffic_rules import TrafficRule
-from penstock.gateway.front.context import Principal
+from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.http.inner_request import InnerAnswer, ask_in_background
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.text_models import TextModels
+from penstock.gateway.http.text_models import TextModel, TextModels
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.pooling.kserve_model import is_offered
 from penstock.gateway.pooling.plane import PoolingPlane
-from penstock.gateway.traffic.routing import EmbeddingRouting, LanguageRouting, TextRouting
+from penstock.gateway.traffic.routing import EmbeddingRouting, LanguageRouting
 from penstock.gateway.traffic.shadows import Result
 from penstock.gateway.traffic.shift import ShiftState
 from penstock.gateway.traffic.store import TrafficStore
@@ -91,6 +91,8 @@ _ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 class TrafficService:
+    """Implements TextRouting."""
+
     def __init__(
         self,
         rules: Iterable[TrafficRule],
@@ -124,6 +126,15 @@ class TrafficService:
 
         self._language.ask_inside = ask
 
+    def text_model(self, name: str, context: RequestContext, api: str, body: bytes | None) -> TextModel | None:
+        if name not in self.table.names:
+            return None
+        side = self._embeddings if api == "embeddings" else self._language
+        return side.text_model(name, context, api, body)
+
+    def text_names(self) -> list[tuple[str, TextModel]]:
+        return [(name, first.upstream) for name, first in self._language.described() if first.upstream is not None]
+
     def _is_elsewhere(self, name: str) -> bool:
         """Whether the other APIs have a model of this name that KServe never has."""
         if self._dataplane.models.holder(name) is not None or self._texts.by_name.get(name) is not None:
@@ -135,6 +146,6 @@ class TrafficService:
         if self.table.names:
             self._dataplane.models.routing = self._language
             self._pooling.routing = self._embeddings
-            self._texts.routing = TextRouting(self._language, self._embeddings)
+            self._texts.routing = self
             if self._on_demand is not None:
                 self._on_demand.public = self.models

@@ -278,33 +278,24 @@ class _CountedStream(CancellableStream):
         _tell(self._shadow, None)
 
 
-class PublicModel(ServedByOthers, SaysReady):
-    """Looks like the first of its targets that is there."""
+class PublicModel(TargetModel, ServedByOthers, SaysReady):
+    """A public name before a request is there: looks like the first of its targets that is there."""
 
     def __init__(self, targets: list[TargetModel]) -> None:
         """At least one."""
         self._targets = targets
-        self._first = targets[0]
-        self.name = self._first.name
+        self.name, self.model = targets[0].name, targets[0].model
 
     def others(self) -> list[InferModel]:
         return [target.model for target in self._targets]
 
     @property
-    def version(self) -> int:
-        return self._first.version
-
-    @property
     def config(self) -> ModelConfig:
         """Under the public name."""
         found = ModelConfig()
-        found.CopyFrom(self._first.config)
+        found.CopyFrom(self.model.config)
         found.name = self.name
         return found
-
-    @property
-    def signature(self) -> ModelSignature:
-        return self._first.signature
 
     @property
     def ready(self) -> bool:
@@ -314,24 +305,9 @@ class PublicModel(ServedByOthers, SaysReady):
     def says_ready(self) -> bool:
         return any(map(reports_ready, self.others()))
 
-    @property
-    def takes_infer(self) -> bool:
-        return self._first.takes_infer
-
-    @property
-    def model_folder(self) -> Path | None:
-        return self._first.model_folder
-
-    @property
-    def statistics(self) -> ModelStatistics:
-        return self._first.statistics
-
     async def infer(self, request: InferRequest) -> InferResponse:
         """Of the first target, for callers that have not let the store choose."""
-        return await self._first.infer(request)
+        return await self._targets[0].infer(request)
 
     def stream(self, request: InferRequest) -> ResponseStream:
-        return self._first.stream(request)
-
-    async def stop(self) -> None:
-        """Nothing: the repository stops its models."""
+        return self._targets[0].stream(request)

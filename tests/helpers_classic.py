@@ -22,10 +22,10 @@ from penstock.classic.base import (
     InstanceContext,
     ModelContext,
 )
+from penstock.classic.batching.rate_limiter import RateLimiter
+from penstock.classic.loading import ClassicModel, load_model
 from penstock.classic.messages import InferRequest
-from penstock.classic.model import ClassicModel, load_model
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.rate_limiter import RateLimiter
 from penstock.classic.tensors import Array, Tensor, datatype_of
 from penstock.engines.errors import PenstockError
 

@@ -17,9 +17,9 @@ from starlette.types import ASGIApp
 from helpers_kserve import FakeModel, FakeModelStore, add_sub
 from helpers_model_host import served_from_a_front
 from penstock.gateway.front.server_health import ServerHealth
-from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.http.stream import ConnectionLimits
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.logs import LogSettings
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import tempfile
+import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
+from penstock.classic.python.link import ArenaFiles
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.store import IndexEntry, ModelStore
 from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.model_host.connection import Connection
 from penstock.gateway.model_host.host import ModelHost
 from penstock.gateway.model_host.host_link import HostLink
+from penstock.gateway.model_host.messages import DownMessage, Published, decode_down, decode_up
 from penstock.gateway.model_host.publication import Sources
 
 
@@ -25,12 +29,32 @@ from penstock.gateway.model_host.publication import Sources
 class Hosted:
     host: ModelHost
     links: list[HostLink]
-    path: Path
+    connections: list[Connection]
+    """Of the fronts."""
 
     async def join(self, regions: SharedMemoryRegions) -> HostLink:
         """One more front."""
-        self.links.append(await HostLink.open(self.path, allow_client_shm=regions.allowed))
-        return self.links[-1]
+        ours, theirs = socket.socketpair()
+        files = ArenaFiles("penstock-test")
+        down, up = os.dup(files.down), os.dup(files.up)
+        near = Connection(files.up, files.down, decode_up, lambda *heard: hosted.heard(*heard), lambda: hosted.lost())
+        await near.open(ours)
+        hosted = self.host.join(near)
+        knows = asyncio.Event()
+
+        def heard(message: DownMessage, tail: memoryview) -> None:
+            link.heard(message, tail)
+            if isinstance(message, Published):
+                knows.set()
+
+        far = Connection(down, up, decode_down, heard, lambda: link.lost())
+        first_trace = (len(self.links) << 32) + 1
+        link = HostLink(far, first_trace, os.getpid(), allow_client_shm=regions.allowed)
+        await far.open(theirs)
+        await knows.wait()
+        self.links.append(link)
+        self.connections.append(far)
+        return link
 
 
 @asynccontextmanager
@@ -44,12 +68,10 @@ async def hosting(
     """A host over this ModelStore and so many fronts of it."""
     regions = regions or SharedMemoryRegions(False)
     async with AsyncExitStack() as ending:
-        path = Path(ending.enter_context(tempfile.TemporaryDirectory())) / "models"
         host = ModelHost(Sources(models, regions, tracing or Tracing(), **more))
-        host.start(path)
         ending.callback(host.stop)
-        found = Hosted(host, [], path)
-        ending.callback(lambda: [link.close() for link in found.links])
+        found = Hosted(host, [], [])
+        ending.callback(lambda: [connection.close() for connection in found.connections])
         for _ in range(fronts):
             await found.join(regions)
         yield found

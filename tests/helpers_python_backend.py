@@ -13,8 +13,8 @@ import numpy as np
 from google.protobuf import text_format
 
 from penstock.classic.base import InferModel, ModelContext
+from penstock.classic.loading import ClassicModel, load_model
 from penstock.classic.messages import InferRequest
-from penstock.classic.model import ClassicModel, load_model
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.python.backend import PythonBackend
 from penstock.classic.tensors import Tensor, datatype_of

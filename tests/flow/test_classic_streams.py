@@ -21,8 +21,8 @@ from helpers_classic import (
     served,
     until,
 )
-from penstock.classic import streams
 from penstock.classic.base import Batch, InferCall
+from penstock.classic.batching import responses as streams
 from penstock.classic.messages import InferResponse
 from penstock.classic.statistics import MAX_RESPONSE_STATISTICS
 from penstock.classic.tensors import Tensor

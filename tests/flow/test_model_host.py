@@ -42,8 +42,8 @@ from penstock.engines.errors import (
 from penstock.gateway.front.context import ANYONE, RequestContext
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tracing import Tracing
-from penstock.gateway.model_host.remote_model import RemoteModel
-from penstock.gateway.model_host.window import MAX_RESPONSES
+from penstock.gateway.model_host.messages import MAX_RESPONSES
+from penstock.gateway.model_host.remote_models import RemoteModel
 
 
 def hosting_all(*models: Any, fronts: int = 2, **more: Any) -> Any:
@@ -153,7 +153,7 @@ async def test_tensors_of_every_type_and_size() -> None:
                 assert given.array.flags.aligned
             model.requests.clear()
             del given
-        connection = hosted.links[0]._connection
+        connection = hosted.connections[0]
         assert connection._outbox.size > 0
         await until(lambda: connection._lent == 0 and connection._outbox.used == 0)
 
@@ -250,7 +250,7 @@ async def test_when_the_host_dies_every_request_ends_once() -> None:
         for responses in results[3:]:
             assert [response.final for response in responses] == [False, True]
             assert isinstance(responses[-1].error, EngineDeadError)
-        await hosted.links[0].lost
+        await hosted.connections[0].ended
         assert not hosted.links[0].models.has("add_sub", "")
         with pytest.raises(NotReadyError):
             await found(hosted, 0, "add_sub").infer(InferRequest(inputs={}))
@@ -265,7 +265,7 @@ async def test_when_a_front_dies_its_requests_are_cancelled_and_no_other_s() -> 
         tensors = {name: Tensor(name, "FP32", np.ones(16, np.float32)) for name in ("INPUT0", "INPUT1")}
         other = asyncio.create_task(found(hosted, 1, "add_sub").infer(InferRequest(inputs=tensors)))
         await until(lambda: hosted.host.requests == 7)
-        hosted.links[0].close()
+        hosted.connections[0].close()
         async with asyncio.timeout(60):
             await model.cancelled.wait()
             await streaming.streams[0].closed.wait()
@@ -280,10 +280,10 @@ async def test_when_a_front_dies_its_requests_are_cancelled_and_no_other_s() -> 
 
 async def test_a_front_that_sends_nonsense_is_shut_out_alone() -> None:
     async with hosting_all(add_sub()) as hosted:
-        transport = hosted.links[0]._connection._transport
+        transport = hosted.connections[0]._transport
         assert transport is not None
         transport.write(b"\xff" * 64)
-        await hosted.links[0].lost
+        await hosted.connections[0].ended
         await until(lambda: hosted.host.fronts == 1)
         tensors = {name: Tensor(name, "FP32", np.ones(16, np.float32)) for name in ("INPUT0", "INPUT1")}
         await found(hosted, 1, "add_sub").infer(InferRequest(inputs=tensors))

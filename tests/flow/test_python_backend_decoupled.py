@@ -12,10 +12,10 @@ import pytest
 
 from helpers_classic import check_books, until
 from helpers_python_backend import CPU, loaded, outputs, request
-from penstock.classic import streams
+from penstock.classic.batching import responses as streams
+from penstock.classic.batching.responses import Stream
+from penstock.classic.loading import ClassicModel
 from penstock.classic.messages import InferResponse
-from penstock.classic.model import ClassicModel
-from penstock.classic.streams import Stream
 from penstock.engines.errors import EngineError
 
 CONFIG = f"""

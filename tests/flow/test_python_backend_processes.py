@@ -36,7 +36,7 @@ from helpers_python_backend import (
 from penstock.classic.base import reports_ready
 from penstock.classic.python import instance as instance_module
 from penstock.classic.python.link import Link
-from penstock.classic.python.options import PythonOptions
+from penstock.classic.python.process import PythonOptions
 from penstock.classic.python.session import Program, Session
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError

@@ -15,7 +15,7 @@ from helpers_classic import model_config, served, until
 from helpers_python_backend import CPU, FakeHost, loaded, outputs, request
 from penstock.classic.base import Batch
 from penstock.classic.messages import InferRequest
-from penstock.classic.python.followers import Followers
+from penstock.classic.python.host_calls import Followers
 from penstock.engines.errors import PenstockError
 
 CONFIG = f"""

@@ -23,10 +23,10 @@ from helpers_classic import (
     until,
 )
 from penstock.classic.base import Batch
+from penstock.classic.batching.rate_limiter import ANY_DEVICE, RateLimiter
+from penstock.classic.loading import ClassicModel
 from penstock.classic.messages import InferResponse
-from penstock.classic.model import ClassicModel
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.rate_limiter import ANY_DEVICE, RateLimiter
 from penstock.engines.errors import InvalidRequestError, NotReadyError
 
 pytestmark = pytest.mark.timeout(30)

@@ -18,7 +18,7 @@ from helpers_server import free_port
 from penstock.classic import identity
 from penstock.classic.base import BackendInstance, Batch, Host, InferModel, ModelContext
 from penstock.classic.caching.cache import CachedResponse, ResponseCache
-from penstock.classic.caching.keys import content_identity, response_key
+from penstock.classic.caching.cached_model import content_identity, response_key
 from penstock.classic.classic_model import ClassicModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig

@@ -13,7 +13,7 @@ import pytest
 from helpers_classic import ECHO, FunctionBackend, Gate, check_books, echo_request, model_config, output, served, until
 from helpers_python_backend import CPU, loaded, outputs, request
 from penstock.classic.base import Batch
-from penstock.classic.model import ClassicModel
+from penstock.classic.loading import ClassicModel
 from penstock.engines.errors import (
     CancelledError,
     DeadlineExceededError,

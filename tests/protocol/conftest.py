@@ -15,9 +15,9 @@ import uvloop
 from helpers_keys import api_keys
 from helpers_server import serving
 from penstock.gateway.front.tls import TlsSettings
-from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.http.stream import ConnectionLimits
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.ports.http_apps import build_app
 from protocol.fake_dataplane import FakeDataPlane

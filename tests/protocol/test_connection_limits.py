@@ -14,7 +14,7 @@ import pytest
 
 from helpers_keys import api_keys
 from helpers_server import wait_until
-from penstock.gateway.http.limits import ConnectionLimits
+from penstock.gateway.http.stream import ConnectionLimits
 from penstock.gateway.llm.dataplane import GenerateRequest
 from protocol.conftest import Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane, Step, delta

@@ -15,8 +15,8 @@ from helpers_server import wait_until
 from penstock.gateway.front.browser_rules import BrowserRules
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.journal import RequestJournal
-from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.http.stream import ConnectionLimits
 from penstock.gateway.http2 import frames
 from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting
 from protocol.conftest import Serve, ServerThread

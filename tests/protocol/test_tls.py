@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from helpers_server import Server, serving, wait_until
 from helpers_tls import client_context, make_certificate, shown_certificate, tls_settings, use_certificate
-from penstock.gateway.http.limits import ConnectionLimits
+from penstock.gateway.http.stream import ConnectionLimits
 from penstock.gateway.llm.dataplane import GenerateRequest
 from protocol.conftest import Serve
 from protocol.fake_dataplane import FakeDataPlane, Step, delta

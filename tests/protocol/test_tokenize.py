@@ -18,8 +18,8 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.front.auth import ApiKeys, key_digest
 from penstock.gateway.front.context import Principal
 from penstock.gateway.front.journal import RequestJournal
-from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.http.stream import ConnectionLimits
 from penstock.gateway.llm.model_parsers import choose_parsers
 from penstock.gateway.llm.models import TextSettings
 from penstock.gateway.ports.http_apps import build_app

@@ -106,7 +106,7 @@ LAYERS = (
     {"database", "errors", "terminal_chat"},
     {"configuration"},
     {"debug_bundle", "front", "http2"},
-    {"http2_sockets"},
+    {"sockets"},
     {"http", "metrics", "spans"},
     {"grpc_transport", "memory", "usage"},
     {"on_demand"},

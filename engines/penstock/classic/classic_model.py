@@ -9,29 +9,21 @@ from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 
-from penstock.classic.accounting import count_batch, count_response
 from penstock.classic.base import BackendModel, ModelContext, ResponseStream, SaysReady
-from penstock.classic.batch import ExecBatch
-from penstock.classic.batcher import DynamicBatcher
-from penstock.classic.call import Call, UnaryCall
-from penstock.classic.custom_batching.batcher import CustomBatcher
-from penstock.classic.custom_batching.strategy import Strategy
-from penstock.classic.fine_timer import FineTimer
+from penstock.classic.batching.batch import Call, ExecBatch, UnaryCall, count_batch, count_response
+from penstock.classic.batching.custom import CustomBatcher, Strategy
+from penstock.classic.batching.fine_timer import FineTimer
+from penstock.classic.batching.queue import DEADLINE_TEXT, DynamicBatcher
+from penstock.classic.batching.ragged import RaggedBatch, ragged_layout
+from penstock.classic.batching.rate_limiter import ModelLimits
+from penstock.classic.batching.responses import Outbox, ResponseOrder, Stream, StreamCall
+from penstock.classic.batching.sequences.batcher import SequenceBatcher
+from penstock.classic.batching.waits import Places
 from penstock.classic.instances import Instance
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.model_limits import ModelLimits
-from penstock.classic.ordering import ResponseOrder
-from penstock.classic.outbox import Outbox
-from penstock.classic.queue import DEADLINE_TEXT
-from penstock.classic.ragged.batch import RaggedBatch
-from penstock.classic.ragged.layout import ragged_layout
-from penstock.classic.sequences.batcher import SequenceBatcher
-from penstock.classic.signature import ModelSignature
+from penstock.classic.signature import ModelSignature, check_request, request_prefix
 from penstock.classic.statistics import ModelStatistics
-from penstock.classic.streams import Stream, StreamCall
-from penstock.classic.validation import check_request, request_prefix
-from penstock.classic.waits import Places
 from penstock.engines.errors import (
     CancelledError,
     DeadlineExceededError,

@@ -1,12 +1,13 @@
-"""What a classic model is asked and what it answers."""
+"""Requests to a classic model and its responses."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.classic.batching.waits import Execution
 from penstock.classic.tensors import Tensor
-from penstock.classic.waits import Execution
 from penstock.engines.errors import PenstockError
 
 Parameter = bool | int | float | str
@@ -102,3 +103,28 @@ class InferResponse:
     parameters: dict[str, Parameter] = field(default_factory=dict)
     error: PenstockError | None = None
     final: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    """Of a WaitingRequest."""
+
+    datatype: str
+    """In the protocol's words: FP32, BYTES."""
+    shape: tuple[int, ...]
+    """As the client sent it, the batch dimension first."""
+    byte_size: int
+    """As it travels: each element of BYTES with four bytes for its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request in the queue, as custom batching sees it: what can be known of it without its data."""
+
+    batch_size: int
+    inputs: Mapping[str, InputInfo]
+    parameters: Mapping[str, Parameter]
+    id: str
+    """Empty when the client has given none."""
+    priority: int
+    """As the client has asked; 0: the model's default level."""

@@ -1,9 +1,13 @@
-"""Files of a model: those that its configuration names, and all that there are."""
+"""Files of a model: those that its configuration names, all that there are, and its Python files as modules."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import CodeType, ModuleType
 
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError
@@ -65,5 +69,30 @@ def model_path(config: ModelConfig, version_folder: Path, *defaults: str) -> Pat
             raise ValueError(f"default_model_filename '{name}' leads out of the model's folder")
         if (version_folder / name).exists():
             return version_folder / name
-    where = f"{version_folder.name}/{names[0]}"
-    raise ValueError(f"unable to find '{where}' for model '{config.name}'")
+    raise not_found(config, version_folder, version_folder / names[0])
+
+
+def not_found(config: ModelConfig, version_folder: Path, path: Path) -> ValueError:
+    """For a file that a model's folder lacks, or that is none."""
+    where = path.relative_to(version_folder.parent).as_posix()
+    return ValueError(f"unable to find '{where}' for model '{config.name}'")
+
+
+def run_file(path: Path, name: str) -> ModuleType:
+    """A Python file of a repository as a module of this name, which stays in sys.modules, where dataclasses and
+    pickling look for it. Each call runs the file again. Raises whatever the file raises."""
+    loader = _Uncached(name, str(path))
+    spec = spec_from_loader(name, loader)
+    assert spec is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+class _Uncached(SourceFileLoader):
+    """Leaves no compiled file in the repository, and reads none: it would be out of date when a file changes twice in a
+    second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code

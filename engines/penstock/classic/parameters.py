@@ -1,4 +1,4 @@
-"""The strings in a model's `parameters` and a backend's options, read as what they mean."""
+"""The strings in a model's `parameters` and a backend's options, read as what they mean: flags, numbers, threads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 
 from penstock.classic.model_config import ModelConfig
+from penstock.engines.host.cores import usable_cores
 
 _BOOLS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
@@ -61,3 +62,25 @@ def choice(values: Mapping[str, str], key: str, choices: Mapping[str, str]) -> s
     if found is None:
         raise ValueError(f"parameter '{key}' must be one of {', '.join(choices)}, not '{values[key][:100]}'")
     return found
+
+
+MAX_THREADS = 1024
+"""Of one pool. Libraries end the process when the system has no more threads for them."""
+
+
+def thread_count(values: Mapping[str, str], key: str) -> int:
+    """0 where nothing is said. Raises ValueError that names the key."""
+    count = whole_number(values, key)
+    if count > MAX_THREADS:
+        raise ValueError(f"parameter '{key}' must be at most {MAX_THREADS} threads, not {count}")
+    return count
+
+
+def instance_count(config: ModelConfig) -> int:
+    """Of all groups and GPUs, of a configuration that is complete."""
+    return sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group) or 1
+
+
+def threads_per_instance(config: ModelConfig) -> int:
+    """This process's cores, divided by the model's instances: at least one."""
+    return max(1, usable_cores() // instance_count(config))

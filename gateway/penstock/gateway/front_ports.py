@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from socket import socket
 from typing import Literal
@@ -20,17 +21,16 @@ from penstock.engines.host.cores import usable_cores
 from penstock.gateway.composition.ports import grpc_settings, tls_settings
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.other_models import TrafficConfig
+from penstock.gateway.front.acceptor import cannot_listen
 from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.drain import DrainState
-from penstock.gateway.front.listening import cannot_listen
 from penstock.gateway.front.quota import Quota
-from penstock.gateway.fronts.doors import Doors
-from penstock.gateway.fronts.front_keys import keys_message
-from penstock.gateway.fronts.listeners import reserve
-from penstock.gateway.fronts.messages import MODELS, REQUESTS, Begin, FromSupervisor, Logs, ReadAgain
-from penstock.gateway.fronts.model_table import ModelTable
+from penstock.gateway.fronts.front_process import Services
+from penstock.gateway.fronts.messages import REQUESTS, Begin, FromSupervisor, Logs, ReadAgain
+from penstock.gateway.fronts.model_table import Doors, ModelTable
 from penstock.gateway.fronts.private_port import PrivatePort
-from penstock.gateway.fronts.supervisor import Fronts
+from penstock.gateway.fronts.quotas import keys_message
+from penstock.gateway.fronts.supervisor import Fronts, reserve
 from penstock.gateway.http.server import HttpServer
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
@@ -48,6 +48,8 @@ from penstock.gateway.usage.ledger import UsageLedger
 logger = logging.getLogger("penstock")
 
 _CORES_OF_FRONT, _MOST_BY_ITSELF = 8, 8
+_TRACES_OF_A_FRONT = 1 << 32
+"""The numbers of a front's traces begin at a multiple of this."""
 _STOP_SECONDS = 15.0
 """That fronts may take to close their connections, before they are killed."""
 
@@ -106,7 +108,8 @@ class FrontPorts:
         self._metrics = metrics
         self._keys = shared.settings.keys
         self._ports: dict[Literal["http", "grpc"], int] = {}
-        self._host: ModelHost | None = None
+        self._host = self._new_host()
+        self._starts = count()
         self._health = Health(shared.would_serve)
         service = build_service(shared.kserve, shared.guard, self._health, grpc_settings(config))
         self._private = PrivatePort(shared.app, service.service)
@@ -114,12 +117,15 @@ class FrontPorts:
             self._first,
             ModelTable(shared.dataplane, shared.models, empty=config.repository.load_on_demand),
             shared.models,
-            shared.settings.drain,
-            self._quota_of,
-            shared.ledger.add,
+            Services(
+                host=self._host,
+                drain=shared.settings.drain,
+                quota_of=self._quota_of,
+                add_usage=shared.ledger.add,
+                crash_folder=config.server.crash_folder,
+            ),
             lambda: shared.traffic.names,
             self._all_gone,
-            config.server.crash_folder,
         )
         grpc_tls = tls_settings(config, "grpc")
         if grpc_tls.enabled:
@@ -139,7 +145,7 @@ class FrontPorts:
         """Raises ConfigError."""
         server = self._config.server
         try:
-            self._host = self._new_host()
+            self._shared.models.changes.watch(self._host.publish)
             await self._private.start(self._folder.path / REQUESTS)
             sockets = self._reserved()
             if server.allow_metrics:
@@ -162,19 +168,14 @@ class FrontPorts:
         )
 
     def _new_host(self) -> ModelHost:
-        """Of nothing where requests load models: who uses them is counted with the requests that are passed on. Raises
-        EngineError."""
+        """Of nothing where requests load models: who uses them is counted with the requests that are passed on."""
         kserve = self._shared.kserve
         serves = no_model if self._config.repository.load_on_demand else is_classic
-        host = ModelHost(Sources(self._shared.models, kserve.shared_memory, kserve.tracing, serves))
-        host.start(self._folder.path / MODELS)
-        self._shared.models.changes.watch(host.publish)
-        return host
+        return ModelHost(Sources(self._shared.models, kserve.shared_memory, kserve.tracing, serves))
 
     async def spread(self) -> None:
         """Returns when all fronts know the regions of shared memory and the settings of traces."""
-        if self._host is not None:
-            await self._host.spread()
+        await self._host.spread()
 
     def _reserved(self) -> list[dict[str, socket]]:
         """For each front, its sockets by port. Raises ConfigError."""
@@ -228,6 +229,7 @@ class FrontPorts:
             config=config,
             salt_key=self._shared.dataplane.salt_key,
             folder=str(self._folder.path),
+            first_trace=next(self._starts) * _TRACES_OF_A_FRONT + 1,
             listens=tuple(self._ports),
         )
         return [begin, keys_message(self._keys.granted), self._logs()]
@@ -258,6 +260,5 @@ class FrontPorts:
         self._health.close()
         await self.fronts.stop(_STOP_SECONDS)
         await asyncio.gather(self._metrics.stop(), self._private.stop())
-        if self._host is not None:
-            self._host.stop()
+        self._host.stop()
         self._folder.remove()

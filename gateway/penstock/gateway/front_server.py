@@ -1,13 +1,14 @@
 """A front: the process that speaks the protocols where a server has several. The supervisor starts it and tells it what
 to serve; when the supervisor is gone, so is the front.
 
-python -m penstock.gateway.front_server BLACK_BOX CONTROL SOCKET...   (descriptors)
+python -m penstock.gateway.front_server BLACK_BOX CONTROL INBOX OUTBOX SOCKET...   (descriptors)
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import shutil
 import signal
@@ -43,14 +44,12 @@ from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.server_log import set_up_log
 from penstock.gateway.front.work_pool import WorkPools
-from penstock.gateway.fronts.channel import Channel
+from penstock.gateway.fronts.counts import samples_of, take
 from penstock.gateway.fronts.forwarding import Forwarder
-from penstock.gateway.fronts.front_keys import granted_by
 from penstock.gateway.fronts.front_models import FrontModels
 from penstock.gateway.fronts.grpc_front import FrontGuard, FrontService
 from penstock.gateway.fronts.http_front import FrontApp
 from penstock.gateway.fronts.messages import (
-    MODELS,
     REQUESTS,
     Begin,
     Counted,
@@ -73,10 +72,9 @@ from penstock.gateway.fronts.messages import (
     Serving,
     Stop,
     Table,
+    decode_from_supervisor,
 )
-from penstock.gateway.fronts.model_counts import take
-from penstock.gateway.fronts.quotas import QuotaClient
-from penstock.gateway.fronts.samples import samples_of
+from penstock.gateway.fronts.quotas import QuotaClient, granted_by
 from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.http.server import HttpServer
 from penstock.gateway.kserve.grpc.server import http2_transport
@@ -84,7 +82,9 @@ from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.engine_sharing import watchdog_config
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.metrics.requests import HttpPortMetrics, IntakeMetrics
+from penstock.gateway.model_host.connection import Connection
 from penstock.gateway.model_host.host_link import HostLink
+from penstock.gateway.model_host.messages import Described, DownMessage, Published, Response
 from penstock.gateway.open_ports import begin_drain
 from penstock.gateway.ports.requests_in_flight import chosen
 from penstock.gateway.usage.ledger import usage_of
@@ -100,55 +100,89 @@ _ENGINE_WAIT = 30.0
 
 
 def main() -> int:
-    box, control, *listeners = map(int, sys.argv[1:])
+    box, control, inbox, outbox, *listeners = map(int, sys.argv[1:])
     record_into(box)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor says what they mean
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_run(control, listeners))
+        return runner.run(_run(socket(fileno=control), inbox, outbox, listeners))
 
 
-async def _run(control: int, listeners: list[int]) -> int:
-    channel: Channel[FromSupervisor] = await Channel.over(socket(fileno=control), FromSupervisor)
-    messages = channel.messages()
-    begin = await anext(messages, None)
+async def _run(control: socket, inbox: int, outbox: int, listeners: list[int]) -> int:
+    supervisor = Supervisor(inbox, outbox)
+    await supervisor.connection.open(control)
+    begin = await supervisor.next_message()
     if not isinstance(begin, Begin):
         return 1
     sockets = {port: socket(fileno=descriptor) for port, descriptor in zip(begin.listens, listeners, strict=True)}
     set_up_log(begin.config.server.logging_level, logging.StreamHandler(sys.stderr), f"front {begin.number}: ")
     try:
-        link = await HostLink.open(Path(begin.folder) / MODELS, allow_client_shm=begin.config.server.allow_client_shm)
-        front = _Front(begin, channel, link, sockets)
-        async for message in messages:  # keys and models are known before the first connection is accepted
+        front = _Front(begin, supervisor, sockets)
+        while (message := await supervisor.next_message()) is not None:
             front.take(message)
-            if isinstance(message, Table):
+            if isinstance(message, Table):  # before it keys and models have come: now connections are accepted
                 break
         await front.start()
     except (ConfigError, PenstockError, OSError) as error:
-        channel.send(Failed(reason=str(error)))
-        await channel.closed()
+        supervisor.send(Failed(reason=str(error)))
+        await supervisor.connection.end()
         return 1
-    async for message in messages:
+    while (message := await supervisor.next_message()) is not None:
         if isinstance(message, Stop):
             await front.stop()
             return 0
         front.take(message)
-    logger.error("the supervisor is gone: this front ends")
-    shutil.rmtree(begin.folder, ignore_errors=True)
+    if os.getppid() == supervisor.pid:
+        logger.error("the connection to the supervisor is lost: this front ends")
+    else:
+        logger.error("the supervisor is gone: this front ends")
+        shutil.rmtree(begin.folder, ignore_errors=True)
     return 1
+
+
+class Supervisor:
+    """A front's end of the border: messages of the supervisor, and the models that it has."""
+
+    link: HostLink
+    """When the first message has come."""
+
+    def __init__(self, inbox: int, outbox: int) -> None:
+        """The files of the two arenas."""
+        self.pid = os.getppid()
+        self._messages: asyncio.Queue[FromSupervisor | None] = asyncio.Queue()
+        self.connection = Connection(inbox, outbox, decode_from_supervisor, self._heard, self._lost)
+        self.send = self.connection.send
+
+    async def next_message(self) -> FromSupervisor | None:
+        """None: the connection has ended."""
+        if self.connection.ended.done() and self._messages.empty():
+            return None
+        return await self._messages.get()
+
+    def _heard(self, message: FromSupervisor | DownMessage, tail: memoryview) -> None:
+        if isinstance(message, Response | Described | Published):
+            self.link.heard(message, tail)
+            return
+        if isinstance(message, Begin):
+            allow = message.config.server.allow_client_shm
+            self.link = HostLink(self.connection, message.first_trace, self.pid, allow_client_shm=allow)
+        self._messages.put_nowait(message)
+
+    def _lost(self) -> None:
+        if hasattr(self, "link"):
+            self.link.lost()
+        self._messages.put_nowait(None)
 
 
 class _Front:
     """Everything that lives as long as the process."""
 
-    def __init__(
-        self, begin: Begin, channel: Channel[FromSupervisor], link: HostLink, sockets: dict[str, socket]
-    ) -> None:
+    def __init__(self, begin: Begin, supervisor: Supervisor, sockets: dict[str, socket]) -> None:
         """Raises ConfigError."""
         config = begin.config
         self._begin = begin
-        self._channel = channel
-        self._link = link
+        self._supervisor = supervisor
+        link = supervisor.link
         pools = WorkPools()
         dataplane = DataPlane(
             request_timeout=config.scheduling.request_timeout or None,
@@ -158,7 +192,7 @@ class _Front:
         )
         self._models = FrontModels(dataplane, link.models, self._attach, self._hold)
         self._keys = ApiKeys({} if config.server.has_keys else None)
-        self._quotas = QuotaClient(channel.send)
+        self._quotas = QuotaClient(supervisor.send)
         self._records = RequestRecords(config, dataplane, self._tell_usage)
         self._journal, load = self._records.journal, self._records.load_reports
         self._metrics = Metrics(
@@ -182,16 +216,11 @@ class _Front:
         service = FrontService(kserve, guard, grpc_settings(config), self._models, forwarder)
         self._grpc = self._new_grpc_server(service, config, sockets["grpc"]) if "grpc" in sockets else None
         self._draining: asyncio.Task[None] | None = None
-        link.lost.add_done_callback(self._tell_lost)
-
-    def _tell_lost(self, lost: asyncio.Future[None]) -> None:
-        """No classic model answers here any more: another front has to take this one's place."""
-        self._channel.send(Failed(reason="its connection to the model host is lost"))
 
     def _tell_usage(self, context: RequestContext) -> None:
         found = usage_of(context)
         if found is not None:
-            self._channel.send(Counted(usage=found))
+            self._supervisor.send(Counted(usage=found))
 
     def _new_grpc_server(self, service: FrontService, config: Config, listener: socket) -> Http2Transport:
         return http2_transport(grpc_settings(config), service.service, self._intake, listener)
@@ -202,7 +231,7 @@ class _Front:
         return AttachedEngine(door, watchdog, name=f"front {self._begin.number}")
 
     def _hold(self, holds: Holds) -> None:
-        self._channel.send(holds)
+        self._supervisor.send(holds)
 
     async def start(self) -> None:
         """Raises OSError."""
@@ -211,7 +240,7 @@ class _Front:
             if port is not None:
                 await port.start()
         settle()
-        self._channel.send(Serving())
+        self._supervisor.send(Serving())
 
     def take(self, message: FromSupervisor) -> None:
         match message:
@@ -228,10 +257,10 @@ class _Front:
                     if port is not None:
                         port.reload_certificates()
             case Report():
-                self._channel.send(self._report(message.id))
+                self._supervisor.send(self._report(message.id))
             case ListRequests():
                 found = chosen(self._journal.in_flight(), message.limit, message.tenant, message.model)
-                self._channel.send(Listed(id=message.id, chosen=found))
+                self._supervisor.send(Listed(id=message.id, chosen=found))
             case Leave():
                 self._drain.leave()
                 for port in (self._http, self._grpc):
@@ -245,7 +274,7 @@ class _Front:
     async def _drain_until_idle(self) -> None:
         await begin_drain(self._drain, self._http, self._grpc)
         await self._drain.wait_idle()
-        self._channel.send(Idle())
+        self._supervisor.send(Idle())
 
     # What is counted
 
@@ -288,8 +317,7 @@ class _Front:
             ports.append(self._grpc.stop(_GRPC_GRACE))
         await asyncio.gather(*ports)
         await self._models.stop()
-        self._link.lost.remove_done_callback(self._tell_lost)
-        self._link.close()
+        self._supervisor.connection.close()
         self._quotas.close()
         self._intake.lag.stop()
         self._records.close()

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.classic.backend_file import load_backend_file
 from penstock.classic.base import Backend
 from penstock.classic.identity import IdentityBackend
+from penstock.classic.loading import load_backend_file
 from penstock.classic.model_config import ModelConfig
 from penstock.gateway.repository.classic_loader import ClassicLoader, ClassicLoaders, FileLoader
 

@@ -20,8 +20,8 @@ from helpers_onnx import identity, save
 from helpers_ragged import CONFIG, write_sums
 from penstock.classic.base import Backend
 from penstock.classic.identity import IdentityBackend
+from penstock.classic.loading import load_model
 from penstock.classic.messages import InferRequest
-from penstock.classic.model import load_model
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime.backend import OnnxRuntimeBackend
 from penstock.classic.openvino.backend import OpenVINOBackend

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from helpers_classic import ECHO, model_config, output, request
-from penstock.classic.batch import ExecBatch
-from penstock.classic.call import Call, UnaryCall
+from penstock.classic.batching.batch import Call, ExecBatch, UnaryCall
+from penstock.classic.batching.responses import ResponseOrder
 from penstock.classic.messages import InferResponse
-from penstock.classic.ordering import ResponseOrder
 from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineDeadError, EngineError

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from helpers_classic import ECHO, model_config
-from penstock.classic.batcher import DynamicBatcher
-from penstock.classic.queue import Waiting
+from penstock.classic.batching.queue import DynamicBatcher, Waiting
 from penstock.engines.errors import DeadlineExceededError, QueueFullError, QueueTimeoutError
 
 US = 1000

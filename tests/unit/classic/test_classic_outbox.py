@@ -6,9 +6,9 @@ import asyncio
 import threading
 
 from helpers_classic import request, until
-from penstock.classic.call import Call, UnaryCall
+from penstock.classic.batching.batch import Call, UnaryCall
+from penstock.classic.batching.responses import Outbox
 from penstock.classic.messages import InferResponse
-from penstock.classic.outbox import Outbox
 
 
 async def test_every_response_arrives_in_order_and_wakes_an_idle_loop() -> None:

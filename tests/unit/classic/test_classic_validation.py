@@ -9,9 +9,8 @@ import pytest
 
 from helpers_classic import ADD_SUB, model_config, request
 from penstock.classic.messages import InferRequest
-from penstock.classic.signature import ModelSignature
+from penstock.classic.signature import ModelSignature, check_request
 from penstock.classic.tensors import Tensor
-from penstock.classic.validation import check_request
 from penstock.engines.errors import InvalidRequestError
 
 NOTE = (

@@ -19,13 +19,11 @@ from hypothesis import strategies as st
 from helpers_backends import model_context
 from helpers_classic import FunctionBackend, Gate, check_books, echo_request, model_config, output, until
 from penstock.classic.base import InstanceContext
-from penstock.classic.call import UnaryCall
-from penstock.classic.custom_batching import batcher as custom
-from penstock.classic.custom_batching.batcher import CustomBatcher
-from penstock.classic.custom_batching.request import WaitingRequest, waiting_request
-from penstock.classic.custom_batching.strategy import Strategy, StrategyError
-from penstock.classic.messages import InferRequest
-from penstock.classic.model import ClassicModel, load_model
+from penstock.classic.batching import custom
+from penstock.classic.batching.batch import UnaryCall
+from penstock.classic.batching.custom import CustomBatcher, Strategy, StrategyError, waiting_request
+from penstock.classic.loading import ClassicModel, load_model
+from penstock.classic.messages import InferRequest, WaitingRequest
 from penstock.classic.model_config import config_dict
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError

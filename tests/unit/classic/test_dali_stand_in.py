@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from helpers_backends import RecordedBatch, RecordedCall, model_config, run
+from penstock.classic.dali.backend import DaliInstance
 from penstock.classic.dali.definition import read_definition
-from penstock.classic.dali.instance import DaliInstance
 from penstock.classic.tensors import Array
 from penstock.engines.errors import InvalidRequestError
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from helpers_backends import model_config
-from penstock.classic.fil.answers import Answers
-from penstock.classic.fil.settings import FilSettings, read_settings
+from penstock.classic.fil.backend import Answers
+from penstock.classic.fil.forest import FilSettings, read_settings
 from penstock.classic.tensors import Array
 
 

@@ -8,7 +8,7 @@ from time import monotonic_ns
 
 import pytest
 
-from penstock.classic.fine_timer import FineTimer
+from penstock.classic.batching.fine_timer import FineTimer
 
 pytestmark = pytest.mark.parametrize("platform", [sys.platform, "other"])
 MILLISECOND = 1_000_000

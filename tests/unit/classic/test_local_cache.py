@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.classic.caching.cache import CachedResponse
-from penstock.classic.caching.local import LocalCache
+from penstock.classic.caching.cache import CachedResponse, LocalCache
 from penstock.classic.messages import InferResponse
 from penstock.classic.tensors import Tensor
 

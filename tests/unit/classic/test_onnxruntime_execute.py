@@ -13,9 +13,8 @@ from onnx import TensorProto, helper
 from helpers_backends import RecordedBatch, RecordedCall, load, model_config, run
 from helpers_onnx import add_sub, add_weights, identity, model, save, tensors
 from penstock.classic.base import BackendInstance
-from penstock.classic.described import DescribedModel
-from penstock.classic.onnxruntime.backend import OnnxRuntimeBackend
-from penstock.classic.onnxruntime.instance import OnnxRuntimeInstance
+from penstock.classic.frameworks import DescribedModel
+from penstock.classic.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeInstance
 from penstock.engines.errors import InvalidRequestError
 
 

@@ -15,8 +15,8 @@ from onnx import TensorProto
 
 from helpers_backends import model_context
 from helpers_onnx import identity, save
+from penstock.classic.loading import ClassicModel, load_model
 from penstock.classic.messages import InferRequest
-from penstock.classic.model import ClassicModel, load_model
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime.backend import OnnxRuntimeBackend
 from penstock.classic.tensors import Array, Tensor, datatype_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.classic.registry import find_backend
+from penstock.classic.loading import find_backend
 
 
 @pytest.mark.parametrize("name", ["dali", "fil", "onnxruntime", "openvino", "python", "pytorch", "tensorflow"])

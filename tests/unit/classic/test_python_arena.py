@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.classic.python.worker import arena
-from penstock.classic.python.worker.arena import ReceiveArena, SendArena
+from penstock.classic.python.worker import wire
+from penstock.classic.python.worker.wire import ReceiveArena, SendArena
 
 PAGE = 4096
 
@@ -79,7 +79,7 @@ def test_it_grows_by_at_least_the_growth() -> None:
 
 
 def test_very_large_segments_give_their_memory_back(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena, "_KEPT", 10 * PAGE)
+    monkeypatch.setattr(wire, "_KEPT", 10 * PAGE)
 
     def pages() -> int:
         return os.fstat(pair.file).st_blocks * 512 // PAGE

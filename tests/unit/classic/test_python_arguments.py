@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.classic.python.worker import utils as pb_utils
+from penstock.classic.python.worker.wire import Packer, SendArena
 
 TENSOR = pb_utils.Tensor("IN", np.ones(1, np.float32))
 COUNTER = pb_utils.MetricFamily.COUNTER
@@ -27,7 +28,8 @@ def test_bytes_are_text_wherever_it_is_asked_for() -> None:
     made = asking(
         model_name=name, requested_output_names=[b"A", "A", bytearray(b"B"), np.bytes_(b"C")], request_id=b"7"
     )
-    assert made.fields()[:3] == ["m", -1, "7"]
+    about, _ = made.pack(Packer(SendArena(-1, 0, 0)))
+    assert about[:3] == ["m", -1, "7"]
     assert made.requested_output_names() == {"A", "B", "C"}
     assert pb_utils.Tensor(b"X", np.ones(1)).name() == "X"
     assert pb_utils.Tensor.from_dlpack(b"X", TENSOR).name() == "X"

@@ -20,7 +20,7 @@ from helpers_classic import until
 from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, loaded, outputs, parsed, request, write_model
 from penstock.classic.base import abandoned
 from penstock.classic.model_config import config_dict
-from penstock.classic.python import auto_complete
+from penstock.classic.python import backend as auto_complete
 from penstock.classic.python.backend import PythonBackend
 from penstock.classic.python.worker.model_config import ModelConfig
 from penstock.classic.python.worker.wire import frame

@@ -14,7 +14,7 @@ import pytest
 
 from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, loaded, parsed, write_model
 from penstock.classic.python.backend import PythonBackend
-from penstock.classic.python.environment import find_environment
+from penstock.classic.python.process import find_environment
 from penstock.engines.errors import EngineError
 
 VENV = """

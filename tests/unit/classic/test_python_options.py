@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.classic.python.backend import PythonBackend
-from penstock.classic.python.environment import find_environment
-from penstock.classic.python.options import PythonOptions
-from penstock.classic.python.output import lines_of
+from penstock.classic.python.process import PythonOptions, find_environment, lines_of
 
 
 def test_triton_s_options() -> None:

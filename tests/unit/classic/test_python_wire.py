@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.classic.python.worker.helpers import deserialize_bytes_tensor
+from penstock.classic.python.worker.tensor import deserialize_bytes_tensor
 from penstock.classic.python.worker.wire import (
     FRAME,
     INLINE_LIMIT,

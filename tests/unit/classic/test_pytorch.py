@@ -17,7 +17,7 @@ from backend_candidates.pytorch import write_exported, write_script
 from helpers_backends import load, model_config, model_context, run
 from helpers_python_backend import FakeHost, outputs, request
 from penstock.classic.base import BackendInstance, InstanceContext, ModelContext
-from penstock.classic.model import load_model
+from penstock.classic.loading import load_model
 from penstock.classic.pytorch.backend import PyTorchBackend
 from penstock.engines.errors import InvalidRequestError
 

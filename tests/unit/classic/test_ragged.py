@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from helpers_classic import model_config, output, request, served
 from penstock.classic.base import Batch
-from penstock.classic.call import Call, UnaryCall
+from penstock.classic.batching.batch import Call, UnaryCall
+from penstock.classic.batching.ragged import GeneratedInput, RaggedBatch, ragged_layout
 from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.ragged.batch import RaggedBatch
-from penstock.classic.ragged.layout import GeneratedInput, ragged_layout
 from penstock.classic.signature import ModelSignature, Shape
 from penstock.engines.errors import EngineError, InvalidRequestError
 

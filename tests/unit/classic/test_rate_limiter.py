@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.classic.rate_limiter import ANY_DEVICE, GLOBAL, RateLimiter, Resource, Seat
+from penstock.classic.batching.rate_limiter import ANY_DEVICE, GLOBAL, RateLimiter, Resource, Seat
 from penstock.engines.errors import InvalidRequestError
 
 R, Q = (0, "R"), (0, "Q")

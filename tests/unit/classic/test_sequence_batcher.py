@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from helpers_classic import ECHO, model_config
-from penstock.classic.call import Call
+from penstock.classic.batching.batch import Call
+from penstock.classic.batching.sequences.batcher import PaddingCall, SequenceBatcher
 from penstock.classic.messages import InferRequest, InferResponse, WarmUpRequest
-from penstock.classic.sequences.batcher import SequenceBatcher
-from penstock.classic.sequences.padding import PaddingCall
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import (
     CancelledError,

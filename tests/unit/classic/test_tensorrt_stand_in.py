@@ -16,9 +16,9 @@ from google.protobuf import text_format
 from helpers_backends import RecordedBatch, RecordedCall, load, model_config, model_context, run
 from helpers_classic import output, request
 from helpers_tensorrt import DataType, MemcpyKind, StandInCudaRuntime, StandInEngine, StandInTensorRT, TensorFormat
-from penstock.classic import groups
+from penstock.classic import instances
 from penstock.classic.base import BackendInstance, InstanceContext
-from penstock.classic.model import load_model
+from penstock.classic.loading import load_model
 from penstock.classic.tensorrt.backend import TensorRTBackend
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
@@ -238,7 +238,7 @@ async def test_requests_of_different_shapes_in_one_batch(monkeypatch: pytest.Mon
         output { name: "LAST" data_type: TYPE_FP32 dims: [ 1 ] } instance_group { kind: KIND_GPU gpus: 0 }
         batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "ENDS" data_type: TYPE_FP32 source_input: "R" }
     """)
-    monkeypatch.setattr(groups, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(instances, "visible_gpus", lambda: 1)
     model = await load_model(model_context(config, gpu.folder), TensorRTBackend({}))
     rows = [[[1.0, 2.0, 3.0]], [[4.0]], [[5.0, 6.0]], [[7.0]]]
     answers = await asyncio.gather(*(model.infer(request(R=np.array(row, np.float32))) for row in rows))

@@ -21,9 +21,9 @@ import numpy as np
 
 from penstock.classic.base import ModelContext
 from penstock.classic.messages import InferRequest
-from penstock.classic.model import load_model
+from penstock.classic.loading import load_model
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
-from penstock.classic.registry import backend_names, find_backend
+from penstock.classic.loading import backend_names, find_backend
 from penstock.classic.tensors import Tensor
 
 folder = Path(sys.argv[1])

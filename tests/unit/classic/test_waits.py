@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.classic.waits import Execution, Places, is_stuck
+from penstock.classic.batching.waits import Execution, Places, is_stuck
 
 
 def test_a_model_that_asks_itself() -> None:

@@ -12,10 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.engines.errors import RateLimitedError
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.quota import Limits, Quota
-from penstock.gateway.fronts.front_keys import granted_by, keys_message
 from penstock.gateway.fronts.messages import Ask, Ended, Granted, Holds, Spent, Table
 from penstock.gateway.fronts.model_table import FrontHolds, Used
-from penstock.gateway.fronts.quotas import QuotaClient, QuotaDesk
+from penstock.gateway.fronts.quotas import QuotaClient, QuotaDesk, granted_by, keys_message
 from penstock.gateway.llm.call_counter import CallCounter
 
 

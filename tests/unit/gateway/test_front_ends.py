@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,20 +12,33 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from helpers_model_host import hosting
+from penstock.classic.python.link import ArenaFiles
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError, OverloadedError
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.drain import DrainState
-from penstock.gateway.front_server import _Front
+from penstock.gateway.front_server import _run
 from penstock.gateway.fronts.forwarding import Forwarder
-from penstock.gateway.fronts.front_process import FrontProcess
-from penstock.gateway.fronts.messages import Begin, Failed, Serving, Table
+from penstock.gateway.fronts.front_process import FrontProcess, Services
+from penstock.gateway.fronts.messages import Begin, Failed, Serving, Table, decode_from_front
 from penstock.gateway.fronts.model_table import Used
 from penstock.gateway.fronts.private_port import PrivatePort
 from penstock.gateway.fronts.supervisor import Fronts, Slot
-from penstock.gateway.kserve.store import ModelStore
+from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.kserve.tracing import Tracing
 from penstock.gateway.lifecycle import Server
+from penstock.gateway.model_host.connection import Connection
+from penstock.gateway.model_host.host import ModelHost
+from penstock.gateway.model_host.messages import Published
+from penstock.gateway.model_host.publication import Sources
 from protocol.asgi_client import call
+
+NO_TAIL = memoryview(b"")
+
+
+def services() -> Services:
+    nothing: Any = SimpleNamespace(models=list, index=lambda *, ready: [], ready=True)
+    host = ModelHost(Sources(nothing, SharedMemoryRegions(False), Tracing()))
+    return Services(host=host, drain=DrainState(), quota_of=lambda digest: None, add_usage=lambda usage: None)
 
 
 class Admitted:
@@ -59,39 +74,33 @@ async def test_engines_stay_open_for_fronts_until_these_have_ended_what_they_let
     assert models.drains == 1
 
 
-async def test_a_front_that_has_lost_the_model_host_says_so(no_models: ModelStore, tmp_path: Path) -> None:
-    sent: list[Any] = []
-    channel: Any = SimpleNamespace(send=sent.append)
-    begin = Begin(number=0, fronts=1, config=Config(), salt_key=b"", folder=str(tmp_path), listens=())
-    async with hosting(no_models, fronts=2) as hosted:
-        first, second = hosted.links
-        _Front(begin, channel, first, {})
-        other = _Front(begin, channel, second, {})
-        await other.stop()
-        await second.lost
-        hosted.host.stop()
-        await first.lost
-        await settle()
-    assert [each for each in sent if isinstance(each, Failed)] == [
-        Failed(reason="its connection to the model host is lost")
-    ]
+async def test_a_front_that_has_lost_its_supervisor_ends_and_leaves_it_its_folder(tmp_path: Path) -> None:
+    """The supervisor lives: its sockets are in there."""
+    ours, theirs = socket.socketpair()
+    files = ArenaFiles("penstock-test")
+    ending = asyncio.create_task(_run(theirs, os.dup(files.down), os.dup(files.up), []))
+    supervisor = Connection(files.up, files.down, decode_from_front, lambda message, tail: None, lambda: None)
+    await supervisor.open(ours)
+    folder = str(tmp_path)
+    supervisor.send(Begin(number=0, fronts=1, config=Config(), salt_key=b"", folder=folder, first_trace=1, listens=()))
+    supervisor.send(Published(1, [], [], None))
+    supervisor.send(Table(revision=1, models=(), routed=()))
+    await supervisor.end()
+    async with asyncio.timeout(60):
+        assert await ending == 1
+    assert tmp_path.is_dir()
 
 
-@pytest.fixture
-def no_models() -> Any:
-    return SimpleNamespace(models=list, index=lambda *, ready: [], ready=True)
-
-
-def test_a_front_that_cannot_go_on_is_ended() -> None:
+async def test_a_front_that_cannot_go_on_is_ended() -> None:
     """Another one takes its place (`Fronts`)."""
     killed: list[bool] = []
-    front = FrontProcess(0, {}, DrainState(), lambda digest: None, lambda usage: None)
+    front = FrontProcess(0, {}, services())
     process: Any = SimpleNamespace(returncode=None, kill=lambda: killed.append(True))
     front._process = process
-    front._take(Failed(reason="it cannot start"))
+    front._take(Failed(reason="it cannot start"), NO_TAIL)
     assert not killed, "it ends by itself"
-    front._take(Serving())
-    front._take(Failed(reason="its connection to the model host is lost"))
+    front._take(Serving(), NO_TAIL)
+    front._take(Failed(reason="it cannot go on"), NO_TAIL)
     assert killed
 
 
@@ -110,7 +119,7 @@ async def test_a_front_begins_with_what_counts_once_it_can_be_told_of_changes(mo
     monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn)
     table: Any = SimpleNamespace(new=lambda routed: (Table(revision=1, models=(), routed=()), Used()))
     nobody: Any = None
-    fronts = Fronts(first, table, nobody, DrainState(), nobody, nobody, lambda: (), nobody)
+    fronts = Fronts(first, table, nobody, services(), lambda: (), nobody)
     with pytest.raises(EngineError, match="ended with status 1"):
         await fronts._start(Slot(0, {}))
     assert given == [[]]

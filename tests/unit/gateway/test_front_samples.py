@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from penstock.classic.statistics import ModelStatistics
-from penstock.gateway.fronts.model_counts import add, take
-from penstock.gateway.fronts.samples import Samples, Sums, samples_of
+from penstock.gateway.fronts.counts import Samples, Sums, add, samples_of, take
 from penstock.gateway.metrics.histogram import Histogram
 
 

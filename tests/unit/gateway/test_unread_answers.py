@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engines.errors import OverloadedError
-from penstock.gateway.front.connection_share import ConnectionShare
-from penstock.gateway.front.intake import SMALL_BODY, BodyBudget
-from penstock.gateway.front.unread_answers import UnreadAnswers
+from penstock.gateway.front.intake import SMALL_BODY, BodyBudget, ConnectionShare, UnreadAnswers
 
 MIB = 1 << 20
 

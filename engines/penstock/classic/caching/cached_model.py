@@ -1,21 +1,74 @@
-"""A model whose responses are kept."""
+"""A model whose responses are kept, and the keys: what an answer depends on, as a hash that nobody can make collide
+(SHA-256).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from hashlib import file_digest, sha256
 from pathlib import Path
 from time import monotonic_ns
+from uuid import uuid4
+from weakref import WeakKeyDictionary
 
-from penstock.classic.base import InferModel, ResponseStream, SaysReady, says_ready
+from penstock.classic.base import InferModel, ModelContext, ResponseStream, SaysReady, says_ready
+from penstock.classic.batching.responses import OneResponse
 from penstock.classic.caching.cache import CachedResponse, ResponseCache, tensor_bytes
-from penstock.classic.caching.keys import response_key
+from penstock.classic.ensemble.model import EnsembleModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.one_response import OneResponse
+from penstock.classic.model_files import TooManyFilesError, files_below
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
-from penstock.classic.tensors import Tensor
+from penstock.classic.tensors import Tensor, to_buffer
+
+
+def response_key(identity: bytes, request: InferRequest) -> bytes:
+    """`identity` names the model version. The rest is the caller's tenant, inputs, requested outputs and parameters,
+    each behind its length, so that no two requests give the same bytes. The request's id, priority and times are not
+    part of it."""
+    digest = sha256()
+
+    def add(data: bytes) -> None:
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+
+    add(identity)
+    add(request.tenant.encode())
+    add(repr(request.outputs).encode())
+    add(repr(sorted(request.parameters.items())).encode())
+    for name, tensor in sorted(request.inputs.items()):
+        add(name.encode())
+        add(f"{tensor.datatype} {tensor.array.shape}".encode())
+        add(to_buffer(tensor))
+    return digest.digest()
+
+
+def loaded_identity() -> bytes:
+    """Of a model version as it is loaded now. Loaded again, it has another one, so nothing stale is ever found."""
+    return uuid4().bytes
+
+
+def content_identity(context: ModelContext) -> bytes:
+    """The same for the same name, version, configuration and files, on any server; that of this load alone where the
+    model's links lead to too many files. In a thread: it reads files."""
+    digest = sha256(f"{context.name}/{context.version}\n".encode())
+    digest.update(context.config.SerializeToString(deterministic=True))
+    places = (place for place in context.model_folder.iterdir() if not _is_another_version(place, context.version))
+    try:
+        for path in files_below(places):
+            digest.update(f"\n{path.relative_to(context.model_folder)}\n".encode())
+            with path.open("rb") as file:
+                digest.update(file_digest(file, "sha256").digest())
+    except TooManyFilesError:
+        return loaded_identity()
+    return digest.digest()
+
+
+def _is_another_version(place: Path, version: int) -> bool:
+    return place.name.isdigit() and place.name != str(version)
+
 
 _LARGE = 1 << 20
 """Bytes of tensors from which hashing or copying them is left to a thread."""
@@ -115,3 +168,22 @@ async def _copied(response: InferResponse) -> CachedResponse:
 def _are_large(tensors: Collection[Tensor]) -> bool:
     """Texts are only counted where there are few of them."""
     return any(each.array.nbytes >= _LARGE for each in tensors) or sum(map(tensor_bytes, tensors)) >= _LARGE
+
+
+class EnsembleIdentity:
+    """Is another one as soon as one of the models, at any depth, has been loaded again."""
+
+    def __init__(self, ensemble: EnsembleModel) -> None:
+        self._ensemble = ensemble
+        self._known: WeakKeyDictionary[InferModel, bytes] = WeakKeyDictionary()
+
+    def __call__(self) -> bytes:
+        """Raises PenstockError when a model is gone."""
+        return b"".join(self._parts(self._ensemble))
+
+    def _parts(self, model: InferModel) -> list[bytes]:
+        parts = [self._known.setdefault(model, uuid4().bytes)]
+        if isinstance(model, EnsembleModel):
+            for each in model.step_models().values():
+                parts += self._parts(uncached(each))
+        return parts

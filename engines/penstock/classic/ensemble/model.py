@@ -2,26 +2,153 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from time import monotonic_ns
 
 from penstock.classic.base import InferModel, ModelContext
-from penstock.classic.ensemble.books import Entry
-from penstock.classic.ensemble.in_flight import InFlight
 from penstock.classic.ensemble.plan import make_plan
-from penstock.classic.ensemble.request import EnsembleRequest, Values
-from penstock.classic.ensemble.running import IsLast, run_stages, run_steps
-from penstock.classic.ensemble.stream import EnsembleStream, Give
+from penstock.classic.ensemble.running import EnsembleRequest, IsLast, Values, run_stages, run_steps
 from penstock.classic.ensemble.wiring import wire
-from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.messages import InferRequest, InferResponse, Timings
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.signature import ModelSignature
+from penstock.classic.signature import ModelSignature, check_request
 from penstock.classic.statistics import ModelStatistics
-from penstock.classic.validation import check_request
 from penstock.engines.errors import CancelledError, EngineError, NotReadyError, PenstockError, UnsupportedError
+
+_UNREAD = 16
+"""Responses that wait for their reader. Then the steps wait, too."""
+
+Give = Callable[[InferResponse], Awaitable[None]]
+"""Takes a response; waits while too many are unread."""
+
+
+class EnsembleStream:
+    """Implements ResponseStream over a task that runs the request."""
+
+    def __init__(self, produce: Callable[[Give], Coroutine[None, None, None]], ended: Callable[[], None]) -> None:
+        """`produce` gives all responses, the last one `final`. `ended` is called once, when it is over."""
+        self._unread: asyncio.Queue[InferResponse] = asyncio.Queue(_UNREAD)
+        self._closed = False
+        self._task = asyncio.create_task(produce(self._unread.put))
+        self._ended = ended
+        self._task.add_done_callback(self._over)
+
+    def __aiter__(self) -> EnsembleStream:
+        return self
+
+    async def __anext__(self) -> InferResponse:
+        if self._closed:
+            raise StopAsyncIteration
+        response = await self._unread.get()
+        if self._closed:
+            raise StopAsyncIteration
+        return self._given(response)
+
+    def ready(self) -> InferResponse | None:
+        return None if self._closed or self._unread.empty() else self._given(self._unread.get_nowait())
+
+    def _given(self, response: InferResponse) -> InferResponse:
+        self._closed = response.final
+        return response
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._ended()
+        if self._closed and self._unread.empty():
+            self._unread.put_nowait(InferResponse(None))  # wakes the reader of a stream that another task has closed
+
+    def close(self) -> None:
+        if not self._closed:  # behind the final response, the task ends by itself
+            self._closed = True
+            self._task.cancel()
+
+
+class InFlight:
+    """Requests in the order of their beginning: `settled` waits for those that have begun, and for no later ones."""
+
+    def __init__(self) -> None:
+        self._running: dict[asyncio.Event, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def begin(self) -> asyncio.Event:
+        """To be given to `end`."""
+        ended = asyncio.Event()
+        self._running[ended] = None
+        return ended
+
+    def end(self, request: asyncio.Event) -> None:
+        del self._running[request]
+        request.set()
+
+    async def settled(self) -> None:
+        for request in list(self._running):
+            await request.wait()
+
+
+class Entry:
+    """A request, from its admission to its end. One that succeeds is one execution with the times of its steps."""
+
+    def __init__(
+        self,
+        statistics: ModelStatistics,
+        in_flight: InFlight,
+        inferences: int,
+        timings: Timings,
+        outer: Timings | None,
+    ) -> None:
+        """`timings`: what its steps have taken; `outer`: those of the ensemble that it is a step of."""
+        self._statistics = statistics
+        self._in_flight = in_flight
+        self._timings = timings
+        self._outer = outer
+        self._inferences = inferences
+        self._started = monotonic_ns()
+        self._running: asyncio.Event | None = in_flight.begin()
+        self._has_responded = False
+
+    def responded(self) -> None:
+        """There is a response of a stream, or an error in its place."""
+        if not self._has_responded:
+            self._has_responded = True
+            if self._statistics.observer is not None:
+                self._statistics.observer.first_response(monotonic_ns() - self._started)
+
+    def succeeded(self) -> None:
+        if self._ended():
+            return
+        spent, count = self._timings, self._inferences
+        if self._outer is not None:
+            self._outer.add(spent.compute_input, spent.compute_infer, spent.compute_output)
+        times = {
+            "compute_input": spent.compute_input,
+            "compute_infer": spent.compute_infer,
+            "compute_output": spent.compute_output,
+        }
+        self._statistics.executed(count, **times)
+        total = monotonic_ns() - self._started
+        self._statistics.succeeded(requests=1, inferences=count, total=total, queue=0, **times)
+        if self._statistics.observer is not None:
+            self._statistics.observer.request(total=total, queue=0, **times)
+
+    def failed(self, error: BaseException) -> None:
+        if not self._ended():
+            cancelled = isinstance(error, CancelledError | asyncio.CancelledError)
+            reason = "CANCELED" if cancelled else "OTHER"
+            self._statistics.failed(monotonic_ns() - self._started, reason)
+
+    def _ended(self) -> bool:
+        """Whether it had ended before."""
+        running, self._running = self._running, None
+        if running is None:
+            return True
+        self._in_flight.end(running)
+        return False
+
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.model_files import model_path
-from penstock.classic.onnxruntime import library
+from penstock.classic.model_files import model_path, not_found
+from penstock.classic.onnxruntime.options import load_onnxruntime
 
 FILENAME = "model.onnx"
 _IN_MEMORY = "add_external_initializers_from_files_in_memory"
@@ -24,7 +24,7 @@ def model_file(config: ModelConfig, version_folder: Path) -> Path:
     if path.is_dir():
         path /= FILENAME
     if not path.is_file():
-        raise ValueError(f"unable to find '{path.relative_to(version_folder.parent)}' for model '{config.name}'")
+        raise not_found(config, version_folder, path)
     return path
 
 
@@ -35,7 +35,7 @@ def external_data(path: Path, folder: Path) -> list[str]:
     A model comes with a path for each tensor that lies beside it, and may have been uploaded: without this check, it
     could be made of any file that the server may read.
     """
-    onnx = library.load("onnx")
+    onnx = load_onnxruntime("onnx")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())

@@ -1,16 +1,40 @@
-"""How a session runs: threads, memory, graph optimisation, from a model's configuration and the backend's options."""
+"""ONNX Runtime and the options of its sessions: threads, memory, graph optimisation, execution providers, from a
+model's configuration and the backend's options. The package is imported when the first model needs it.
+"""
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.classic.base import InstanceContext
+from penstock.classic.frameworks import load_package
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.onnxruntime import library
-from penstock.classic.parameters import choice, flag, strings
-from penstock.classic.threads import thread_count, threads_per_instance
+from penstock.classic.parameters import choice, flag, strings, thread_count, threads_per_instance
 from penstock.engines.host.cores import usable_cores
+
+INVALID_ARGUMENT = 2
+FAIL = 1
+_ERROR = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+_PLACE = re.compile(r"(?:\S*/onnxruntime/\S+|\w+\.(?:cc|h)):\d+ (?:[\w:<>~&* ]+\([^)]*\)(?: const)? )?")
+_INSTALL = "'penstock-server[onnx]', or for NVIDIA GPUs onnxruntime-gpu and onnx"
+
+
+def load_onnxruntime(module: str = "onnxruntime") -> Any:
+    """The module `onnxruntime` (or `onnx`). Raises ValueError that says how to install it."""
+    return load_package(module, "ONNX models", _INSTALL)
+
+
+def explain(error: Exception) -> tuple[int, str]:
+    """The code of an ONNX Runtime error (0: it is none) and a text without the places in its own source."""
+    match = _ERROR.match(str(error))
+    if match is None:
+        return 0, f"{type(error).__name__}: {error}"
+    code, text = match.groups()
+    return int(code), f"onnx runtime error {code}: {_PLACE.sub('', text).strip()}"
+
 
 _LEVELS = {0: "ORT_ENABLE_ALL", -1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
 """By `optimization.graph.level`."""
@@ -34,7 +58,7 @@ _global_sizes: list[tuple[int, int]] = []
 
 def session_options(config: ModelConfig, backend_options: Mapping[str, str]) -> Any:
     """Of every instance of the model. Raises ValueError that names what cannot be."""
-    onnxruntime = library.load()
+    onnxruntime = load_onnxruntime()
     parameters = strings(config)
     options = onnxruntime.SessionOptions()
     level = config.optimization.graph.level
@@ -54,7 +78,7 @@ def session_options(config: ModelConfig, backend_options: Mapping[str, str]) -> 
 
 def run_options(config: ModelConfig) -> Any:
     """Of every execution."""
-    options = library.load().RunOptions()
+    options = load_onnxruntime().RunOptions()
     options.log_severity_level = _NOTHING
     parameters = strings(config)
     if _SHRINKAGE in parameters:
@@ -92,5 +116,96 @@ def _share_threads(backend_options: Mapping[str, str]) -> None:
     )
     with _global_threads:
         if not _global_sizes:
-            library.load().set_global_thread_pool_sizes(*sizes)
+            load_onnxruntime().set_global_thread_pool_sizes(*sizes)
             _global_sizes.append(sizes)
+
+
+Provider = tuple[str, dict[str, str]]
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+OPENVINO = "OpenVINOExecutionProvider"
+
+_PACKAGES = {CUDA: "onnxruntime-gpu", TENSORRT: "onnxruntime-gpu and tensorrt", OPENVINO: "onnxruntime-openvino"}
+_PRECISIONS = {"FP32": "", "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable"}
+_RENAMED = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
+"""Triton's names of TensorRT's options, where ONNX Runtime has others."""
+_ALGORITHMS = {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"}
+_STRATEGIES = {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"}
+
+
+def providers(config: ModelConfig, instance: InstanceContext) -> list[Provider]:
+    """In order of preference; the CPU's is last, for the operators that no other has.
+
+    Raises ValueError that names a provider which this onnxruntime lacks, and what to install for it.
+    """
+    accelerators = config.optimization.execution_accelerators
+    found: list[Provider] = []
+    if instance.kind == "GPU":
+        found += _gpu_providers(config, instance.device_id, accelerators.gpu_execution_accelerator)
+    for accelerator in accelerators.cpu_execution_accelerator:
+        if accelerator.name != "openvino":
+            raise _unknown(accelerator.name)
+        found.append((OPENVINO, {"device_type": "CPU"} | dict(accelerator.parameters)))
+    found.append((CPU, {}))
+    _check_available(found, instance)
+    return found
+
+
+def _gpu_providers(config: ModelConfig, device_id: int, accelerators: Sequence[Any]) -> list[Provider]:
+    found: list[Provider] = []
+    device = {"device_id": str(device_id)}
+    cuda = _deprecated_cuda_options(strings(config))
+    for accelerator in accelerators:
+        if accelerator.name == "tensorrt":
+            found.append((TENSORRT, _tensorrt_options(accelerator.parameters) | device))
+        elif accelerator.name == "cuda":
+            cuda |= dict(accelerator.parameters)
+        else:
+            raise _unknown(accelerator.name)
+    return [*found, (CUDA, cuda | device)]
+
+
+def _tensorrt_options(parameters: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for key, value in parameters.items():
+        if key == "precision_mode":
+            if value not in _PRECISIONS:
+                raise ValueError(f"unsupported precision mode '{value}' is requested")
+            if _PRECISIONS[value]:
+                found[_PRECISIONS[value]] = "1"
+        elif key in _RENAMED or key.startswith("trt_"):
+            found[_RENAMED.get(key, key)] = value
+        else:
+            raise ValueError(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
+    return found
+
+
+def _deprecated_cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
+    """CUDA's options as they were given before there was an accelerator called `cuda`."""
+    found = {key: parameters[key] for key in ("gpu_mem_limit", "do_copy_in_default_stream") if key in parameters}
+    for key, choices in (("cudnn_conv_algo_search", _ALGORITHMS), ("arena_extend_strategy", _STRATEGIES)):
+        if key in parameters:
+            found[key] = choice(parameters, key, choices)
+    return found
+
+
+def _check_available(wanted: Sequence[Provider], instance: InstanceContext) -> None:
+    available = load_onnxruntime().get_available_providers()
+    for name, _ in wanted:
+        if name not in available:
+            kind = " or KIND_CPU in instance_group" if name == CUDA else ""
+            raise ValueError(
+                f"instance '{instance.name}' (KIND_{instance.kind}) needs the {name}, which the installed onnxruntime"
+                f" does not have (it has {', '.join(available)}): install {_PACKAGES[name]} in place of"
+                f" onnxruntime{kind and ',' + kind}"
+            )
+
+
+def _unknown(name: str) -> ValueError:
+    return ValueError(f"unknown Execution Accelerator '{name}' is requested")

@@ -1,16 +1,43 @@
-"""What a model's parameters mean: those of Triton's OpenVINO backend."""
+"""OpenVINO, imported when the first model needs it, and the parameters of Triton's OpenVINO backend."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from penstock.classic.frameworks import load_package
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.openvino import library
-from penstock.classic.parameters import choice, flag, strings
-from penstock.classic.threads import instance_count, thread_count
+from penstock.classic.parameters import choice, flag, instance_count, strings, thread_count
 from penstock.engines.host.cores import usable_cores
+
+_PLACES = re.compile(
+    r"(?:Exception from |Check '.*' failed at )?\S*src/\S+:\d+:?|FrontEnd API failed.*|Caught exception: "
+)
+_PATHS = re.compile(r"/[^\s\"']*/")
+
+
+def load_openvino() -> Any:
+    """The module. Raises ValueError that says how to install it."""
+    return load_package("openvino", "OpenVINO models", "openvino")
+
+
+@cache
+def core() -> Any:
+    """The one of the process: its plugins share their threads."""
+    found = load_openvino().Core()
+    # weights that stay mapped change with the file, and end the process if it becomes shorter
+    found.set_property({"ENABLE_MMAP": False})
+    return found
+
+
+def explain(error: Exception) -> str:
+    """A text without the places in OpenVINO's own source, and without folders of this machine."""
+    text = _PLACES.sub("", str(error))
+    return " ".join(_PATHS.sub("", text).split())[:400] or type(error).__name__
+
 
 _HINTS = {name: name for name in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}
 _REFUSED = {
@@ -58,7 +85,7 @@ def options(config: ModelConfig, backend_options: Mapping[str, str]) -> Options:
 
 def _device(parameters: Mapping[str, str]) -> str:
     device = parameters.get("TARGET_DEVICE", "CPU").strip().upper()
-    kinds = {name.partition(".")[0] for name in library.core().available_devices} | {"AUTO"}
+    kinds = {name.partition(".")[0] for name in core().available_devices} | {"AUTO"}
     if device.partition(".")[0].partition(":")[0] not in kinds:
         raise ValueError(f"parameter 'TARGET_DEVICE' is '{device[:64]}'; this machine has {', '.join(sorted(kinds))}")
     return device

@@ -1,24 +1,30 @@
-"""What models ask of the server: other models, the control of models, metrics, log lines."""
+"""Calls of models to the server: other models, the control of models, metrics, log lines."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, closing, contextmanager
 from contextvars import Context
 from typing import Any, TypeVar
 
 from penstock.classic.base import CancellableStream, Host, InferCall, InferModel, Metric, ResponseStream, paced
+from penstock.classic.batching.waits import Execution
 from penstock.classic.messages import InferRequest, InferResponse
-from penstock.classic.python.cancellations import Cancellations
-from penstock.classic.python.codes import to_error, to_fields
-from penstock.classic.python.followers import Followers
-from penstock.classic.python.link import Link
-from penstock.classic.python.tensors import pack_response, unpack
+from penstock.classic.python.link import Link, pack_response, to_error, to_fields, unpack
 from penstock.classic.python.worker.wire import Packer
-from penstock.classic.waits import Execution
 from penstock.engines.errors import (
     CancelledError,
     InvalidRequestError,
@@ -27,6 +33,39 @@ from penstock.engines.errors import (
     PenstockError,
     UnsupportedError,
 )
+
+_INTERVAL = 0.02
+"""Seconds between looks. There are none while no model asks another one."""
+
+
+class Followers:
+    def __init__(self) -> None:
+        self._following: dict[asyncio.Task[None], Collection[InferCall]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def follow(self, task: asyncio.Task[None], calls: Collection[InferCall]) -> None:
+        """The task is cancelled when all of these have been."""
+        self._following[task] = calls
+        task.add_done_callback(self._following.pop)
+        if self._timer is None:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_INTERVAL, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        for task, calls in list(self._following.items()):
+            if all(call.cancelled for call in calls):
+                loop.call_soon(task.cancel)  # it must have begun, or nothing would tell the model of its end
+        if self._following:
+            self._wait()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +85,19 @@ class HostCalls:
         link: Link,
         host: Host,
         instance: str,
-        cancellations: Cancellations,
+        watch: Callable[[], None],
         calls: Mapping[int, InferCall],
         execution: Callable[[Sequence[InferCall]], Execution | None],
     ) -> None:
-        """`calls` are the requests that the process has not answered yet, by their numbers; `execution` gives what it
-        executes now and what waits for a request that is made for these."""
+        """`watch` is called when the process wants to know what is cancelled; `calls` are the requests that it has not
+        answered yet, by their numbers; `execution` gives what it executes now and what waits for a request that is made
+        for these."""
         self._link = link
         self._host = host
         self._instance = instance
         self._log = logging.getLogger(f"penstock.models.{instance}")
         self._nobody = Context()
         """For log lines: messages are read in the context of the request that has loaded the model."""
-        self._cancellations = cancellations
         self._calls = calls
         self._execution = execution
         self._followers = Followers()
@@ -80,7 +119,7 @@ class HostCalls:
             "metric_family": host.metric_family,
             "metric": self._metric,
             "metric_value": self._metric_value,
-            "watch": cancellations.ask,
+            "watch": watch,
         }
 
     def call(self, fields: list[Any], tail: memoryview) -> None:

@@ -12,20 +12,56 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.classic.base import Batch, Host, InferCall
+from penstock.classic.batching.waits import Execution
 from penstock.classic.messages import InferRequest, InferResponse
-from penstock.classic.python.cancellations import Cancellations
-from penstock.classic.python.copies import Copies
 from penstock.classic.python.host_calls import HostCalls
-from penstock.classic.python.link import Link
+from penstock.classic.python.link import Copies, Link, pack, unpack_response
 from penstock.classic.python.process import Launch, ModelProcess
-from penstock.classic.python.tensors import pack, unpack_response
 from penstock.classic.python.worker.wire import Packer, encode_strings
 from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Tensor
-from penstock.classic.waits import Execution
 from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
 from penstock.engines.host.crash_folder import Crash, keep_evidence, signal_name
 from penstock.engines.host.failure_text import one_line
+
+_INTERVAL = 0.02
+"""Seconds between looks at the open requests. There are none for models that never ask."""
+
+
+class Cancellations:
+    def __init__(self, link: Link, calls: Mapping[int, InferCall]) -> None:
+        self._link = link
+        self._calls = calls
+        self._told: set[int] = set()
+        self._asked = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def ask(self) -> None:
+        """The process wants to know, from now on."""
+        self._asked = True
+        self._look()
+
+    def watch(self) -> None:
+        """There are new requests."""
+        if self._asked and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_INTERVAL, self._look)
+
+    def _look(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._told.intersection_update(self._calls)
+        new = [number for number, call in self._calls.items() if call.cancelled and number not in self._told]
+        if new:
+            self._told.update(new)
+            self._link.send("cancelled", [new])
+        if self._calls:
+            self.watch()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +135,7 @@ class Session:
         self._link = await Link.connect(self.process.socket, self.process.files, sizes, self._on_message)
         self._cancellations = Cancellations(self._link, self._open)
         self._host_calls = HostCalls(
-            self._link, self._program.host, self._name, self._cancellations, self._open, self._execution
+            self._link, self._program.host, self._name, self._cancellations.ask, self._open, self._execution
         )
         try:
             # not wait_for: that of Python 3.11 forgets a cancellation that comes together with the message

@@ -5,15 +5,19 @@ docs/backends.md says what of it there is.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.classic.base import Backend, BackendModel, InstanceContext, ModelContext
-from penstock.classic.described import (
+from penstock.classic.base import Backend, BackendInstance, BackendModel, Batch, InstanceContext, ModelContext
+from penstock.classic.batching.ragged import generated_inputs
+from penstock.classic.batching.sequences.controls import server_inputs, state_outputs
+from penstock.classic.frameworks import (
     DescribedModel,
+    Scalars,
     check,
     complete,
     default_max_batch_size,
@@ -23,14 +27,25 @@ from penstock.classic.described import (
 from penstock.classic.model_config import ModelConfig, datatype_name, datatype_value
 from penstock.classic.parameters import check_options
 from penstock.classic.python.backend import PythonBackend
-from penstock.classic.pytorch import library
-from penstock.classic.pytorch.binding import DICTIONARY, STRINGS, InputBinding, bind_inputs, bind_outputs
-from penstock.classic.pytorch.files import Format, model_file
-from penstock.classic.pytorch.instance import PyTorchInstance
-from penstock.classic.pytorch.options import Options, options
-from penstock.classic.pytorch.programs import Program, load_program
-from penstock.classic.ragged.layout import generated_inputs
-from penstock.classic.sequences.tensors import server_inputs, state_outputs
+from penstock.classic.pytorch.options import Options, check_installed, explain, load_torch, options
+from penstock.classic.pytorch.programs import (
+    DICTIONARY,
+    STRINGS,
+    Format,
+    InputBinding,
+    Program,
+    bind_inputs,
+    bind_outputs,
+    from_strings,
+    from_torch,
+    load_program,
+    model_file,
+    results,
+    to_strings,
+    to_torch,
+)
+from penstock.classic.tensors import Array
+from penstock.engines.errors import EngineError, InvalidRequestError, NoResourcesError, PenstockError
 
 _RUNTIME = "model.py"
 
@@ -51,7 +66,7 @@ class PyTorchBackend(Backend):
         self._modules = ModuleBackend({})
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
-        library.check_installed()
+        check_installed()
         if _is_module(config):
             self._modules.auto_complete(config, version_folder)
             return
@@ -64,7 +79,7 @@ class PyTorchBackend(Backend):
                 f"model '{config.name}' needs its inputs and outputs in config.pbtxt: '{path.name}' ({format.value})"
                 " does not tell their shapes and types"
             )
-        program = load_program(path, format, library.load().device("cpu"))
+        program = load_program(path, format, load_torch().device("cpu"))
         assert program.described is not None
         complete(config, program.described, min(default_max_batch_size(self.options), program.most_rows or 1 << 30))
 
@@ -86,7 +101,7 @@ class PyTorchModel(BackendModel):
         self._loading = threading.Lock()
 
     def load_instance(self, context: InstanceContext) -> PyTorchInstance:
-        device = library.load().device("cpu" if context.kind != "GPU" else f"cuda:{context.device_id}")
+        device = load_torch().device("cpu" if context.kind != "GPU" else f"cuda:{context.device_id}")
         program = self._program(device)
         binding, scalars = _bound(program, self._config)
         return PyTorchInstance(program, binding, scalars, self._config, self._options, device)
@@ -165,3 +180,89 @@ def _renamed(described: DescribedModel, binding: InputBinding, config: ModelConf
             if index < len(outputs):
                 outputs[index] = replace(outputs[index], name=name)
     return DescribedModel(tuple(inputs), tuple(outputs))
+
+
+logger = logging.getLogger(__name__)
+
+
+class PyTorchInstance(BackendInstance):
+    def __init__(
+        self,
+        program: Program,
+        binding: InputBinding,
+        scalars: Iterable[str],
+        config: ModelConfig,
+        options: Options,
+        device: Any,
+    ) -> None:
+        """`scalars`: inputs that the program takes without dimensions."""
+        self._torch = load_torch()
+        self._program = program
+        self._binding = binding
+        self._options = options
+        self._device = device
+        outputs = [*config.output, *state_outputs(config)]
+        self._places = bind_outputs([tensor.name for tensor in outputs])
+        self._scalars = Scalars(scalars, (), ())
+        self._dims = {
+            tensor.name: tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+            for tensor in config.output
+        }
+        self._texts = {tensor.name for tensor in config.output if datatype_name(tensor.data_type) == "BYTES"}
+        self._batched = config.max_batch_size > 0
+        self._thread_is_set = False
+
+    def execute(self, batch: Batch) -> None:
+        if not self._thread_is_set:
+            self._set_thread()
+        inputs = batch.gather()
+        self._scalars.for_model(inputs)
+        shared = len(batch.calls) == 1
+        try:
+            with self._torch.inference_mode(self._options.inference_mode), self._torch.no_grad():
+                feed = {name: self._to_torch(name, array, shared) for name, array in inputs.items()}
+                found = self._program.run(self._binding.values(feed))
+                outputs = {name: self._from_torch(name, value) for name, value in results(found, self._places).items()}
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise self._explained(error) from error
+        finally:
+            if self._options.clean_cache and self._device.type == "cuda":
+                self._torch.cuda.empty_cache()
+        batch.scatter(outputs)
+
+    def _set_thread(self) -> None:
+        """PyTorch keeps both for each thread, and this one is the instance's own."""
+        self._torch.set_num_threads(self._options.threads)
+        if not self._options.optimized:
+            self._torch._C._set_graph_executor_optimize(False)
+        self._thread_is_set = True
+
+    def _to_torch(self, name: str, array: Array, shared: bool) -> Any:
+        if array.dtype.hasobject:
+            return to_strings(name, array)
+        return to_torch(array, self._device, shared=shared)
+
+    def _from_torch(self, name: str, found: Any) -> Array:
+        dims = self._dims.get(name, ())
+        if name in self._texts:
+            return from_strings(name, found, dims, self._batched)
+        array = from_torch(name, found)
+        if not array.ndim and not self._batched and all(dim in (1, -1) for dim in dims):
+            return array.reshape((1,) * len(dims))
+        return array
+
+    def _explained(self, error: Exception) -> PenstockError:
+        text = f"PyTorch execute failure: {explain(error)}"
+        if isinstance(error, MemoryError | self._torch.OutOfMemoryError) or "can't allocate memory" in text:
+            return NoResourcesError(text)
+        # an operator that fails on a CPU fails for the data it was given; on a GPU, that may be anything
+        if self._device.type == "cpu" and isinstance(error, RuntimeError | IndexError | ValueError | AssertionError):
+            return InvalidRequestError(text)
+        logger.error("%s", text)
+        return EngineError(text)
+
+    def unload(self) -> None:
+        # its memory is the model's weights
+        del self._program

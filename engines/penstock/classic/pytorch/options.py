@@ -1,14 +1,39 @@
-"""What a model's parameters mean: those of Triton's PyTorch backend."""
+"""PyTorch, imported when the first model needs it, and the parameters of Triton's PyTorch backend."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import threading
 from dataclasses import dataclass
+from typing import Any
 
+from penstock.classic.frameworks import load_package, missing_package
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.parameters import flag, strings
-from penstock.classic.pytorch import library
-from penstock.classic.threads import thread_count, threads_per_instance
+from penstock.classic.parameters import flag, strings, thread_count, threads_per_instance
+
+_LAST_ERROR = re.compile(r"^(?:\w+(?:Error|Exception)): (.*)", re.MULTILINE | re.DOTALL)
+_NATIVE_FRAMES = re.compile(r"\n(?:Exception raised from|C\+\+ CapturedTraceback|frame #).*", re.DOTALL)
+_INSTALL = "'penstock-server[pytorch]'"
+
+
+def check_installed() -> None:
+    """Raises ValueError, without the seconds that an import takes."""
+    if importlib.util.find_spec("torch") is None:
+        raise missing_package("torch", "PyTorch models", "it is not installed", _INSTALL)
+
+
+def load_torch(module: str = "torch") -> Any:
+    """The module. Raises ValueError that says how to install it."""
+    return load_package(module, "PyTorch models", _INSTALL)
+
+
+def explain(error: Exception) -> str:
+    """A text without tracebacks and places: TorchScript puts the model's source before what happened."""
+    text = _NATIVE_FRAMES.sub("", str(error))
+    found = _LAST_ERROR.findall(text)
+    return (found[-1] if found else text).strip()[:400] or type(error).__name__
+
 
 _WHOLE_PROCESS = {"ENABLE_JIT_EXECUTOR": True, "ENABLE_JIT_PROFILING": True, "DISABLE_CUDNN": False}
 """Switches of PyTorch that there is one of for all models, with the values that they keep."""
@@ -54,9 +79,9 @@ def _set_interop_threads(count: int) -> None:
     with _interop:
         if not _interop_counts:
             try:
-                library.load().set_num_interop_threads(count)
+                load_torch().set_num_interop_threads(count)
             except RuntimeError:  # models run already
-                _interop_counts.append(library.load().get_num_interop_threads())
+                _interop_counts.append(load_torch().get_num_interop_threads())
             else:
                 _interop_counts.append(count)
         if _interop_counts[0] != count:

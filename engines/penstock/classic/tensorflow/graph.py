@@ -1,18 +1,136 @@
-"""A loaded graph: its session, and which of its tensors the model's inputs and outputs are."""
+"""A loaded graph: the settings in Triton's names, its session, and which of its tensors are the model's."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from penstock.classic.described import DescribedModel, DescribedTensor
+from penstock.classic.batching.sequences.controls import server_inputs, state_outputs
+from penstock.classic.frameworks import DescribedModel, DescribedTensor, load_package
 from penstock.classic.model_config import ModelConfig, ModelInput, ModelOutput
-from penstock.classic.sequences.tensors import server_inputs, state_outputs
-from penstock.classic.tensorflow import library
-from penstock.classic.tensorflow.settings import TensorFlowSettings
+from penstock.classic.model_files import model_path
+from penstock.classic.parameters import choice, flag, strings, thread_count, whole_number
 from penstock.classic.tensors import datatype_called
 from penstock.engines.host.cores import usable_cores
+
+_NODES = re.compile(r"\s*\[\[.*?\]\]", re.DOTALL)
+_HEAD = re.compile(r"^\s*(?:Graph execution error:\s*)?(?:Detected at node.*?\n\n)?", re.DOTALL)
+_PATHS = re.compile(r"/[^\s\"';]*/")
+
+
+def is_installed() -> bool:
+    """Nothing is imported for it."""
+    return importlib.util.find_spec("tensorflow") is not None
+
+
+@cache
+def load_tensorflow() -> Any:
+    """The module. Raises ValueError that says how to install it."""
+    # what fails in a request is that request's answer; TensorFlow would write about its build and every failure
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    tensorflow = load_package("tensorflow", "models with TF_RUNTIME tensorflow", "'penstock-server[tensorflow]'")
+    tensorflow.get_logger().setLevel("ERROR")
+    return tensorflow
+
+
+def explain(error: Exception) -> str:
+    """A text without the graph's nodes, where they were made, and folders of this machine."""
+    text = _HEAD.sub("", str(getattr(error, "message", error)))
+    text = _PATHS.sub("", _NODES.sub("", text.partition("Original stack trace")[0]))
+    return " ".join(text.split())[:400] or type(error).__name__
+
+
+SAVED_MODEL, GRAPH_DEF = "model.savedmodel", "model.graphdef"
+GRAPH_DEF_PLATFORM = "tensorflow_graphdef"
+
+_RUNTIMES = {"tensorflow": "tensorflow", "openvino": "openvino"}
+_ONLY_TENSORFLOW = (
+    *("TF_NUM_INTRA_THREADS", "TF_NUM_INTER_THREADS", "TF_USE_PER_SESSION_THREADS", "TF_GRAPH_TAG"),
+    *("TF_SIGNATURE_DEF", "TF_INIT_OPS_FILE", "MAX_SESSION_SHARE_COUNT"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFlowSettings:
+    path: Path
+    is_graph_def: bool
+    intra_threads: int
+    """0: as many as the process has cores."""
+    inter_threads: int
+    own_threads: bool
+    """Each session has threads of its own; else the first session's are everybody's."""
+    tag: str
+    """Of the graph in a SavedModel; empty: `serve`, or the only one."""
+    signature: str
+    """Empty: `serving_default`, or the first one by name."""
+    init_ops: tuple[str, ...]
+    """Run once after a GraphDef has been loaded."""
+    session_share: int
+    """How many instances use one session."""
+
+
+def runtime(config: ModelConfig, options: Mapping[str, str]) -> str:
+    """`tensorflow` or `openvino`: what the model says, else what the backend's option says, else TensorFlow where it is
+    installed. Raises ValueError for a parameter that OpenVINO does not have."""
+    values = strings(config)
+    if "TF_RUNTIME" in values:
+        found = choice(values, "TF_RUNTIME", _RUNTIMES)
+    elif "runtime" in options:
+        found = choice(options, "runtime", _RUNTIMES)
+    else:
+        found = "tensorflow" if is_installed() else "openvino"
+    if found == "openvino":
+        for key in _ONLY_TENSORFLOW:
+            if key in values:
+                raise ValueError(
+                    f"parameter '{key}' of model '{config.name}' needs TensorFlow itself, and this model is run by"
+                    " OpenVINO: pip install 'penstock-server[tensorflow]', or TF_RUNTIME must not be openvino"
+                )
+    return found
+
+
+def read_settings(config: ModelConfig, version_folder: Path) -> TensorFlowSettings:
+    """Raises ValueError that names the parameter, or the file that is missing."""
+    values = strings(config)
+    default = GRAPH_DEF if config.platform == GRAPH_DEF_PLATFORM else SAVED_MODEL
+    path = model_path(config, version_folder, default)
+    return TensorFlowSettings(
+        path=path,
+        is_graph_def=path.is_file(),
+        intra_threads=thread_count(values, "TF_NUM_INTRA_THREADS"),
+        inter_threads=thread_count(values, "TF_NUM_INTER_THREADS"),
+        own_threads=flag(values, "TF_USE_PER_SESSION_THREADS", False),
+        tag=values.get("TF_GRAPH_TAG", ""),
+        signature=values.get("TF_SIGNATURE_DEF", ""),
+        init_ops=_init_ops(values["TF_INIT_OPS_FILE"], version_folder) if "TF_INIT_OPS_FILE" in values else (),
+        session_share=max(1, whole_number(values, "MAX_SESSION_SHARE_COUNT", 1)),
+    )
+
+
+def _init_ops(name: str, version_folder: Path) -> tuple[str, ...]:
+    """From a file in the version's folder, or else in the model's."""
+    if Path(name).name != name:
+        raise ValueError(f"parameter 'TF_INIT_OPS_FILE' must be the name of a file, not '{name[:100]}'")
+    for path in (version_folder / name, version_folder.parent / name):
+        if path.is_file():
+            break
+    else:
+        raise ValueError(f"unable to find '{name}', the file that TF_INIT_OPS_FILE names")
+    try:
+        found = json.loads(path.read_bytes())["init_ops"]
+        if isinstance(found, list) and all(isinstance(item, str) for item in found):
+            return tuple(found)
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise ValueError(f'\'{name}\' must be JSON with a list of names: {{"init_ops": ["init"]}}')
+
 
 _DEFAULT_TAG = "serve"
 _DEFAULT_SIGNATURE = "serving_default"
@@ -43,7 +161,7 @@ class LoadedGraph:
 
 def load_graph(settings: TensorFlowSettings, config: ModelConfig) -> LoadedGraph:
     """Raises ValueError when the files are no model, or have no such tag, signature or tensor."""
-    tensorflow = library.load()
+    tensorflow = load_tensorflow()
     session = tensorflow.compat.v1.Session(graph=tensorflow.Graph(), config=_session_config(tensorflow, settings))
     try:
         with session.graph.as_default():
@@ -53,7 +171,7 @@ def load_graph(settings: TensorFlowSettings, config: ModelConfig) -> LoadedGraph
         session.close()
         if isinstance(error, ValueError) or not isinstance(error, Exception):
             raise
-        raise ValueError(f"'{settings.path.name}' cannot be loaded: {library.explain(error)}") from error
+        raise ValueError(f"'{settings.path.name}' cannot be loaded: {explain(error)}") from error
     return LoadedGraph(session, inputs, outputs)
 
 

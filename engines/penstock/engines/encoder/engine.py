@@ -216,7 +216,7 @@ class EncoderEngine:
             started = time.monotonic()
             errors = self._compute(encoder, batch)
             self._count(batch, time.monotonic() - started)
-            ended = {each.request: errors.get(each.request) for each in batch}
+            ended = {text.request: errors.get(text.request) for text in batch}
             # After the loop has been closed there is nobody left to tell.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._end, ended)
@@ -230,7 +230,7 @@ class EncoderEngine:
     def _count(self, batch: Sequence[BatchedText], seconds: float) -> None:
         self.stats.batches += 1
         self.stats.texts += len(batch)
-        self.stats.tokens += sum(len(each.text) for each in batch)
+        self.stats.tokens += sum(len(text.text) for text in batch)
         self.stats.busy_seconds += seconds
 
     def _compute(self, encoder: Encoder, batch: Sequence[BatchedText]) -> dict[EncodeRequest, PenstockError]:

@@ -257,8 +257,8 @@ def is_encoder(settings: Settings) -> bool:
 
 def parse_encoder(settings: Settings) -> EncoderSpec:
     """`settings` is config.json. Raises UnsupportedError, naming what is not supported and what is."""
-    found = _architecture(settings)
-    if found is None:
+    family_and_ending = _architecture(settings)
+    if family_and_ending is None:
         raise UnsupportedError(
             f"architecture {settings.get('architectures')} is no encoder of these: {', '.join(FAMILIES)}"
         )
@@ -267,12 +267,12 @@ def parse_encoder(settings: Settings) -> EncoderSpec:
             raise UnsupportedError(f"config.json has {key}: {meaning} are not supported")
     if settings.get("position_embedding_type", "absolute") != "absolute":
         raise UnsupportedError(f"position_embedding_type={settings['position_embedding_type']!r} is not supported")
-    family, ending = found
+    family, ending = family_and_ending
     renamed = {bert: settings[own] for bert, own in family.keys.items() if own in settings}
-    given = {key: value for key, value in {**settings, **renamed}.items() if value is not None}
-    given = {**family.defaults, **given}
-    check_model_sizes(given)
-    return _spec(family, given, classifies=ending == CLASSIFIER)
+    c = {key: value for key, value in {**settings, **renamed}.items() if value is not None}
+    c = {**family.defaults, **c}
+    check_model_sizes(c)
+    return _spec(family, c, classifies=ending == CLASSIFIER)
 
 
 def _architecture(settings: Settings) -> tuple[Family, str] | None:

@@ -14,10 +14,11 @@ import openvino.opset15 as ops
 
 from penstock.engines.encoder.families import ClassifierSpec, EncoderSpec, RotarySpec
 from penstock.engines.encoder.model_folder import EncoderOutline, SentenceRecipe
-from penstock.engines.encoder.rows import Attention, Rows, i64
+from penstock.engines.encoder.rows import Attention, Rows
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.checkpoint import Checkpoint
-from penstock.engines.openvino.exported import unreadable
+from penstock.engines.openvino.exported import read_graph
+from penstock.engines.openvino.graph_nodes import i64
 from penstock.engines.openvino.weights import Node, Weights
 
 
@@ -186,20 +187,16 @@ _TEXT_OUTPUT = "sentence_embedding"
 _LOGITS = "logits"
 
 
-def build_exported(core: ov.Core, outline: EncoderOutline, recipe: SentenceRecipe) -> ov.Model:
+def build_exported(outline: EncoderOutline, recipe: SentenceRecipe) -> ov.Model:
     """One output, like that of `build_encoder`: vectors [B, size], or logits [B, labels].
 
     Raises EngineError for a file that cannot be read, UnsupportedError for inputs or outputs of another kind.
     """
     path = outline.graph_file
     assert path is not None
-    try:
-        given = core.read_model(path)
-    except RuntimeError as error:
-        raise unreadable(path, error) from error
-    rows = Rows()
-    _connect(given, rows, path.name)
-    result = _result(given, rows, outline, recipe, path.name)
+    graph, rows = read_graph(path), Rows()
+    _connect(graph, rows, path.name)
+    result = _result(graph, rows, outline, recipe, path.name)
     used = [node for node in rows.inputs.values() if node.output(0).get_target_inputs()]
     try:
         return ov.Model([ops.result(result)], used, "exported encoder")
@@ -207,7 +204,7 @@ def build_exported(core: ov.Core, outline: EncoderOutline, recipe: SentenceRecip
         raise UnsupportedError(f"{path.name} does not take texts of any number and length: {error}") from error
 
 
-def _connect(given: ov.Model, rows: Rows, file: str) -> None:
+def _connect(graph: ov.Model, rows: Rows, file: str) -> None:
     """Puts the rows in the place of the graph's inputs."""
     padded = {
         "input_ids": lambda: rows.spread(rows.inputs["input_ids"]),
@@ -215,7 +212,7 @@ def _connect(given: ov.Model, rows: Rows, file: str) -> None:
         "token_type_ids": lambda: rows.spread(rows.inputs["token_types"]),
         "position_ids": lambda: rows.spread(rows.inputs["positions"]),
     }
-    for parameter in given.get_parameters():
+    for parameter in graph.get_parameters():
         output = parameter.output(0)
         name = next((name for name in padded if name in output.get_names()), None)
         if name is None:
@@ -223,8 +220,8 @@ def _connect(given: ov.Model, rows: Rows, file: str) -> None:
         output.replace(ops.convert(padded[name](), output.get_element_type()).output(0))
 
 
-def _result(given: ov.Model, rows: Rows, outline: EncoderOutline, recipe: SentenceRecipe, file: str) -> Node:
-    outputs = {name: output for output in given.outputs for name in output.get_names()}
+def _result(graph: ov.Model, rows: Rows, outline: EncoderOutline, recipe: SentenceRecipe, file: str) -> Node:
+    outputs = {name: output for output in graph.outputs for name in output.get_names()}
     if outline.num_labels is not None:
         if _LOGITS not in outputs:
             raise UnsupportedError(f"{file} has no output {_LOGITS}, though config.json names a classifier")

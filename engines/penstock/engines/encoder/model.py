@@ -49,10 +49,10 @@ class EncoderModel:
 
     def compute(self, texts: Sequence[TokenizedText]) -> Vectors | list[Vectors]:
         """Of each text [output size], or [tokens, output size]. Releases the GIL while it computes."""
-        given = {
+        inputs = {
             name: array for name, array in batch_inputs(texts, self._possible_tokens).items() if name in self._inputs
         }
-        self._request.infer(given, share_inputs=True)
+        self._request.infer(inputs, share_inputs=True)
         rows = np.array(self._request.get_output_tensor(0).data, np.float32)
         if not self._has_rows_of_tokens:
             return rows
@@ -75,7 +75,7 @@ class _Source:
 
     def make(self) -> ov.Model:
         if self.outline.spec is None or self.weights is None:
-            return build_exported(ov.Core(), self.outline, self.recipe)
+            return build_exported(self.outline, self.recipe)
         graph = build_encoder(self.outline.spec, self.recipe, self.weights)
         self.weights.finish()
         return graph

@@ -136,7 +136,7 @@ def _recipe(folder: Path) -> SentenceRecipe:
     for name in ("query", "document"):  # of models with a vector for each token
         if said.get(f"{name}_prefix"):
             prompts.setdefault(name, str(said[f"{name}_prefix"]))
-    found: dict[str, Any] = {
+    recipe: dict[str, Any] = {
         "max_tokens": limits.get("max_seq_length"),
         "lower_case": bool(limits.get("do_lower_case")),
         "prompts": prompts,
@@ -145,24 +145,24 @@ def _recipe(folder: Path) -> SentenceRecipe:
     dense: list[DenseLayer] = []
     modules = _modules(folder)
     if modules:
-        found["pooling"] = ()
+        recipe["pooling"] = ()
     for module in modules:
         kind, path = str(module["type"]).rpartition(".")[2], folder / str(module["path"])
         if not path.resolve().is_relative_to(folder.resolve()):
             raise UnsupportedError(f"modules.json names {module['path']}, which is not in the model's folder")
-        if found.get("normalize"):
+        if recipe.get("normalize"):
             raise UnsupportedError(f"modules.json has {kind} after Normalize, which is not supported")
         if kind == "Pooling":
-            found["pooling"] = _pooling(read_json(path / "config.json"), any(prompts.values()))
+            recipe["pooling"] = _pooling(read_json(path / "config.json"), any(prompts.values()))
         elif kind == "Dense":
             dense.append(_dense(path))
         elif kind == "Normalize":
-            found["normalize"] = True
+            recipe["normalize"] = True
         elif kind != "Transformer":
             raise UnsupportedError(f"modules.json has {kind}; supported are Transformer, Pooling, Dense and Normalize")
-    if found.get("pooling") == ():
-        found["normalize"] = True  # by ColBERT itself: no module says so
-    return SentenceRecipe(dense=tuple(dense), **found)
+    if recipe.get("pooling") == ():
+        recipe["normalize"] = True  # by ColBERT itself: no module says so
+    return SentenceRecipe(dense=tuple(dense), **recipe)
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
@@ -173,8 +173,8 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
 def _pooling(settings: Mapping[str, Any], has_prompts: bool) -> tuple[str, ...]:
     if settings.get("include_prompt") is False and has_prompts:
         raise UnsupportedError("1_Pooling/config.json leaves the prompt out of the pooling, which is not supported")
-    given = settings.get("pooling_mode")
-    modes = [given] if isinstance(given, str) else list(given or ())
+    mode_or_modes = settings.get("pooling_mode")
+    modes = [mode_or_modes] if isinstance(mode_or_modes, str) else list(mode_or_modes or ())
     modes = modes or [mode for key, mode in _MODES.items() if settings.get(key)]
     if not modes or not set(modes) <= set(_MODES.values()):
         raise UnsupportedError(f"the pooling {modes} is not supported; supported are {', '.join(_MODES.values())}")

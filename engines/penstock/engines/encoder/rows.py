@@ -16,6 +16,7 @@ import openvino.opset15 as ops
 
 from penstock.engines.encoder.families import EncoderSpec
 from penstock.engines.encoder.text import TokenizedText
+from penstock.engines.openvino.graph_nodes import f32, i64
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Node
 
@@ -106,14 +107,6 @@ class Rows:
 
     def _first(self) -> Node:
         return ops.gather(self.inputs["slots"], i64(0), i64(1))
-
-
-def f32(value: object) -> Node:
-    return ops.constant(np.asarray(value, np.float32))
-
-
-def i64(value: object) -> Node:
-    return ops.constant(np.asarray(value, np.int64))
 
 
 _NEVER = -1e30

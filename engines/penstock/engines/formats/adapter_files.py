@@ -84,8 +84,8 @@ def read_adapter(folder: Path, max_rank: int) -> dict[str, LowRank]:
     for files that are missing, broken or at odds with each other, UnsupportedError for kinds of adapters that cannot
     be served. No message says where the folder is.
     """
-    settings, given = read_settings(folder)
-    _check_kind(settings, given)
+    settings, whole = read_settings(folder)
+    _check_kind(settings, whole)
     pairs = _pairs(_read_tensors(folder))
     _check_targets(settings, pairs)
     ranks, alphas = _patterns("rank_pattern", settings.rank_pattern), _patterns("alpha_pattern", settings.alpha_pattern)
@@ -116,21 +116,21 @@ def read_settings(folder: Path) -> tuple[Settings, dict[str, Any]]:
     if len(text) > _MOST_CONFIG_BYTES:
         raise InvalidRequestError(f"{CONFIG_FILE} has more than {_MOST_CONFIG_BYTES} bytes")
     try:
-        given = msgspec.json.decode(text.removeprefix(BOM_UTF8), type=dict[str, Any])
-        kind = given.get("peft_type")
+        whole = msgspec.json.decode(text.removeprefix(BOM_UTF8), type=dict[str, Any])
+        kind = whole.get("peft_type")
         if kind is not None and kind != "LORA":
             raise UnsupportedError(f"{CONFIG_FILE}: adapters of type {_show(kind)} are not supported, only LORA")
-        settings = msgspec.convert(given, Settings)
+        settings = msgspec.convert(whole, Settings)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise InvalidRequestError(f"{CONFIG_FILE} is no configuration of LoRA: {_show(e)}") from e
-    return settings, given
+    return settings, whole
 
 
-def _check_kind(settings: Settings, given: Mapping[str, Any]) -> None:
+def _check_kind(settings: Settings, whole: Mapping[str, Any]) -> None:
     """Raises UnsupportedError for what is more than LoRA of linear layers."""
     for name, meaning in _REFUSED.items():
-        if given.get(name):
-            raise UnsupportedError(f"{CONFIG_FILE} has {name}={_show(given[name])}: {meaning}: not supported")
+        if whole.get(name):
+            raise UnsupportedError(f"{CONFIG_FILE} has {name}={_show(whole[name])}: {meaning}: not supported")
     if settings.bias not in (None, "none"):
         raise UnsupportedError(f"{CONFIG_FILE} has bias={_show(settings.bias)}: biases: not supported")
     init = settings.init_lora_weights
@@ -167,10 +167,10 @@ def _pairs(tensors: Mapping[str, StoredTensor]) -> dict[str, tuple[StoredTensor,
         sides.setdefault(match[1], {})[match[2]] = tensor
     if not sides:
         raise InvalidRequestError(f"{WEIGHTS_FILE} has no tensors")
-    for path, found in sides.items():
-        if len(found) != 2:
-            raise InvalidRequestError(f"{WEIGHTS_FILE} has only lora_{next(iter(found))} of {_show(path)}")
-    return {path: (found["A"], found["B"]) for path, found in sides.items()}
+    for path, pair in sides.items():
+        if len(pair) != 2:
+            raise InvalidRequestError(f"{WEIGHTS_FILE} has only lora_{next(iter(pair))} of {_show(path)}")
+    return {path: (pair["A"], pair["B"]) for path, pair in sides.items()}
 
 
 def _check_targets(settings: Settings, paths: Iterable[str]) -> None:
@@ -188,17 +188,17 @@ def _check_targets(settings: Settings, paths: Iterable[str]) -> None:
             raise InvalidRequestError(f"{WEIGHTS_FILE} has tensors of {_show(path)}, which {which} does not name")
 
 
-def _patterns(name: str, given: Mapping[str, Any] | None) -> list[tuple[re.Pattern[str], Any]]:
+def _patterns(name: str, values: Mapping[str, Any] | None) -> list[tuple[re.Pattern[str], Any]]:
     """PEFT's rule: a key, which may be a regular expression, matches the end of a path from a dot on.
 
     Raises UnsupportedError for expressions beyond `_EXPRESSION`: they could take for ever on a path.
     """
-    for key in given or {}:
+    for key in values or {}:
         if _EXPRESSION.fullmatch(key) is None or key.count("*") + key.count("+") > _MOST_REPEATS:
             raise UnsupportedError(
                 f"{CONFIG_FILE}: {name} has {_show(key)}: supported are names, with up to {_MOST_REPEATS} of .* or \\d+"
             )
-    return [(re.compile(rf"(?:.*\.)?(?:{key})$"), value) for key, value in (given or {}).items()]
+    return [(re.compile(rf"(?:.*\.)?(?:{key})$"), value) for key, value in (values or {}).items()]
 
 
 def _matching(patterns: Iterable[tuple[re.Pattern[str], Any]], path: str, default: Any) -> Any:

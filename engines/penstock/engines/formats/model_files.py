@@ -143,24 +143,24 @@ def weight_files(model_dir: Path) -> list[Path]:
         return [model_dir / SINGLE]
     if (model_dir / INDEX).is_file():
         return [model_dir / name for name in _named_by_index(model_dir / INDEX)]
-    found = _weights_in(model_dir)
-    if not found:
+    files = _weights_in(model_dir)
+    if not files:
         pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in model_dir.glob(pattern)]
         hint = f"; {pickles[0]} is a pickle, which is never loaded" if pickles else ""
         raise UnsupportedError(f"no model.safetensors in {model_dir}: weights are read from safetensors only{hint}")
-    shards = [match for path in found if (match := _SHARD.fullmatch(path.name))]
+    shards = [match for path in files if (match := _SHARD.fullmatch(path.name))]
     if len({(match[1], match[3]) for match in shards}) == 1:
         return _all_shards(model_dir, shards[0])
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:_MOST_NAMES]) + (" ..." if len(found) > _MOST_NAMES else "")
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files[:_MOST_NAMES]) + (" ..." if len(files) > _MOST_NAMES else "")
         raise UnsupportedError(f"{model_dir} has several files of weights, {names}, and none is called {SINGLE}")
-    return found
+    return files
 
 
 def _weights_in(model_dir: Path) -> list[Path]:
     """Of the folder itself; Mistral's own layout, which many folders have a second time, only where it is alone."""
-    found = [path for path in sorted(model_dir.glob("*.safetensors")) if not path.name.startswith(_NO_MODELS)]
-    return [path for path in found if not path.name.startswith(_COPY)] or found
+    files = [path for path in sorted(model_dir.glob("*.safetensors")) if not path.name.startswith(_NO_MODELS)]
+    return [path for path in files if not path.name.startswith(_COPY)] or files
 
 
 def _named_by_index(index: Path) -> list[str]:

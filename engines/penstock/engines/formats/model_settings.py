@@ -49,25 +49,25 @@ def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     Some of these models give a text token three positions, all of them the same: that is plain RoPE.
     """
     names = settings.get("architectures")
-    found = [name for name in names if name in _TEXT_PARTS] if isinstance(names, list) else []
-    if not found:
+    known = [name for name in names if name in _TEXT_PARTS] if isinstance(names, list) else []
+    if not known:
         return settings
-    architecture, defaults = _TEXT_PARTS[found[0]]
+    architecture, defaults = _TEXT_PARTS[known[0]]
     inner = settings.get("text_config") or {}
     if not isinstance(inner, Mapping):
         raise UnsupportedError(f"config.json has text_config={str(inner)[:50]}, which is not an object")
     kind = inner.get("model_type")
     if architecture == "MistralForCausalLM" and kind not in (None, "mistral"):
-        raise UnsupportedError(f"{found[0]} is supported with a text_config of Mistral's, not of {str(kind)[:50]!r}")
+        raise UnsupportedError(f"{known[0]} is supported with a text_config of Mistral's, not of {str(kind)[:50]!r}")
     outer = {key: value for key, value in settings.items() if key not in ("text_config", "vision_config")}
-    given = {**defaults, **outer, **inner, "architectures": [architecture]}
+    merged = {**defaults, **outer, **inner, "architectures": [architecture]}
     if _TIED in outer:
-        given[_TIED] = outer[_TIED]
+        merged[_TIED] = outer[_TIED]
     for key in ("rope_scaling", "rope_parameters"):
-        rope = given.get(key)
+        rope = merged.get(key)
         if isinstance(rope, Mapping) and "mrope" in (rope.get("rope_type"), rope.get("type")):
-            given[key] = {**rope, "rope_type": "default", "type": "default"}
-    return given
+            merged[key] = {**rope, "rope_type": "default", "type": "default"}
+    return merged
 
 
 def text_name(name: str) -> str | None:
@@ -110,10 +110,10 @@ def context_length(config: Mapping[str, Any], chosen: int | None = None) -> int 
 
 def rope_settings(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Of all layers, or of each type of layers."""
-    found = config.get("rope_parameters") or config.get("rope_scaling")
-    if isinstance(found, Mapping):
-        nested = [value for value in found.values() if isinstance(value, Mapping)]
-        yield from nested or [found]
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if isinstance(rope, Mapping):
+        nested = [value for value in rope.values() if isinstance(value, Mapping)]
+        yield from nested or [rope]
 
 
 def _is_stretched(config: Mapping[str, Any]) -> bool:
@@ -136,10 +136,10 @@ def _stretched(config: Mapping[str, Any], settings: Mapping[str, Any], longest: 
 
 def _original(config: Mapping[str, Any], settings: Mapping[str, Any]) -> int | None:
     key = "original_max_position_embeddings"
-    found = settings.get(key) or config.get(key)
-    if found is not None and (type(found) is not int or not 0 < found <= _LONGEST):
-        raise UnsupportedError(f"config.json has {key}={str(found)[:50]}, which is no number of tokens")
-    return found
+    length = settings.get(key) or config.get(key)
+    if length is not None and (type(length) is not int or not 0 < length <= _LONGEST):
+        raise UnsupportedError(f"config.json has {key}={str(length)[:50]}, which is no number of tokens")
+    return length
 
 
 _EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")

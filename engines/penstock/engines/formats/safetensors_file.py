@@ -76,10 +76,10 @@ class StoredTensor:
 
 
 def read_safetensors(
-    path: Path, wanted: Callable[[str], bool] = lambda name: True, *, quantized: bool = False
+    path: Path, takes: Callable[[str], bool] = lambda name: True, *, quantized: bool = False
 ) -> tuple[dict[str, StoredTensor], mmap.mmap]:
     """Tensors by name, and the mapping that they look into, which lives as long as they do. Only those that are
-    `wanted`: the others may be of any type. `quantized`: with the types of quantized checkpoints.
+    `takes`: the others may be of any type. `quantized`: with the types of quantized checkpoints.
 
     Raises EngineError for what is no such file, UnsupportedError for a tensor of another type than those of
     `StoredTensor.dtype`. Neither says where the file lies.
@@ -88,7 +88,7 @@ def read_safetensors(
     item_bytes = _ITEM_BYTES | (
         {name: np.dtype(kind).itemsize for name, kind in _INTEGERS.items()} if quantized else {}
     )
-    return _read(path.name, mapping, partial(_tensor, item_bytes), wanted), mapping
+    return _read(path.name, mapping, partial(_tensor, item_bytes), takes), mapping
 
 
 def read_header(path: Path) -> dict[str, Described]:
@@ -110,7 +110,7 @@ def _read(
     name: str,
     mapping: mmap.mmap,
     made_of: Callable[[str, dict[str, Any], npt.NDArray[np.uint8]], _Made],
-    wanted: Callable[[str], bool] = lambda name: True,
+    takes: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, _Made]:
     """`made_of`: (tensor's name, its entry in the header, the file's data)."""
     try:
@@ -121,7 +121,7 @@ def _read(
         header: dict[str, Any] = json.loads(buffer[8 : 8 + length].tobytes())
         header.pop("__metadata__", None)
         data = buffer[8 + length :]
-        return {key: made_of(key, entry, data) for key, entry in header.items() if wanted(key)}
+        return {key: made_of(key, entry, data) for key, entry in header.items() if takes(key)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise EngineError(f"{name} cannot be read as safetensors: {e!r}") from e
 
@@ -129,12 +129,12 @@ def _read(
 def _tensor(
     item_bytes: Mapping[str, int], name: str, entry: dict[str, Any], data: npt.NDArray[np.uint8]
 ) -> StoredTensor:
-    found, stored = _described(name, entry, data)
-    if found.dtype not in item_bytes:
-        raise UnsupportedError(f"tensor {name} has dtype {found.dtype}; supported are {', '.join(item_bytes)}")
-    if found.num_bytes != item_bytes[found.dtype] * math.prod(found.shape):
+    described, stored = _described(name, entry, data)
+    if described.dtype not in item_bytes:
+        raise UnsupportedError(f"tensor {name} has dtype {described.dtype}; supported are {', '.join(item_bytes)}")
+    if described.num_bytes != item_bytes[described.dtype] * math.prod(described.shape):
         raise ValueError(_MISFIT.format(name))
-    return StoredTensor(found.dtype, found.shape, stored)
+    return StoredTensor(described.dtype, described.shape, stored)
 
 
 def _described(

@@ -22,36 +22,27 @@ from penstock.engines.openvino.weights import Node
 
 
 def paged_attention(
-    qkv: Sequence[Node],
-    caches: Sequence[Node],
-    inputs: Mapping[str, Node],
-    *,
-    kv_heads: int,
-    head_size: int,
-    scale: float,
-    window: int = 0,
-    slopes: Sequence[float] = (),
-    sinks: Node | None = None,
+    qkv: Sequence[Node], caches: Sequence[Node], inputs: Mapping[str, Node], layer: Attention, sinks: Node | None = None
 ) -> Node:
     """[T, heads * head_size], as are the queries; keys and values are [T, kv_heads * head_size]. `caches`: of keys and
-    of values. `inputs`: `decoder_inputs.GROUP_INPUTS` and subsequence_begins. `window`: tokens that a token sees, with
-    itself; 0: all before it. `slopes` of ALiBi, and `sinks` [1, heads, 1, 1], for each head; none by default."""
+    of values. `inputs`: `decoder_inputs.GROUP_INPUTS` and subsequence_begins. `sinks` [1, heads, 1, 1]."""
     ints, floats = i32([]), f32([])
     operands = [*qkv, *caches, inputs["past_lens"], inputs["subsequence_begins"]]
-    operands += [inputs["block_indices"], inputs["block_indices_begins"], f32(scale), i32(window)]
-    operands += [f32(slopes), inputs["max_context_len"]]
+    operands += [inputs["block_indices"], inputs["block_indices_begins"], f32(layer.scale), i32(layer.window)]
+    operands += [f32(_alibi_slopes(layer.num_heads) if layer.alibi else []), inputs["max_context_len"]]
     # The op's optional parts, most of them empty: score aggregation, cache rotation, xattention, eviction ...
     operands += [ints, ints, ints, floats, floats, i32(0), i32(0)]
     operands += [f32(np.zeros((0, 0, 0, 0))) if sinks is None else sinks]
     operands += [i32(0), ints, ints, ints, ints, ops.constant(np.zeros(0, np.uint8)), ints]
-    attention = PagedAttention([operand.output(0) for operand in operands])
+    node = PagedAttention([operand.output(0) for operand in operands])
     for kind in ("k", "v"):
-        attention.get_rt_info()[f"num_{kind}_heads"] = kv_heads
-        attention.get_rt_info()[f"{kind}_head_size"] = head_size
-    return attention.output(0)
+        node.get_rt_info()[f"num_{kind}_heads"] = layer.num_kv_heads
+        node.get_rt_info()[f"{kind}_head_size"] = layer.head_dim
+    result = node.output(0)
+    return _capped_attention(result, qkv[0], caches, inputs, layer) if layer.score_cap else result
 
 
-def alibi_slopes(heads: int) -> list[float]:
+def _alibi_slopes(heads: int) -> list[float]:
     """By which a head's scores fall with each token of distance. Powers of one number; with a number of heads that is
     no power of two, the rest comes from the powers for twice as many heads, every other one."""
     whole = 1 << (heads.bit_length() - 1)
@@ -69,7 +60,7 @@ _TILE = 64
 _TABLES = ("past_lens", "subsequence_begins", "block_indices_begins")
 
 
-def capped_attention(
+def _capped_attention(
     written: Node, q: Node, caches: Sequence[Node], inputs: Mapping[str, Node], shape: Attention
 ) -> Node:
     """[T, heads * head_size]. `written`: the result of paged attention over the same tokens; `q`, `caches`, `inputs`:
@@ -104,12 +95,12 @@ def _tile(number: Node, inputs: Mapping[str, Node], shape: Attention) -> tuple[N
     request = ops.reduce_sum(ops.convert(ops.less_equal(ends, number), "i32"), i64([0]), False)
     following = ops.add(request, i32(1))
     tiles_before = ops.subtract(_at(ends, request), _at(inputs["tiles"], request))
-    first, last = (_at(inputs["subsequence_begins"], each) for each in (request, following))
+    first, last = (_at(inputs["subsequence_begins"], place) for place in (request, following))
     begin = ops.add(first, ops.multiply(ops.subtract(number, tiles_before), i32(_TILE)))
     places = ops.range(begin, ops.minimum(ops.add(begin, i32(_TILE)), last), i32(1), "i32")
     past = ops.subtract(_at(inputs["past_lens"], request), first)
     num_keys = ops.add(past, last)
-    bounds = [_at(inputs["block_indices_begins"], each) for each in (request, following)]
+    bounds = [_at(inputs["block_indices_begins"], place) for place in (request, following)]
     begin_block, end_block = (ops.unsqueeze(bound, i64(0)) for bound in bounds)
     own = [ops.slice(inputs[name], begin_block, end_block, i32([1]), i32([0])) for name in ("keys", "values")]
     keys, values = (_by_head(blocks, num_keys, shape) for blocks in own)

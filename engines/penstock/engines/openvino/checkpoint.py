@@ -85,13 +85,13 @@ class Checkpoint:
             tensors, self._maps = read_tensors(gguf)
             self._tensors.update((rename(name) or name, tensor) for name, tensor in tensors.items())
             return
-        found: dict[str, StoredTensor] = {}
+        tensors_of_files: dict[str, StoredTensor] = {}
         for path in self._states:
             stored, mapping = read_safetensors(path, lambda name: rename(name) is not None, quantized=bool(scheme))
             self._maps.append(mapping)
             for name, one in stored.items():
-                found.update(_each_expert(rename(name) or name, one))
-        self._tensors.update(found if scheme is None else scheme.assemble(found))
+                tensors_of_files.update(_each_expert(rename(name) or name, one))
+        self._tensors.update(tensors_of_files if scheme is None else scheme.assemble(tensors_of_files))
         for name, tensor in self._tensors.items():
             if isinstance(tensor, StoredTensor) and not tensor.is_float:
                 raise UnsupportedError(f"tensor {name} has dtype {tensor.dtype}, and is no part of a quantized matrix")
@@ -162,9 +162,9 @@ class Checkpoint:
 
     def _digests(self) -> list[str]:
         with suppress(OSError):
-            found = [content_digest(path) for path in self._states]
+            digests = [content_digest(path) for path in self._states]
             if self.is_unchanged:
-                return found
+                return digests
         return [secrets.token_hex()]
 
     def release_pages(self) -> None:

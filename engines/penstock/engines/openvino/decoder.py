@@ -11,7 +11,7 @@ import openvino.opset15 as ops
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.kit.layer_groups import group_layers
-from penstock.engines.openvino.attention import alibi_slopes, capped_attention, paged_attention
+from penstock.engines.openvino.attention import paged_attention
 from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, group_suffix, step_inputs
 from penstock.engines.openvino.decoder_spec import MLP, Attention, Clamp, DecoderSpec, Experts, QueryGrowth
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, capped, f32, i32, i64, part, parts, scaled
@@ -195,18 +195,7 @@ class DecoderBuilder:
         if layer.sinks:
             values = self._weights.vector(prefix + "sinks", layer.num_heads)
             sinks = ops.reshape(values, i64([1, layer.num_heads, 1, 1]), False)
-        y = paged_attention(
-            qkv,
-            caches,
-            inputs,
-            kv_heads=layer.num_kv_heads,
-            head_size=layer.head_dim,
-            scale=layer.scale,
-            window=layer.window,
-            slopes=alibi_slopes(layer.num_heads) if layer.alibi else (),
-            sinks=sinks,
-        )
-        return capped_attention(y, qkv[0], caches, inputs, layer) if layer.score_cap else y
+        return paged_attention(qkv, caches, inputs, layer, sinks)
 
     def _mlp(self, x: Node, n: int) -> Node:
         names, mlp = self._spec.names, self._spec.layers[n].mlp
@@ -395,6 +384,6 @@ def _clamped(gate: Node, up: Node, clamp: Clamp) -> Node:
 
 def _counts(numbers: Node, count: int) -> Node:
     """How often each of 0 .. count - 1 occurs in `numbers`, which are sorted."""
-    each = i32(np.arange(count))
-    ends, begins = (ops.search_sorted(numbers, each, right, "i64") for right in (True, False))
+    experts = i32(np.arange(count))
+    ends, begins = (ops.search_sorted(numbers, experts, right, "i64") for right in (True, False))
     return ops.subtract(ends, begins)

@@ -20,6 +20,7 @@ from penstock.engines.formats.model_settings import context_length
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder_inputs import step_inputs
 from penstock.engines.openvino.graph_nodes import i64
+from penstock.engines.openvino.numerics import IntegersType
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "seq_length")
 """What families call the longest context in config.json."""
@@ -42,8 +43,8 @@ class ExportedDecoder(NamedTuple):
     vocab_size: int
     num_layers: int
     head_size: int
-    integers: str | None
-    """Type of its weights: int8, int4, which may be beside int8, or None."""
+    integers: IntegersType | None
+    """Type of its weights; int4 may be beside int8."""
 
 
 def context_of(settings: Mapping[str, Any], config: OpenVINOConfig) -> int:
@@ -77,12 +78,17 @@ def _check_window(settings: Mapping[str, Any], served: int) -> None:
         )
 
 
-def read_exported(core: ov.Core, graph: Path) -> ExportedDecoder:
-    """Raises EngineError for a file that cannot be read, UnsupportedError for a graph of another kind."""
+def read_graph(file: Path) -> ov.Model:
+    """Raises EngineError for a file that cannot be read, UnsupportedError for one with operations of other releases."""
     try:
-        model = core.read_model(graph)
+        return ov.Core().read_model(file)
     except RuntimeError as error:
-        raise unreadable(graph, error) from error
+        raise _unreadable(file, error) from error
+
+
+def read_exported(graph: Path) -> ExportedDecoder:
+    """Raises as `read_graph`, and UnsupportedError for a graph of another kind."""
+    model = read_graph(graph)
     gives_logits = any("logits" in port.get_names() for port in model.outputs[:1])
     if not model.get_sinks() or "input_ids" not in _names(model) or not gives_logits:
         raise UnsupportedError(
@@ -93,19 +99,19 @@ def read_exported(core: ov.Core, graph: Path) -> ExportedDecoder:
         paged_attention_transformation(model)
     except RuntimeError as error:
         raise UnsupportedError(f"the attention of {graph.name} cannot be paged: {_first_line(error)}") from error
-    found, known = _names(model), set(step_inputs(1)) - {"sampled_tokens_indices"}
-    caches = {name for name in found if name.startswith(_CACHES)}
-    strange = sorted(found - caches - known) + sorted(known - found)
+    names, known = _names(model), set(step_inputs(1)) - {"sampled_tokens_indices"}
+    caches = {name for name in names if name.startswith(_CACHES)}
+    strange = sorted(names - caches - known) + sorted(known - names)
     if strange or not caches or model.get_sinks():
         named = f": {strange[0]}" if strange else ""
         raise UnsupportedError(f"{graph.name} has other inputs or states than those of a decoder{named}")
     return _with_chosen_tokens(model, graph.name, len(caches) // 2)
 
 
-def unreadable(graph: Path, error: Exception) -> PenstockError:
+def _unreadable(graph: Path, error: Exception) -> PenstockError:
     """What is said of a graph that OpenVINO does not read; where an operation is one of other releases, its name and
     that of the release that wrote the file."""
-    operation = next((found for pattern in _NO_OPERATION if (found := pattern.search(str(error)))), None)
+    operation = next((match for pattern in _NO_OPERATION if (match := pattern.search(str(error)))), None)
     if operation is None:
         return EngineError(f"{graph.name} cannot be read: {_first_line(error)}")
     with graph.open("rb") as file:
@@ -148,7 +154,7 @@ def _with_chosen_tokens(model: ov.Model, name: str, num_layers: int) -> Exported
     return ExportedDecoder(whole, vocab_size.get_length(), num_layers, head_size, integers)
 
 
-def _integers(model: ov.Model) -> str | None:
+def _integers(model: ov.Model) -> IntegersType | None:
     matrices = [node for node in _nodes(model, "Constant") if len(node.get_output_shape(0)) > 1]
     kinds = {node.get_element_type() for node in matrices}
     if kinds.intersection(_FOUR_BITS):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,11 @@ from penstock.engines.openvino.work import MatrixWork, count_matrices, model_wor
 BuildGraph = Callable[[DecoderSpec, Weights, str], tuple[ov.Model, dict[str, Projection]]]
 """As `build_decoder`."""
 
-_STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
+_STORED: dict[str, np.dtype[Any]] = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+}
 
 _ROWS_OF_EXPERT = 8
 """Mean number of an expert's rows when the model is loaded: an expert's weights are packed at its first row."""
@@ -53,7 +57,7 @@ class DecoderSource:
     numerics: Numerics
     vocab_size: int
     groups: list[LayerGroup]
-    eos_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...] = ()
     model_len: int
     """Positions that it can compute, as far as they are wanted."""
     weight_bytes: int
@@ -90,8 +94,8 @@ class DecoderSource:
     @property
     def types(self) -> str:
         """In words."""
-        dtype, *others = self.numerics.words.split(", ")
-        return ", ".join([dtype, f"weights {self.kept}", *others])
+        dtype, *rest = self.numerics.words.split(", ")
+        return ", ".join([dtype, f"weights {self.kept}", *rest])
 
 
 @dataclass(kw_only=True)
@@ -200,7 +204,8 @@ def open_built(
     model_len = max_model_len(max_len, spec.max_position_embeddings)
     checkpoint = Checkpoint(folder, full_name, parse_scheme(settings))
     build = partial(build_decoder, lora=lora, tap=tap)
-    return built_decoder(config, spec, checkpoint, build, model_len, report, eos=eos, tap=tap, is_draft=is_draft)
+    source = built_decoder(config, spec, checkpoint, build, report, is_draft=is_draft)
+    return replace(source, eos_token_ids=eos, model_len=model_len, tap=tap)
 
 
 def built_decoder(
@@ -208,14 +213,11 @@ def built_decoder(
     spec: DecoderSpec,
     checkpoint: Checkpoint,
     build: BuildGraph,
-    model_len: int,
     report: Report,
     *,
-    eos: tuple[int, ...] = (),
-    tap: FeatureTap | None = None,
     is_draft: bool = False,
-    feature_width: int = 0,
 ) -> BuiltDecoder:
+    """Raises as `open_weights`."""
     attention = [layer.mixer for layer in spec.layers]
     is_capped = any(layer.score_cap for layer in attention)
     facts = ModelFacts(head_size=attention[0].head_dim, is_capped=is_capped, is_draft=is_draft)
@@ -225,14 +227,11 @@ def built_decoder(
         numerics=numerics,
         vocab_size=spec.vocab_size,
         groups=group_layers(spec.windows),
-        eos_token_ids=eos,
-        model_len=model_len,
+        model_len=spec.max_position_embeddings,
         weight_bytes=checkpoint.num_bytes,
         kept="as stored" if numerics.weights == "auto" else numerics.weights,
         has_experts=experts is not None,
         first_tokens=experts.count * _ROWS_OF_EXPERT // experts.per_token if experts else 0,
-        tap=tap,
-        feature_width=feature_width,
         spec=spec,
         checkpoint=checkpoint,
         weights=weights,
@@ -244,7 +243,7 @@ def _open_exported(config: OpenVINOConfig, file: Path, report: Report) -> Export
     settings = read_json(config.model_dir / "config.json")
     model_len = max_model_len(config.max_model_len, context_of(settings, config))
     report(Loading("weights"))
-    exported = read_exported(ov.Core(), file)
+    exported = read_exported(file)
     facts = ModelFacts(StoredTypes(integers=exported.integers), exported.head_size, is_exported=True)
     return ExportedDecoder(
         numerics=settle(Wish.of(config), facts),
@@ -299,7 +298,7 @@ def _loaded(config: OpenVINOConfig, source: DecoderSource, plans: list[ThreadPla
 
 def _stored_type(source: DecoderSource) -> np.dtype[Any]:
     """Of features that are kept."""
-    return np.dtype(_STORED[source.numerics.dtype])
+    return _STORED[source.numerics.dtype]
 
 
 def _warm_up(loaded: LoadedDecoder, plans: list[ThreadPlan], least: int, report: Report) -> None:

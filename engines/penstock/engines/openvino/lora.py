@@ -72,10 +72,10 @@ class LoraGraph:
         """`y` [T, out], what the projection gives for x [T, inner], with what adapters add."""
         return ops.add(y, self._added(x, path, out, inner, self._slots))
 
-    def logits(self, x: Node, wanted: Node, out: int, inner: int) -> Node:
-        """The output. `x` [N, inner], what the output layer is given for the tokens `wanted` [N]."""
+    def logits(self, x: Node, tokens: Node, out: int, inner: int) -> Node:
+        """The output. `x` [N, inner], what the output layer is given for the tokens `tokens` [N]."""
         at = self._add_input(LOGITS_AT, np.int64, [-1])
-        slots = ops.gather(self._slots, ops.gather(wanted, at, i64(0)), i64(0))
+        slots = ops.gather(self._slots, ops.gather(tokens, at, i64(0)), i64(0))
         return self._added(ops.gather(x, at, i64(0)), OUTPUT_LAYER, out, inner, slots)
 
     def _added(self, x: Node, path: str, out: int, inner: int, slots: Node) -> Node:
@@ -127,13 +127,13 @@ class OpenVINOAdapters:
         self._slots = AdapterSlots[_Installed](max_loras)
         self._by_number: dict[int, _Installed] = {}
         rows = max_loras * max_rank
-        self._kinds = tuple(dict.fromkeys(each.kind for each in projections.values()))
+        self._kinds = tuple(dict.fromkeys(projection.kind for projection in projections.values()))
         self._owners = {kind: np.full(rows, _NOBODY, np.int32) for kind in self._kinds}
         """[rows]: the number of each row's adapter."""
         item = _ITEMS[precision]
         self._pairs: Pairs = {
-            path: (np.zeros((rows, each.inputs), item), np.zeros((rows, each.outputs), item))
-            for path, each in projections.items()
+            path: (np.zeros((rows, projection.inputs), item), np.zeros((rows, projection.outputs), item))
+            for path, projection in projections.items()
         }
 
     @property
@@ -159,12 +159,12 @@ class OpenVINOAdapters:
         installed = _Installed(self._slots.new_number(), place, ranks)
         begin = place * self._max_rank
         for path, whole in self._pairs.items():
-            given = pairs.get(path)
-            filled = begin + (0 if given is None else len(given[0]))
+            pair = pairs.get(path)
+            filled = begin + (0 if pair is None else len(pair[0]))
             end = begin + ranks.get(self._projections[path].kind, 0)
             for side, rows in enumerate(whole):
-                if given is not None:
-                    rows[begin:filled] = given[side]
+                if pair is not None:
+                    rows[begin:filled] = pair[side]
                 rows[filled:end] = 0
         for kind, rank in ranks.items():
             self._owners[kind][begin : begin + rank] = installed.number
@@ -182,8 +182,8 @@ class OpenVINOAdapters:
 
     def slot(self, key: str) -> int | None:
         """`Model.adapter_slot`."""
-        found = self._slots.held.get(key)
-        return None if found is None else found.number
+        adapter = self._slots.held.get(key)
+        return None if adapter is None else adapter.number
 
     def choose(self, slots: Ints, last: Rows = ()) -> Rows:
         """What a batch needs, whose requests have these `slots` [S]. `last`: what the batch before had, which may do

@@ -15,7 +15,7 @@ from penstock.engines.kit.batch import NO_INTS, Batch, GroupTables, Int32s, Ints
 from penstock.engines.kit.block_rows import BlockRows
 from penstock.engines.kit.features import FeatureStore, places_of
 from penstock.engines.kit.layer_groups import LayerGroup
-from penstock.engines.openvino.decoder_inputs import FEATURES, Input, group_suffix, step_inputs
+from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, Input, group_suffix, step_inputs
 from penstock.engines.openvino.lora import LOGITS_AT, SLOTS, OpenVINOAdapters, Rows
 from penstock.engines.openvino.process_memory import prefer_huge_pages
 
@@ -52,7 +52,7 @@ class BufferedDecoder:
         if features:
             inputs[FEATURES] = (np.float32, [-1, features])
         self._buffers = [
-            _Buffer([model.create_infer_request() for _, model in compiled], inputs, capacity)
+            _Buffer([model.create_infer_request() for _, model in compiled], inputs, num_groups, capacity)
             for _ in range(self.num_buffers)
         ]
 
@@ -79,12 +79,12 @@ class BufferedDecoder:
         inputs["subsequence_begins"].put(batch.begins)
         inputs["sampled_tokens_indices"].put(batch.logits_at)
         for number, group in enumerate(batch.groups):
-            suffix = group_suffix(number, len(batch.groups))
+            of_group = target.group_inputs[number]
             past_lens = batch.computed - group.first * self._block_size
-            inputs["past_lens" + suffix].put(past_lens)
-            inputs["max_context_len" + suffix].put((past_lens + batch.scheduled).max())
+            of_group["past_lens"].put(past_lens)
+            of_group["max_context_len"].put((past_lens + batch.scheduled).max())
             if number >= len(target.groups) or target.groups[number] is not group:
-                self._put_blocks(inputs, suffix, group)
+                self._put_blocks(of_group, group)
         target.groups = batch.groups
         if batch.features is not None:
             inputs[FEATURES].put(batch.features)
@@ -106,15 +106,15 @@ class BufferedDecoder:
         target.added_at = np.flatnonzero(of_tokens[batch.logits_at]) if changes else NO_INTS
         target.inputs[LOGITS_AT].put(target.added_at)
 
-    def _put_blocks(self, inputs: dict[str, _Input], suffix: str, group: GroupTables) -> None:
+    def _put_blocks(self, inputs: Mapping[str, _Input], group: GroupTables) -> None:
         """Leaves out the blocks behind the window: attention goes by distance, and keys are rotated by their true
         positions already."""
         begins = np.zeros(len(group.end) + 1, np.int64)
         np.cumsum(group.end - group.first, out=begins[1:])
         entries = np.arange(group.block_ids.shape[1])
         present = (entries >= group.first[:, None]) & (entries < group.end[:, None])
-        inputs["block_indices" + suffix].put(group.block_ids[present])
-        inputs["block_indices_begins" + suffix].put(begins)
+        inputs["block_indices"].put(group.block_ids[present])
+        inputs["block_indices_begins"].put(begins)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """`Model.copy_blocks`."""
@@ -143,13 +143,17 @@ class BufferedDecoder:
 class _Buffer:
     """Infer requests, of which a batch takes one, and the inputs that they share."""
 
-    def __init__(self, requests: list[Any], inputs: Mapping[str, Input], capacity: int) -> None:
+    def __init__(self, requests: list[Any], inputs: Mapping[str, Input], num_groups: int, capacity: int) -> None:
         self.requests = requests
         self.chosen = requests[0]
         self.wants_hidden = False
         self.groups: tuple[GroupTables, ...] = ()
         """What the inputs hold."""
         self.inputs = {name: _Input(requests, name, *kind, capacity) for name, kind in inputs.items()}
+        self.group_inputs = [
+            {name: self.inputs[name + group_suffix(number, num_groups)] for name in GROUP_INPUTS}
+            for number in range(num_groups)
+        ]
         self.places: tuple[Ints, Ints] = (NO_INTS, NO_INTS)
         """Where the features of its tokens are kept."""
         self.slots: Ints | None = None
@@ -271,9 +275,9 @@ def block_layout(compiled: Any, groups: Sequence[LayerGroup]) -> tuple[int, int]
 
 def _cache_inputs(compiled: Any) -> dict[str, tuple[Any, list[int]]]:
     """Element type and shape of one block, for each cache input by its name."""
-    found = {}
+    inputs = {}
     for port in compiled.inputs:
         name = port.any_name
         if name.startswith(("key_cache.", "value_cache.")):
-            found[name] = port.element_type, [axis.get_length() for axis in list(port.partial_shape)[1:]]
-    return found
+            inputs[name] = port.element_type, [axis.get_length() for axis in list(port.partial_shape)[1:]]
+    return inputs

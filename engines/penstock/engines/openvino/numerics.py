@@ -57,12 +57,13 @@ class KVType:
     @property
     def properties(self) -> dict[str, Any]:
         """Of the plugin."""
-        found: dict[str, Any] = {"KEY_CACHE_PRECISION": self.key, "VALUE_CACHE_PRECISION": self.value}
+        properties: dict[str, Any] = {"KEY_CACHE_PRECISION": self.key, "VALUE_CACHE_PRECISION": self.value}
         if self.key == "u4":
-            found["KEY_CACHE_GROUP_SIZE"] = self.group  # where the plugin has no scales for each channel: not on x86
+            # Where the plugin has no scales for each channel: not on x86.
+            properties["KEY_CACHE_GROUP_SIZE"] = self.group
         if self.value == "u4":
-            found["VALUE_CACHE_GROUP_SIZE"] = self.group
-        return found
+            properties["VALUE_CACHE_GROUP_SIZE"] = self.group
+        return properties
 
 
 def kv_cache_type(
@@ -136,7 +137,7 @@ class CpuFacts:
     """OpenVINO has paged attention for it."""
 
     def without(self, dtype: Dtype, why: str) -> CpuFacts:
-        left: tuple[Dtype, ...] = tuple(each for each in self.dtypes if each != dtype)
+        left: tuple[Dtype, ...] = tuple(other for other in self.dtypes if other != dtype)
         return replace(self, dtypes=left, rounds=self.rounds - {dtype}, failures={**self.failures, dtype: why})
 
     def without_rounding(self, dtype: Dtype) -> CpuFacts:
@@ -177,7 +178,7 @@ class ModelFacts:
     head_size: int = 0
     """Of its paged attention; 0: it is an encoder, which has none, and no KV cache."""
     is_capped: bool = False
-    """Its attention caps scores, see `capped_attention`: in bf16 they would be off by up to an eighth."""
+    """Its attention caps scores, see `attention`: in bf16 they would be off by up to an eighth."""
     is_draft: bool = False
     """It computes a few tokens of each request, and keeps its weights once."""
     is_exported: bool = False

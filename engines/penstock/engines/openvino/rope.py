@@ -48,11 +48,11 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, *, may_be_partial: bool
     if not known or (partial != 1 and not may_be_partial):
         raise UnsupportedError(f"partial_rotary_factor={str(partial)[:50]} is not supported")
     outside = ("max_position_embeddings", "original_max_position_embeddings", "max_model_len")
-    given = {key: config[key] for key in outside if key in config} | {**settings}
+    known_settings = {key: config[key] for key in outside if key in config} | {**settings}
     try:
         theta = float(settings.get("rope_theta") or config.get("rope_theta") or 10000.0)
         with np.errstate(divide="raise", over="raise", invalid="raise"):
-            return _KINDS[kind](given, _base_frequencies(theta, int(head_dim * partial)), theta)
+            return _KINDS[kind](known_settings, _base_frequencies(theta, int(head_dim * partial)), theta)
     except KeyError as e:
         raise UnsupportedError(f"RoPE type {kind!r} needs {e.args[0]!r} in config.json") from None
     except (TypeError, ValueError, ArithmeticError) as e:
@@ -64,14 +64,14 @@ def parse_ropes_of_layer_types(
 ) -> dict[str, Rope]:
     """As `parse_rope`, for each layer type of `defaults`: what that says holds where the type's own object in
     rope_parameters does not say otherwise."""
-    given = settings_in(config, "rope_parameters")
-    unknown = set(given) - set(defaults)
+    by_type = settings_in(config, "rope_parameters")
+    unknown = set(by_type) - set(defaults)
     if unknown:
         raise UnsupportedError(
             f"rope_parameters are for each of {', '.join(defaults)}, not {', '.join(sorted(unknown))}"
         )
     return {
-        kind: parse_rope({**config, "rope_parameters": {**settings, **settings_in(given, kind)}}, head_dim)
+        kind: parse_rope({**config, "rope_parameters": {**settings, **settings_in(by_type, kind)}}, head_dim)
         for kind, settings in defaults.items()
     }
 
@@ -130,9 +130,9 @@ def _yarn(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> R
 
 
 def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
-    given = settings.get("attention_factor")
-    if given is not None:
-        return float(given)
+    fixed = settings.get("attention_factor")
+    if fixed is not None:
+        return float(fixed)
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -148,9 +148,9 @@ def _longrope(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) 
     original = int(settings["original_max_position_embeddings"])
     is_long = (settings.get("max_model_len") or 0) > original
     rope = _divided({"divisors": settings["long_factor" if is_long else "short_factor"]}, inv_freq, theta)
-    given = settings.get("attention_factor")
-    if given is not None:
-        return Rope(rope.inv_freq, float(given))
+    fixed = settings.get("attention_factor")
+    if fixed is not None:
+        return Rope(rope.inv_freq, float(fixed))
     factor = float(settings.get("factor") or settings["max_position_embeddings"] / original)
     return Rope(rope.inv_freq, 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original)))
 

@@ -16,6 +16,7 @@ import openvino.opset15 as ops
 
 from penstock.engines.openvino.attention import paged_attention
 from penstock.engines.openvino.decoder_inputs import GROUP_INPUTS
+from penstock.engines.openvino.decoder_spec import Attention
 from penstock.engines.openvino.numerics import KVType
 from penstock.engines.openvino.quantization import GROUP
 from penstock.engines.openvino.weights import Node
@@ -97,7 +98,7 @@ def _attention_result(compiled: Any, floats: dict[str, Floats]) -> Floats:
             request.set_tensor(port.any_name, ov.Tensor(port.element_type, ov.Shape([len(blocks), *block])))
     ints = {"past_lens": [0], "subsequence_begins": [0, _TOKENS], "max_context_len": _TOKENS}
     ints |= {"block_indices": list(blocks), "block_indices_begins": [0, len(blocks)]}
-    request.infer(floats | {name: np.array(each, np.int32) for name, each in ints.items()})
+    request.infer(floats | {name: np.array(values, np.int32) for name, values in ints.items()})
     result: Floats = request.get_output_tensor(0).data.copy()
     return result
 
@@ -109,7 +110,7 @@ def _attention_model(matrix: Floats) -> ov.Model:
     inputs = {name: _parameter(name, *kind) for name, kind in GROUP_INPUTS.items()}
     inputs["subsequence_begins"] = _parameter("subsequence_begins", np.int32, [-1])
     qkv = [ops.matmul(x, ops.constant(matrix), False, True), *keys_and_values]
-    result = paged_attention(qkv, caches, inputs, kv_heads=1, head_size=_HEAD_SIZE, scale=_HEAD_SIZE**-0.5)
+    result = paged_attention(qkv, caches, inputs, Attention(1, 1, _HEAD_SIZE, _HEAD_SIZE**-0.5, rope=None))
     return ov.Model([ops.result(result)], [x, *keys_and_values, *caches, *inputs.values()], "attention")
 
 

@@ -65,17 +65,17 @@ class WeightCache:
 
     def arrays(self, name: str, make: Callable[[], Sequence[Array]]) -> Sequence[Array]:
         """Those of the file, else what `make` gives, which is put into it."""
-        found = self._entries.get(name)
-        if self._mapping is not None and found is not None:
-            return [_view(self._mapping, entry) for entry in found]
-        made = make()
+        entries = self._entries.get(name)
+        if self._mapping is not None and entries is not None:
+            return [_view(self._mapping, entry) for entry in entries]
+        arrays = make()
         if self._file is None:
-            return made
+            return arrays
         try:
-            return self._write(self._file, name, made)
+            return self._write(self._file, name, arrays)
         except OSError as error:
             self._give_up(error)
-            return made
+            return arrays
 
     def finish(self, *, keep: bool = True) -> None:
         """The file is complete: the next start finds it, unless it is not to be kept."""
@@ -131,11 +131,11 @@ class WeightCache:
         except OSError as error:
             self._give_up(error)
 
-    def _write(self, file: IO[bytes], name: str, made: Sequence[Array]) -> Sequence[Array]:
+    def _write(self, file: IO[bytes], name: str, arrays: Sequence[Array]) -> Sequence[Array]:
         begin = -(-file.tell() // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         file.seek(begin)
         entries = []
-        for array in made:
+        for array in arrays:
             file.seek(-(-file.tell() // 64) * 64)
             entries.append(_Entry(array.dtype.str, array.shape, file.tell()))
             file.write(array.data if array.flags.c_contiguous else np.ascontiguousarray(array).data)

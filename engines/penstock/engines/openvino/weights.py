@@ -137,9 +137,9 @@ class Weights:
         """`transposed`: as floats, the checkpoint has it as [in, out]; what is quantized has the usual order."""
         tensor = self._checkpoint[name]
         turned = tensor if transposed and isinstance(tensor, StoredTensor) else None
-        wanted = shape if turned is None else shape[::-1]
-        if tensor.shape != wanted:
-            raise UnsupportedError(f"tensor {name} has shape {tensor.shape}, config.json asks for {wanted}")
+        stored_shape = shape if turned is None else shape[::-1]
+        if tensor.shape != stored_shape:
+            raise UnsupportedError(f"tensor {name} has shape {tensor.shape}, config.json asks for {stored_shape}")
         self._used.add(name)
         self._report(Loading("weights", len(self._used), self._num_tensors, "tensors"))
         return tensor if turned is None else _turned(turned)

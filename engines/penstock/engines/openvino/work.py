@@ -86,32 +86,32 @@ def _kept_bytes(constant: Any, precision: str) -> int:
 
 def _constants(node: Any) -> list[Any] | None:
     """Those that a matrix is made of; None: it is not constant."""
-    found, left, seen = [], [node], set()
+    constants, left, names = [], [node], set()
     while left:
         one = left.pop()
-        if one.get_name() in seen:
+        if one.get_name() in names:
             continue
-        seen.add(one.get_name())
+        names.add(one.get_name())
         kind = one.get_type_name()
         if kind == "Parameter":
             return None
         if kind == "Constant":
-            found.append(one)
+            constants.append(one)
         left += [value.get_node() for value in one.input_values()]
-    return [one for one in found if one.get_element_type() not in (ov.Type.i32, ov.Type.i64)]  # those are shapes
+    return [one for one in constants if one.get_element_type() not in (ov.Type.i32, ov.Type.i64)]  # those are shapes
 
 
 def _nodes_behind(node: Any) -> set[str]:
     """Names of all nodes whose values depend on this one."""
-    found, left = {node.get_name()}, [node]
+    names, left = {node.get_name()}, [node]
     while left:
         for output in left.pop().outputs():
             for target in output.get_target_inputs():
                 following = target.get_node()
-                if following.get_name() not in found:
-                    found.add(following.get_name())
+                if following.get_name() not in names:
+                    names.add(following.get_name())
                     left.append(following)
-    return found
+    return names
 
 
 def _parameter(model: ov.Model, name: str) -> Any:
@@ -144,11 +144,11 @@ def _compile(numerics: Numerics, kept: WeightsType, threads: int) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         _write_matrix(Path(folder) / "model.safetensors")
         weights = Weights(Checkpoint(Path(folder)), kept)
-        given = ops.parameter([_ROWS, _SIZE], np.float32)
-        x: Any = given
+        rows = ops.parameter([_ROWS, _SIZE], np.float32)
+        x: Any = rows
         for _ in range(_PRODUCTS):
             x = weights.project(x, _NAME, (_SIZE, _SIZE))
-        model = ov.Model([ops.result(x)], [given], "products")
+        model = ov.Model([ops.result(x)], [rows], "products")
         return compile_graph(ov.Core(), model, numerics, ThreadPlan(threads), has_experts=False)
 
 

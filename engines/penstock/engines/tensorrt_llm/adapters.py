@@ -52,7 +52,7 @@ def check_adapter(folder: Path, max_rank: int) -> None:
     layers = read_adapter(folder, max_rank)
     foreign = {path.rpartition(".")[2] for path in layers} - TARGET_MODULES.keys()
     if foreign:
-        found, possible = ", ".join(sorted(foreign)), ", ".join(TARGET_MODULES)
-        raise UnsupportedError(f"the adapter changes {found}; with TensorRT-LLM it may change {possible}")
+        named, possible = ", ".join(sorted(foreign)), ", ".join(TARGET_MODULES)
+        raise UnsupportedError(f"the adapter changes {named}; with TensorRT-LLM it may change {possible}")
     if len({(layer.a.shape[0], layer.scaling) for layer in layers.values()}) > 1:
         raise UnsupportedError("the adapter's layers differ in rank or scaling, which TensorRT-LLM does not support")

@@ -88,8 +88,8 @@ TARGET_MODULES = {
 
 
 def _cache(config: TensorRTLLMConfig) -> dict[str, Any]:
-    given: dict[str, Any] = config.engine_args.get("kv_cache_config", {})
-    cache = {"free_gpu_memory_fraction": config.memory_share, "enable_block_reuse": config.prefix_caching, **given}
+    own: dict[str, Any] = config.engine_args.get("kv_cache_config", {})
+    cache = {"free_gpu_memory_fraction": config.memory_share, "enable_block_reuse": config.prefix_caching, **own}
     if config.kv_cache_dtype == "fp8":
         cache["dtype"] = "fp8"
     if config.num_blocks is not None:
@@ -99,23 +99,23 @@ def _cache(config: TensorRTLLMConfig) -> dict[str, Any]:
     return cache
 
 
-def check_engine_args(given: Mapping[str, Any], known: Collection[str], known_of_cache: Collection[str]) -> None:
+def check_engine_args(arguments: Mapping[str, Any], known: Collection[str], known_of_cache: Collection[str]) -> None:
     """`known`: the arguments that the installed release takes, and within its kv_cache_config.
 
     Raises InvalidRequestError for an unknown name or one that a setting of ours decides, UnsupportedError for one that
     has no place here.
     """
-    if given.get("trust_remote_code"):
+    if arguments.get("trust_remote_code"):
         raise UnsupportedError("engine_args: trust_remote_code: this server never runs code that comes with a model")
-    _check("", given, known, OURS)
-    cache = given.get("kv_cache_config", {})
+    _check("", arguments, known, OURS)
+    cache = arguments.get("kv_cache_config", {})
     if not isinstance(cache, Mapping):
         raise InvalidRequestError("engine_args: kv_cache_config is not an object", param="engine_args")
     _check("kv_cache_config.", cache, known_of_cache, OURS_OF_CACHE)
 
 
-def _check(prefix: str, given: Mapping[str, Any], known: Collection[str], ours: Mapping[str, str]) -> None:
-    for name in given:
+def _check(prefix: str, arguments: Mapping[str, Any], known: Collection[str], ours: Mapping[str, str]) -> None:
+    for name in arguments:
         if name in ours:
             message = f"engine_args: {prefix}{name} is Penstock's setting {ours[name]}"
             raise InvalidRequestError(message, param="engine_args")

@@ -19,8 +19,9 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
 from penstock.engines.tensorrt_llm.config import CheckpointFacts, TensorRTLLMConfig
+from penstock.engines.tensorrt_llm.contract import Sample
 from penstock.engines.tensorrt_llm.sampling import BACKEND, TRTLLM_SAMPLER, bias, guide, sampling_arguments, stop_tokens
-from penstock.engines.tensorrt_llm.streams import Order, Reader, Sample, Streams
+from penstock.engines.tensorrt_llm.streams import Order, Reader, Streams
 from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
 from penstock.kvcache import KVGroup
 

@@ -121,8 +121,8 @@ def check_settings(config: TensorRTLLMConfig, checkpoint: CheckpointFacts) -> No
     if config.kv_cache_dtype not in ("auto", "fp8", checkpoint.precision):
         _refuse("kv_cache_dtype", config.kv_cache_dtype, f"it keeps keys and values in fp8 or {checkpoint.precision}")
     if config.quantization is not None and config.quantization.lower() != checkpoint.quantization:
-        found = checkpoint.quantization or "no quantization"
-        _refuse("quantization", config.quantization, f"it runs what is in the checkpoint, and this one has {found}")
+        kind = checkpoint.quantization or "no quantization"
+        _refuse("quantization", config.quantization, f"it runs what is in the checkpoint, and this one has {kind}")
 
 
 def _refuse(name: str, value: object, reason: str) -> None:
@@ -133,8 +133,8 @@ def _quantization(folder: Path, settings: dict[str, Any]) -> str:
     """ModelOpt writes hf_quant_config.json; others write into config.json."""
     path = folder / "hf_quant_config.json"
     if path.is_file():
-        found = read_json(path).get("quantization", {}).get("quant_algo")
+        name = read_json(path).get("quantization", {}).get("quant_algo")
     else:
         inside = settings.get("quantization_config") or {}
-        found = inside.get("quant_algo") or inside.get("quant_method")
-    return str(found or "").lower()
+        name = inside.get("quant_algo") or inside.get("quant_method")
+    return str(name or "").lower()

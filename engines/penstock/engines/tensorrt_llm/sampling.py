@@ -38,11 +38,11 @@ def sampling_arguments(request: StartRequest, stops: Sequence[int], sampler: str
     """
     params = request.params
     _check_supported(request, sampler)
-    end_id, *others = stops or (-1,)
+    end_id, *more_stops = stops or (-1,)
     arguments: dict[str, Any] = {
         "end_id": end_id,  # -1: no token is the end
         "pad_id": max(end_id, 0),
-        "stop_token_ids": others or None,
+        "stop_token_ids": more_stops or None,
         "include_stop_str_in_output": True,  # the token that ended it is one of ours, too
         "max_tokens": params.max_tokens,
         "detokenize": False,
@@ -55,7 +55,7 @@ def sampling_arguments(request: StartRequest, stops: Sequence[int], sampler: str
             "repetition_penalty": params.repetition_penalty,
         }
         if params.min_tokens and stops:
-            if others:
+            if more_stops:
                 reason = f"with {len(stops)} tokens that end it: TensorRT-LLM holds only one of them back"
                 _refuse("min_tokens", params.min_tokens, reason)
             arguments["min_tokens"] = params.min_tokens
@@ -80,12 +80,12 @@ def bias(logit_bias: dict[int, float], vocab_size: int) -> Any:
 
 def _distribution(request: StartRequest) -> dict[str, Any]:
     params = request.params
-    found: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
+    arguments: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
     if params.min_p:
-        found["min_p"] = params.min_p
+        arguments["min_p"] = params.min_p
     if request.seed is not None:
-        found["seed"] = request.seed & _SEED_MASK
-    return found
+        arguments["seed"] = request.seed & _SEED_MASK
+    return arguments
 
 
 def _check_supported(request: StartRequest, sampler: str) -> None:
@@ -101,13 +101,13 @@ def _check_supported(request: StartRequest, sampler: str) -> None:
         if params.logprobs is not None:
             _refuse("logprobs", params.logprobs, f"{TRTLLM_SAMPLER} does not rank tokens")
         return
-    asked = [name for name, neutral in _ONLY_TRTLLM.items() if getattr(params, name) != neutral]
+    unknown = [name for name, neutral in _ONLY_TRTLLM.items() if getattr(params, name) != neutral]
     if request.seed is not None and params.is_random:
-        asked.append("seed")
-    if asked:
+        unknown.append("seed")
+    if unknown:
         way_out = f'engine_args {{"sampler_type": "{TRTLLM_SAMPLER}"}}'
         reason = f"TensorRT-LLM's default sampler ignores it; the other one does not: {way_out}"
-        _refuse(asked[0], getattr(params, asked[0]), reason)
+        _refuse(unknown[0], getattr(params, unknown[0]), reason)
 
 
 def _refuse(name: str, value: object, reason: str) -> None:

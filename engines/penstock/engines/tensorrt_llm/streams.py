@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,28 +15,8 @@ from penstock.engines.autonomous.output_pipe import OutputPipe
 from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens, StartRequest
 from penstock.engines.contract.messages import FinishReason, TokenLogprobs
 from penstock.engines.errors import EngineDeadError, EngineError, InvalidRequestError, NumericalError, PenstockError
-from penstock.engines.tensorrt_llm.contract import KV_CACHE_STATS, STATS
+from penstock.engines.tensorrt_llm.contract import Sample, read_stats
 from penstock.engines.tensorrt_llm.watchdog import Watchdog
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    num_active: int
-    """Requests that it worked on when the iteration began, those that ended in it included."""
-    num_blocks: int
-    num_free_blocks: int
-    """Cached ones that nobody uses included."""
-    block_size: int
-
-
-def read_stats(stats: Mapping[str, Any]) -> Sample:
-    """Raises EngineError that names what is missing."""
-    cache = stats.get("kvCacheStats") or {}
-    missing = [name for name in STATS if name not in stats] + [name for name in KV_CACHE_STATS if name not in cache]
-    if missing:
-        raise EngineError(f"TensorRT-LLM's statistics are not what this engine was made for: no {', '.join(missing)}")
-    return Sample(stats["numActiveRequests"], cache["maxNumBlocks"], cache["freeNumBlocks"], cache["tokensPerBlock"])
-
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -294,8 +274,8 @@ class Streams:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        made, self._made, self._flushing = self._made, BatcherOutput(), False
-        self._pipe.put(made)
+        output, self._made, self._flushing = self._made, BatcherOutput(), False
+        self._pipe.put(output)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """An exception that gets out of it is the engine's end."""

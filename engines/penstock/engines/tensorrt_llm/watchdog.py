@@ -105,9 +105,9 @@ class Watchdog:
     def probe_ended(self) -> list[int]:
         """The engine lives, and had told nothing of an iteration before it was probed: it works on none of those that
         were overdue then."""
-        asked, self._probe = self._probe, None
+        probe, self._probe = self._probe, None
         self._heard = self._clock()
-        limit = (asked if asked is not None else self._heard) - self._patience.abort
+        limit = (probe if probe is not None else self._heard) - self._patience.abort
         return self._release([i for i, since in self._aborted.items() if since <= limit])
 
     def check(self) -> Verdict:

@@ -126,10 +126,10 @@ def load_config(model_dir: Path) -> PretrainedConfig:
         raise UnsupportedError(f"transformers {transformers.__version__} does not take this config.json: {e}") from e
     if config.is_encoder_decoder:
         raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; decoders only are supported")
-    others = set(getattr(config, "layer_types", None) or ()) - _ATTENDING
-    if others:
+    unknown = set(getattr(config, "layer_types", None) or ()) - _ATTENDING
+    if unknown:
         raise UnsupportedError(
-            f"{config.model_type} has layers of type {', '.join(sorted(others))}; supported are "
+            f"{config.model_type} has layers of type {', '.join(sorted(unknown))}; supported are "
             f"{', '.join(sorted(_ATTENDING))}"
         )
     return config
@@ -178,8 +178,8 @@ def _as_transformers_reads_it(model_dir: Path) -> Iterator[Path]:
         yield model_dir
         return
     files = weight_files(model_dir)
-    with TemporaryDirectory() as made:
-        folder = Path(made)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         for name, content in settings.items():
             (folder / name).write_bytes(content.removeprefix(BOM_UTF8))
         for path in files:

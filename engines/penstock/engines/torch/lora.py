@@ -61,13 +61,13 @@ class Watch:
 
     def targets(self) -> dict[str, Target]:
         """By path."""
-        found = {}
+        targets = {}
         for path, module in self.layers.items():
-            seen = self.rows.get(path)
-            if seen in ([tokens for tokens, _ in self.passes], [wanted for _, wanted in self.passes]):
-                after_choice = seen != [tokens for tokens, _ in self.passes]
-                found[path] = Target(module, *_sizes(module), after_choice)
-        return found
+            rows = self.rows.get(path)
+            if rows in ([tokens for tokens, _ in self.passes], [kept for _, kept in self.passes]):
+                after_choice = rows != [tokens for tokens, _ in self.passes]
+                targets[path] = Target(module, *_sizes(module), after_choice)
+        return targets
 
 
 @contextmanager
@@ -165,12 +165,12 @@ class TorchAdapters:
         """`Model.adapter_slot`."""
         return self._slots.held.get(key)
 
-    def choose(self, slots: Ints, owners: Ints, wanted: Ints) -> list[UsedAdapter]:
-        """What a pass is to use: `slots` [S] of its requests; `owners` [T], the request of each token; `wanted` [N],
+    def choose(self, slots: Ints, owners: Ints, logits_at: Ints) -> list[UsedAdapter]:
+        """What a pass is to use: `slots` [S] of its requests; `owners` [T], the request of each token; `logits_at` [N],
         the tokens whose logits are kept."""
         mine = {slot: slots == slot for slot in np.unique(slots[slots > 0]).tolist()}
         return [
-            UsedAdapter(slot, self._layers[slot], self._places(of[owners]), self._places(of[owners[wanted]]))
+            UsedAdapter(slot, self._layers[slot], self._places(of[owners]), self._places(of[owners[logits_at]]))
             for slot, of in mine.items()
         ]
 

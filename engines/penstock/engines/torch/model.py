@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from penstock.engines.kit.batch import Batch, Int32s, Ints, Outputs
-from penstock.engines.torch.attention import PagedAttention, Step, attach, make_step
-from penstock.engines.torch.kv_cache import TorchKVCache
+from penstock.engines.torch.attention import PagedAttention, Step, TorchKVCache, attach, make_step
 from penstock.engines.torch.lora import TorchAdapters, UsedAdapter
 
 
@@ -33,14 +32,14 @@ class PagedModel:
         return make_step(batch, self.cache.views, self.cache.block_size, self.device)
 
     @torch.inference_mode()
-    def compute(self, step: Step, wanted: Tensor, *, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Logits [N, vocab] of the tokens whose indices are `wanted` [N], and if asked for, what the decoder gave for
-        them, behind its final norm [N, hidden size]; on the device, in f32."""
+    def compute(self, step: Step, logits_at: Tensor, *, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Logits [N, vocab] of the tokens whose indices are `logits_at` [N], and with `hidden` what the decoder gave
+        for them, behind its final norm [N, hidden size]; on the device, in f32."""
         self._attention.step = step
-        seen: list[Tensor] = []
+        states: list[Tensor] = []
 
         def see(module: nn.Module, args: Any, output: Any) -> None:
-            seen.append(output[0][0, wanted].float())
+            states.append(output[0][0, logits_at].float())
 
         hook = self._model.base_model.register_forward_hook(see) if hidden else None
         try:
@@ -48,17 +47,17 @@ class PagedModel:
                 input_ids=step.token_ids[None],
                 position_ids=step.positions[None],
                 use_cache=False,
-                logits_to_keep=wanted,
+                logits_to_keep=logits_at,
             )
         finally:
             if hook is not None:
                 hook.remove()
-        return output.logits[0].float(), seen[0] if hidden else None
+        return output.logits[0].float(), states[0] if hidden else None
 
 
 class _Prepared(NamedTuple):
     step: Step
-    wanted: Tensor
+    logits_at: Tensor
     adapters: list[UsedAdapter]
     hidden: bool
     copied: torch.cuda.Event | None
@@ -81,7 +80,7 @@ class ThreadedModel:
         self._prepared: dict[int, _Prepared] = {}
         self._results: dict[int, Future[Outputs]] = {}
         device = model.device
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def adapter_slot(self, key: str) -> int | None:
         """`Model.adapter_slot`."""
@@ -91,9 +90,9 @@ class ThreadedModel:
         """`Model.prepare`."""
         with torch.cuda.stream(self._copies):  # None: nothing changes
             step = self._model.make_step(batch)
-            wanted = step.places[batch.logits_at]
-            adapters = self._adapters.choose(batch.adapter_slots, step.owners, wanted)
-            chosen = torch.from_numpy(wanted).to(step.token_ids.device)
+            logits_at = step.places[batch.logits_at]
+            adapters = self._adapters.choose(batch.adapter_slots, step.owners, logits_at)
+            chosen = torch.from_numpy(logits_at).to(step.token_ids.device)
         copied = None if self._copies is None else self._copies.record_event()
         self._prepared[buffer] = _Prepared(step, chosen, adapters, batch.wants_hidden, copied)
 
@@ -128,5 +127,5 @@ class ThreadedModel:
             places = torch.from_numpy(step.places[late]).to(device)
             step.token_ids[places] = torch.from_numpy(token_ids).to(step.token_ids)
         self._adapters.use(prepared.adapters)
-        logits, hidden = self._model.compute(step, prepared.wanted, hidden=prepared.hidden)
+        logits, hidden = self._model.compute(step, prepared.logits_at, hidden=prepared.hidden)
         return Outputs(logits.cpu().numpy(), None if hidden is None else hidden.cpu().numpy())

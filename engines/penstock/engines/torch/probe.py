@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.kit.batch import Batch, GroupTables, Int32s, Ints
-from penstock.engines.torch.attention import ATTENTION, attach
+from penstock.engines.torch.attention import ATTENTION, LayerLayout, TorchKVCache, attach, groups_of
 from penstock.engines.torch.config import NAMES
-from penstock.engines.torch.kv_cache import LayerLayout, TorchKVCache, groups_of
 from penstock.engines.torch.model import PagedModel
 
 _UNDERSTOOD = {"scaling", "sliding_window", "softcap", "s_aux", "position_ids", "is_causal", "dropout"}
@@ -137,8 +136,8 @@ def _in_steps(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], tok
     for computed, scheduled in ([0, 0], [_CHUNK, 5]), ([_CHUNK, 5], [_LENGTH - _CHUNK, 1]):
         batch = _batch(tokens, tables, computed, scheduled, logits_at=np.arange(scheduled[0]))
         step = paged.make_step(batch)
-        wanted = torch.from_numpy(step.places[batch.logits_at]).to(model.device)
-        parts.append(paged.compute(step, wanted)[0])
+        logits_at = torch.from_numpy(step.places[batch.logits_at]).to(model.device)
+        parts.append(paged.compute(step, logits_at)[0])
     return torch.cat(parts)
 
 

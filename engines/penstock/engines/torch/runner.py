@@ -13,8 +13,8 @@ from penstock.engines.formats.model_files import eos_token_ids
 from penstock.engines.kit.adapter_slots import load_configured
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, num_blocks
 from penstock.engines.kit.step_runner import StepRunner
+from penstock.engines.torch.attention import TorchKVCache, bytes_of_block, groups_of
 from penstock.engines.torch.config import NAMES, TorchConfig, choose_device, choose_dtype, default_threads, free_memory
-from penstock.engines.torch.kv_cache import TorchKVCache, bytes_of_block, groups_of
 from penstock.engines.torch.loading import (
     check_rope,
     load_config,

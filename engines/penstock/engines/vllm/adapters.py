@@ -54,9 +54,9 @@ def _usual_name(name: str) -> str:
 
 def _matrices(path: Path) -> Iterator[tuple[str, Shape]]:
     """Names and shapes of the matrices in a safetensors file; packed weights have no true shape."""
-    for name, found in read_header(path).items():
-        if len(found.shape) == 2 and "F" in found.dtype:
-            yield name, found.shape
+    for name, described in read_header(path).items():
+        if len(described.shape) == 2 and "F" in described.dtype:
+            yield name, described.shape
 
 
 logger = logging.getLogger(__name__)

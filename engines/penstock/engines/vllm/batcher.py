@@ -35,9 +35,9 @@ from penstock.engines.vllm.model_info import (
     number_types,
     token_logprobs,
 )
-from penstock.engines.vllm.requests import NULL_BLOCK
 from penstock.engines.vllm.sampling import to_structured_outputs, to_vllm
 from penstock.engines.vllm.start import start_scheduling
+from penstock.engines.vllm.step import NULL_BLOCK
 from penstock.kvcache import KVGroup
 
 _FINISH = {

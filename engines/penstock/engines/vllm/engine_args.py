@@ -70,13 +70,13 @@ OWN_SCHEDULER = frozenset(
 _CODE_FORMATS = ("pt", "npcache")
 
 
-def checked(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+def checked(arguments: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Those that go to vLLM. `known`: the fields of the installed release's EngineArgs.
 
     Raises InvalidRequestError for an unknown name, and for one that has no place here, with the reason.
     """
     passed = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name in LOGGING:
             continue
         if name in OURS:

@@ -22,7 +22,7 @@ def load(options: dict[str, Any]) -> ModelRunner:
     config = parse(options)
     version = _prepare(config)
     if is_cpu_build() and config.num_devices == 1:
-        from penstock.engines.vllm.host_runner import VLLMHostRunner
+        from penstock.engines.vllm.runner import VLLMHostRunner
 
         return VLLMHostRunner(config, version)
     from penstock.engines.vllm.runner import VLLMRunner

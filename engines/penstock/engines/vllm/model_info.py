@@ -17,8 +17,7 @@ from penstock.engines.contract.messages import TokenLogprobs
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import EngineError, NumericalError
 from penstock.engines.formats.model_files import eos_token_ids, ids_of_vocabulary
-from penstock.engines.vllm.requests import VLLMRequestTable, usable_blocks
-from penstock.engines.vllm.step import Row
+from penstock.engines.vllm.step import Row, VLLMRequestTable, usable_blocks
 from penstock.kvcache import KVGroup
 
 

@@ -1,4 +1,4 @@
-"""`VLLMRunner`: a model runner on vLLM's executor."""
+"""Model runners on vLLM's executor; on a CPU, the KV cache can be read and written from outside."""
 
 from __future__ import annotations
 
@@ -6,25 +6,38 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import torch
 from vllm.sampling_params import SamplingParams as VLLMSamplingParams
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.core.sched.output import SchedulerOutput as VLLMSchedulerOutput
 
+from penstock.engines import __version__
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.errors import EngineError
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.host.content_digest import model_digests
+from penstock.engines.kit.block_rows import Bytes
 from penstock.engines.kit.grammars import Grammars
 from penstock.engines.vllm.adapters import VLLMAdapters
+from penstock.engines.vllm.block_memory import BlockMemory
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.model_info import description, end_token_ids, kv_groups, number_types, read_output
-from penstock.engines.vllm.requests import LiveRequest, VLLMRequestTable, usable_blocks
 from penstock.engines.vllm.sampling import to_vllm
 from penstock.engines.vllm.start import start_for_steps
-from penstock.engines.vllm.step import PreparedStep, Row, StepBuilder
+from penstock.engines.vllm.step import (
+    LiveRequest,
+    PreparedStep,
+    Row,
+    StepBuilder,
+    VLLMRequestTable,
+    to_vllm_blocks,
+    usable_blocks,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -213,3 +226,53 @@ class StepMasks:
             for token_id in output.sampled_token_ids[output.req_id_to_index[name]]:
                 if request.grammar is not None:
                     request.grammar.append(int(token_id))
+
+
+def _rows(cache: torch.Tensor, num_blocks: int) -> Bytes:
+    length = cache.stride(0)
+    if cache.device.type != "cpu" or cache.shape[0] != num_blocks or length * num_blocks != cache.numel():
+        raise UnsupportedError(f"vLLM's KV cache cannot be read: {tuple(cache.shape)} with strides {cache.stride()}")
+    rows: Bytes = cache.as_strided((num_blocks, length), (length, 1)).view(torch.uint8).numpy()
+    return rows
+
+
+def cache_tensors(executor: Any) -> list[torch.Tensor]:
+    """Of the one worker, which lives in this process."""
+    [caches] = executor.collective_rpc("penstock_kv_caches")
+    return list(caches)
+
+
+class VLLMHostRunner(VLLMRunner):
+    """A `VLLMRunner` and `BlockHost`, on one device."""
+
+    def __init__(self, config: VLLMConfig, version: str) -> None:
+        super().__init__(config, version)
+        self._config = config
+
+    @cached_property
+    def _memory(self) -> BlockMemory:
+        """Looked for when it is needed: a model whose cache has another form runs as well."""
+        num_blocks = self._core.scheduler.kv_cache_config.num_blocks
+        return BlockMemory(self._call(cache_tensors, self._executor), num_blocks)
+
+    @property
+    def block_bytes(self) -> int:
+        """`BlockHost.block_bytes`"""
+        return self._memory.block_bytes
+
+    def cache_identity(self) -> str:
+        """`BlockHost.cache_identity`. For each kind of processor vLLM has other kernels and layouts."""
+        config = self._config
+        settings = (self.info.runner, config.quantization, sorted(config.engine_args.items()))
+        processor = torch.backends.cpu.get_cpu_capability()
+        return repr((__version__, settings, model_digests(config.model_dir), processor, self._memory.layout))
+
+    def read_blocks(self, block_ids: Sequence[int]) -> Bytes:
+        """`BlockHost.read_blocks`"""
+        return self._memory.read(to_vllm_blocks(block_ids))
+
+    def write_blocks(self, block_ids: Sequence[int], contents: Sequence[Bytes]) -> None:
+        """`BlockHost.write_blocks`"""
+        blocks = to_vllm_blocks(block_ids)
+        self._memory.write(blocks, contents)
+        self._table.tainted.difference_update(blocks)

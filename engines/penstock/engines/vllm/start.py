@@ -21,8 +21,8 @@ from penstock.engines.host.numa import read_nodes
 from penstock.engines.kit.package_contract import refuse
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.engine_args import check_arguments, check_cache, check_generates, check_model, checked
-from penstock.engines.vllm.requests import blocks_to_ask_for
 from penstock.engines.vllm.sampling import CONFIG
+from penstock.engines.vllm.step import blocks_to_ask_for
 
 _DTYPES = {"auto": "auto", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _CACHE_DTYPES = {"auto": "auto", "bf16": "bfloat16", "f16": "float16", "fp8": "fp8"}
@@ -112,8 +112,8 @@ def _in_a_line(error: Exception) -> str:
     """pydantic's own text has a line for each part of it, with a link to its documentation."""
     if not isinstance(error, ValidationError):
         return str(error)
-    found = error.errors(include_url=False, include_context=False)
-    return "; ".join(": ".join((*map(str, each["loc"]), each["msg"].removeprefix("Value error, "))) for each in found)
+    errors = error.errors(include_url=False, include_context=False)
+    return "; ".join(": ".join((*map(str, part["loc"]), part["msg"].removeprefix("Value error, "))) for part in errors)
 
 
 def _extra(config: VLLMConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.classic.base import InferModel
-from penstock.classic.registry import backend_names
+from penstock.classic.loading import backend_names
 from penstock.engines import __version__
 from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import InvalidRequestError

@@ -14,10 +14,10 @@ from typing import Any, Literal
 from penstock.engines import __version__
 from penstock.engines.errors import PenstockError
 from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.front.acceptor import connections_within_limit
 from penstock.gateway.front.access import Restrictions, read_restrictions
 from penstock.gateway.front.auth import ApiKeys, key_digest, key_id
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, Role
-from penstock.gateway.front.descriptors import connections_within_limit
 from penstock.gateway.front.exposure import asks_for_keys, browser_rules
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
@@ -26,9 +26,9 @@ from penstock.gateway.front.load_report import LoadReporter
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.front.work_pool import WorkPools
-from penstock.gateway.http.limits import ConnectionLimits
 from penstock.gateway.http.server import ServerSettings
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.http.stream import ConnectionLimits
 from penstock.gateway.http.text_models import TextModels
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.settings import GrpcSettings

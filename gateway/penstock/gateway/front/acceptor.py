@@ -1,15 +1,20 @@
-"""A listening socket: takes connections in, with certificates that may change meanwhile."""
+"""Listening sockets: how many connections there may be, and their acceptance, with certificates that may change."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from penstock.gateway.front.listening import listener
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.sections.server import ServerConfig
+from penstock.gateway.configuration.sections.types import ListeningPort
+from penstock.gateway.front.addresses import url_host
 from penstock.gateway.front.tls import Certificates, ReloadedCertificates, TlsSettings
 
 logger = logging.getLogger(__name__)
@@ -24,6 +29,43 @@ _AT_ONCE = 32
 """Connections that are accepted before others are served again."""
 _PAUSE_SECONDS = 1.0
 """Without accepting, while the process or the system has no room for another connection."""
+_RESERVED = 128
+"""For everything else: engines, models' processes, files, gRPC."""
+_LEAST = 16
+
+
+def connections_within_limit(wanted: int) -> int:
+    """`wanted`, or fewer where the process may not have that many descriptors. Raises the soft limit to the hard one
+    first."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _RESERVED
+    if resource.RLIM_INFINITY != soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return max(_LEAST, min(wanted, soft - _RESERVED))
+    return wanted
+
+
+def listener(host: str, port: int, *, backlog: int = 1, reuse_port: bool = False) -> socket.socket:
+    """Bound and listening. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=backlog, reuse_port=reuse_port)
+
+
+def cannot_listen(server: ServerConfig, kind: ListeningPort, error: OSError) -> ConfigError:
+    """The error of a port that cannot be opened, with the flag to blame: the port's where it is taken or not allowed,
+    else the address's."""
+    port: int = getattr(server, f"{kind}_port")
+    if error.errno in (errno.EADDRINUSE, errno.EACCES):
+        flag = f"{kind}-port"
+    else:
+        flag = "host" if getattr(server, f"{kind}_address") is None else f"{kind}-address"
+    reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    return ConfigError(f"{flag}: cannot listen on {url_host(server.address(kind))}:{port}: {reason}")
 
 
 class Acceptor:

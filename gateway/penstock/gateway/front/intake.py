@@ -1,15 +1,18 @@
-"""What the server takes in before a scheduler sees it: bytes of bodies, and requests while the event loop keeps up."""
+"""Bounds on what all connections hold: bodies that come, answers that wait, and requests while the loop lags."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from penstock.engines.errors import OverloadedError
 from penstock.gateway.front.heap import trim_heap
-from penstock.gateway.front.unread_answers import UnreadAnswers
+
+logger = logging.getLogger("penstock.connections")
 
 SMALL_BODY = 64 << 10
 """Bodies up to this are not counted where the number of connections bounds them."""
@@ -19,6 +22,11 @@ _LARGE_BUFFERS = 16 << 20
 _TRIM_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
 _FADE = 0.8
+_LEFT = 7 / 8
+"""Of the limit, after connections have been closed for its sake."""
+_MUCH, _LITTLE = 16 << 20, 1 << 20
+_STEP = 128 << 10
+_SPARE = 2 * _STEP
 
 
 class BodyBudget:
@@ -63,6 +71,88 @@ class BodyBudget:
             f"The server holds {self.held} bytes of request bodies, and this one has no room beside them.",
             retry_after=1,
         )
+
+
+class Reader(Protocol):
+    """A connection."""
+
+    @property
+    def seconds_to_read(self) -> float:
+        """That its client would need for what has waited longest, as fast as it has read lately. About one second
+        without news; what has just been queued does not count."""
+
+    def abort(self) -> None: ...
+
+
+class UnreadAnswers:
+    """Bytes of all connections. Each connection may have much, since answers are large; together they may not. When
+    they have too much, the connections are closed whose clients would take longest to read theirs: those that do not
+    read, or just enough to look alive."""
+
+    def __init__(self, limit: int, idle: Callable[[], None] | None = None) -> None:
+        """`idle` is called when little is held any more and much was."""
+        self.limit = limit
+        self._idle = idle
+        self._most = 0
+        self.held = 0
+        self.closed = 0
+        """Connections, so far."""
+        self._by_reader: dict[Reader, int] = {}
+
+    def note(self, reader: Reader, size: int) -> None:
+        """So much waits for it now. To be told 0 when it has ended."""
+        before = self._by_reader.get(reader, 0)
+        if size:
+            self._by_reader[reader] = size
+        elif before:
+            del self._by_reader[reader]
+        self.held += size - before
+        if size > before:
+            self._most = max(self._most, self.held)
+            if self.held > self.limit:
+                self._make_room()
+        elif self._most > _MUCH and self.held < _LITTLE:
+            self._most = 0
+            if self._idle is not None:
+                self._idle()
+
+    def _make_room(self) -> None:
+        slowest = sorted(self._by_reader, key=lambda reader: (reader.seconds_to_read, self._by_reader[reader]))
+        closed, held = 0, self.held
+        while slowest and self.held > self.limit * _LEFT:
+            reader = slowest.pop()
+            self.note(reader, 0)
+            reader.abort()
+            closed += 1
+        self.closed += closed
+        logger.warning("%d bytes of answers waited for their clients; closed %d connections", held, closed)
+
+
+class ConnectionShare:
+    """For connections with many requests at a time. The first 64 KiB are free, as they are for a connection that has
+    one request. What is above them is taken from the sum in steps, so that small requests do not touch it each time."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._held = 0
+        self._covered = SMALL_BODY
+        """Free, or taken from the sum."""
+
+    def take(self, size: int) -> None:
+        """Raises OverloadedError, and then takes nothing."""
+        held = self._held + size
+        if held > self._covered:
+            more = -(-(held - self._covered) // _STEP) * _STEP
+            self._budget.take(more)
+            self._covered += more
+        self._held = held
+
+    def give_back(self, size: int) -> None:
+        self._held -= size
+        if self._covered > SMALL_BODY and (not self._held or self._covered - self._held > _SPARE):
+            spare = (self._covered - max(self._held, SMALL_BODY)) // _STEP * _STEP
+            self._covered -= spare
+            self._budget.give_back(spare)
 
 
 class LoopLag:

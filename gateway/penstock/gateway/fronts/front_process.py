@@ -8,19 +8,20 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from penstock.classic.python.link import ArenaFiles
 from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError
 from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.crash_folder import Crash, keep_evidence
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.quota import Quota
-from penstock.gateway.fronts.channel import Channel
 from penstock.gateway.fronts.messages import (
     Ask,
     Begin,
@@ -42,9 +43,13 @@ from penstock.gateway.fronts.messages import (
     Spent,
     Stop,
     Table,
+    decode_from_front,
 )
 from penstock.gateway.fronts.model_table import FrontHolds, Used
 from penstock.gateway.fronts.quotas import QuotaDesk
+from penstock.gateway.model_host.connection import Connection
+from penstock.gateway.model_host.host import HostedFront, ModelHost
+from penstock.gateway.model_host.messages import UpMessage
 from penstock.gateway.usage.ledger import RequestUsage
 
 logger = logging.getLogger("penstock")
@@ -53,20 +58,25 @@ _ENDING_SECONDS = 1.0
 """That a process may live on when its connection has ended."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the supervisor has for its fronts."""
+
+    host: ModelHost
+    drain: DrainState
+    quota_of: Callable[[bytes], Quota | None]
+    """Of a key, by its digest."""
+    add_usage: Callable[[RequestUsage], None]
+    """Told what each request has used."""
+    crash_folder: Path | None = None
+    """Where it is kept what is known of a process that dies; None: nowhere."""
+
+
 class FrontProcess:
     """From `start` to `ended`. Implements Interruptible: to the drain of the server it is one call."""
 
-    def __init__(
-        self,
-        number: int,
-        sockets: Mapping[str, socket.socket],
-        drain: DrainState,
-        quota_of: Callable[[bytes], Quota | None],
-        add_usage: Callable[[RequestUsage], None],
-        crash_folder: Path | None = None,
-    ) -> None:
-        """`sockets`: what it listens on, by the port's kind. `add_usage` is told what each of its requests has used.
-        `crash_folder`: where it is kept what is known of a process that dies; None: nowhere."""
+    def __init__(self, number: int, sockets: Mapping[str, socket.socket], services: Services) -> None:
+        """`sockets`: what it listens on, by the port's kind."""
         self.number = number
         self.reported: Reported | None = None
         """The newest."""
@@ -74,15 +84,16 @@ class FrontProcess:
         self._pending: list[tuple[ModelStatistics, int]] = []
         """What requests that wait at this front have added to statistics."""
         self._sockets = sockets
-        self._drain = drain
-        self._desk = QuotaDesk(quota_of)
-        self._add_usage = add_usage
-        self._crash_folder = crash_folder
+        self._services = services
+        self._drain = services.drain
+        self._desk = QuotaDesk(services.quota_of)
         self._box: BlackBox | None = None
         self._settings: dict[str, Any] = {}
         self._holds = FrontHolds()
         self._process: asyncio.subprocess.Process | None = None
-        self._channel: Channel[FromFront] | None = None
+        self._connection: Connection | None = None
+        self._hosted: HostedFront | None = None
+        """Its requests to the models of this process."""
         self._serving = asyncio.Event()
         self._failure = ""
         self._numbers = count(1)
@@ -106,9 +117,14 @@ class FrontProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
+                files = ArenaFiles("penstock-front")
+            except OSError as error:
+                ours.close()
+                raise EngineError(f"front {self.number} cannot be started: {error}") from error
+            try:
                 self._box = BlackBox()
                 listeners = (each.fileno() for each in self._sockets.values())
-                descriptors = [self._box.descriptor, theirs.fileno(), *listeners]
+                descriptors = [self._box.descriptor, theirs.fileno(), files.down, files.up, *listeners]
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
@@ -120,14 +136,17 @@ class FrontProcess:
                 )
             except OSError as error:
                 ours.close()
+                files.close()
                 raise EngineError(f"front {self.number} cannot be started: {error}") from error
-        self._channel = await Channel.over(ours, FromFront)
+        self._connection = connection = Connection(files.up, files.down, decode_from_front, self._take, self._lost)
+        await connection.open(ours)
         for message in first():
             if isinstance(message, Begin):
                 self._settings = msgspec.to_builtins(message.config)
-            self._channel.send(message)
+            connection.send(message)
+        self._hosted = self._services.host.join(connection)
         self.send_table(*new_table())
-        self.ended = asyncio.create_task(self._until_end(self._channel, self._process))
+        self.ended = asyncio.create_task(self._until_end(connection, self._process))
         serving = asyncio.create_task(self._serving.wait())
         await asyncio.wait((self.ended, serving), return_when=asyncio.FIRST_COMPLETED)
         serving.cancel()
@@ -137,30 +156,28 @@ class FrontProcess:
                 self.keep_evidence(reason)
             raise EngineError(f"front {self.number} cannot be started: {reason}")
 
-    async def _until_end(self, channel: Channel[FromFront], process: asyncio.subprocess.Process) -> int:
-        try:
-            async for message in channel.messages():
-                self._take(message)
-        except Exception:  # whatever it is, another front takes its place
-            logger.exception("front %d sent an impossible message: it is stopped", self.number)
-            self.kill()
-        finally:
-            channel.close()
-            self._serving.clear()
-            self._desk.close()
-            self._holds.close()
-            self.forget_pending()
-            self._drain.wait_no_more(self)
-            for answer in self._asked.values():
-                answer.cancel()
-            self._asked.clear()
+    def _lost(self) -> None:
+        """The connection has ended: the front has, or has sent what makes no sense, and another one takes its place."""
+        self._serving.clear()
+        if self._hosted is not None:
+            self._hosted.lost()
+        self._desk.close()
+        self._holds.close()
+        self.forget_pending()
+        self._drain.wait_no_more(self)
+        for answer in self._asked.values():
+            answer.cancel()
+        self._asked.clear()
+
+    async def _until_end(self, connection: Connection, process: asyncio.subprocess.Process) -> int:
+        await connection.ended
         with suppress(TimeoutError):
             async with asyncio.timeout(_ENDING_SECONDS):
                 return await process.wait()
         self.kill()
         return await process.wait()
 
-    def _take(self, message: FromFront) -> None:
+    def _take(self, message: FromFront | UpMessage, tail: memoryview) -> None:
         match message:
             case Serving():
                 self._serving.set()
@@ -178,7 +195,7 @@ class FrontProcess:
             case Ended():
                 self._desk.ended(message)
             case Counted():
-                self._add_usage(message.usage)
+                self._services.add_usage(message.usage)
             case Reported():
                 self.reported = message
                 self.on_report(message)
@@ -187,6 +204,8 @@ class FrontProcess:
                 self._answer(message)
             case Idle():
                 self._drain.wait_no_more(self)
+            case _ if self._hosted is not None:
+                self._hosted.heard(message, tail)
 
     def add_pending(self, statistics: ModelStatistics, number: int) -> None:
         statistics.pending += number
@@ -203,8 +222,8 @@ class FrontProcess:
             answer.set_result(message)
 
     def send(self, message: FromSupervisor) -> None:
-        if self._channel is not None:
-            self._channel.send(message)
+        if self._connection is not None:
+            self._connection.send(message)
 
     def send_table(self, table: Table, used: Used) -> None:
         self._holds.sent(table, used)
@@ -257,7 +276,7 @@ class FrontProcess:
         if self._process is not None and self._box is not None:
             pid, status = self._process.pid, self._process.returncode
             crash = Crash("front", str(self.number), pid, status, reason, self._settings)
-            keep_evidence(self._crash_folder, crash, self._box)
+            keep_evidence(self._services.crash_folder, crash, self._box)
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

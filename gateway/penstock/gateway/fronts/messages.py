@@ -7,19 +7,17 @@ import msgspec
 from penstock.engines.door.spec import DoorAddress
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.context import Role
-from penstock.gateway.fronts.model_counts import Counts
-from penstock.gateway.fronts.samples import Samples
+from penstock.gateway.fronts.counts import Counts, Samples
 from penstock.gateway.llm.models import TextSettings
+from penstock.gateway.model_host.messages import DownMessage, UpMessage
 from penstock.gateway.ports.requests_in_flight import Chosen
 from penstock.gateway.usage.ledger import RequestUsage
 
 REQUESTS = "requests"
 """Name of the socket for requests that a front does not serve itself."""
-MODELS = "models"
-"""Name of the model host's socket."""
 
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     pass
 
 
@@ -85,6 +83,8 @@ class Begin(_Message, frozen=True, kw_only=True):
     salt_key: bytes
     folder: str
     """Where the supervisor's sockets are."""
+    first_trace: int
+    """The number of its first trace: no other front's are near."""
     listens: tuple[str, ...]
     """Which ports the inherited sockets are of, in their order: http, grpc."""
 
@@ -241,3 +241,7 @@ class Counted(_Message, frozen=True, kw_only=True):
 
 
 FromFront = Serving | Failed | Holds | Ask | Spent | Ended | Counted | Reported | Listed | Idle
+
+# On one connection: what these tell each other, and what a front and the models of the supervisor do.
+decode_from_supervisor = msgspec.msgpack.Decoder(FromSupervisor | DownMessage).decode
+decode_from_front = msgspec.msgpack.Decoder(FromFront | UpMessage).decode

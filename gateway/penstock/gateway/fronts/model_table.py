@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import count
+from pathlib import Path
 
-from penstock.gateway.fronts.doors import door_of
+from penstock.engines.client.engine import Engine
+from penstock.engines.door.spec import DoorAddress, DoorSpec
+from penstock.engines.process.client import ProcessEngine
 from penstock.gateway.fronts.messages import AdapterEntry, Holds, ModelEntry, Table, TensorName
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.adapters import Adapter
@@ -13,6 +16,26 @@ from penstock.gateway.llm.call_counter import CallCounter
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.models import LoadedModel
+
+_IPC = "ipc://"
+
+
+class Doors:
+    def __init__(self, folder: Path, fronts: int) -> None:
+        self._folder = folder
+        self._clients = 2 * fronts + 2
+        """One that takes another's place may come before that one is known to have gone."""
+        self._numbers = count(1)
+
+    def new(self) -> DoorSpec:
+        """For one more engine."""
+        return DoorSpec(address=f"{_IPC}{self._folder}/engine-{next(self._numbers)}", max_clients=self._clients)
+
+
+def door_of(engine: Engine) -> DoorAddress | None:
+    """None: only the process that has started it can use this engine."""
+    door = engine.door if isinstance(engine, ProcessEngine) else None
+    return door if door is not None and door.address.startswith(_IPC) else None
 
 
 class ModelTable:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 
 from penstock.engines.errors import NotReadyError, RateLimitedError
-from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.quota import Limits, Quota
-from penstock.gateway.fronts.messages import Ask, Ended, Granted, Spent
+from penstock.gateway.fronts.messages import Ask, Ended, Granted, KeyEntry, Keys, Spent
 
 _Tell = Callable[[Ask | Spent | Ended], None]
 _RETRY_AFTER = 1.0
@@ -128,3 +128,36 @@ class RequestQuota(Quota):
 
     def end(self) -> None:
         self._tell(Ended(id=self._number))
+
+
+def keys_message(granted: Mapping[bytes, Principal] | None) -> Keys:
+    """None: no keys are asked for."""
+    return Keys(keys=None if granted is None else tuple(_entry(*each) for each in granted.items()))
+
+
+def _entry(digest: bytes, principal: Principal) -> KeyEntry:
+    return KeyEntry(
+        digest=digest,
+        key=principal.key,
+        tenant=principal.tenant,
+        roles=tuple(principal.roles),
+        models=principal.models,
+        priority=principal.priority,
+        limited=principal.quota is not None,
+    )
+
+
+def granted_by(message: Keys) -> dict[bytes, Principal] | None:
+    """As a front has them: what they may use is counted by the supervisor."""
+    return None if message.keys is None else {entry.digest: _principal(entry) for entry in message.keys}
+
+
+def _principal(entry: KeyEntry) -> Principal:
+    return Principal(
+        tenant=entry.tenant,
+        key=entry.key,
+        roles=frozenset(entry.roles),
+        models=entry.models,
+        priority=entry.priority,
+        quota=DistantQuota(entry.digest) if entry.limited else None,
+    )

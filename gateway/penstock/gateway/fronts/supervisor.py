@@ -9,23 +9,45 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.engines.errors import EngineError, PenstockError
-from penstock.gateway.front.drain import DrainState
-from penstock.gateway.front.quota import Quota
-from penstock.gateway.fronts.front_process import FrontProcess
+from penstock.gateway.front.acceptor import listener
+from penstock.gateway.fronts.counts import Sums, add, samples_of
+from penstock.gateway.fronts.front_process import FrontProcess, Services
 from penstock.gateway.fronts.messages import FromSupervisor, Reported, Table
-from penstock.gateway.fronts.model_counts import add
 from penstock.gateway.fronts.model_table import ModelTable, Used
-from penstock.gateway.fronts.samples import Sums, samples_of
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.ports.requests_in_flight import Chosen
-from penstock.gateway.usage.ledger import RequestUsage
+
+# The ports of a server with several fronts: bound once by the supervisor, which keeps them while fronts come and go.
+#
+# Each front has listening sockets of its own (SO_REUSEPORT), so the kernel spreads connections evenly over the
+# fronts. The supervisor has them, too, and never accepts: connections that wait when a front dies are not lost, they
+# are served by the one that takes its place.
+
+_BACKLOG = 2048
+
+
+def reserve(host: str, port: int, count: int) -> list[socket.socket]:
+    """So many sockets that listen on one port; 0: any free one. Raises OSError, also where another server has the port,
+    one that shares ports included."""
+    if port:
+        listener(host, port).close()  # without SO_REUSEPORT nobody else may have it
+    sockets: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            sockets.append(listener(host, port, backlog=_BACKLOG, reuse_port=True))
+            port = sockets[0].getsockname()[1]
+    except BaseException:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets
+
 
 logger = logging.getLogger("penstock")
 
@@ -71,24 +93,19 @@ class Fronts:
         first: Callable[[int], Sequence[FromSupervisor]],
         table: ModelTable,
         models: ModelStore,
-        drain: DrainState,
-        quota_of: Callable[[bytes], Quota | None],
-        add_usage: Callable[[RequestUsage], None],
+        services: Services,
         routed: Callable[[], Collection[str]],
         all_gone: Callable[[], None],
-        crash_folder: Path | None = None,
     ) -> None:
         """`first` gives the first messages for a front by its number; `routed` the names that traffic rules have;
-        `all_gone` is called when no front is left. `crash_folder`: as for FrontProcess."""
+        `all_gone` is called when no front is left."""
         self._first = first
         self._table = table
         self._models = models
-        self._drain = drain
-        self._quota_of = quota_of
-        self._add_usage = add_usage
+        self._services = services
+        self._drain = services.drain
         self._routed = routed
         self._all_gone = all_gone
-        self._crash_folder = crash_folder
         self._slots: list[Slot] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._ended = Sums()
@@ -112,9 +129,7 @@ class Fronts:
         self._tasks += [asyncio.create_task(self._watch(slot)) for slot in self._slots]
 
     async def _start(self, slot: Slot) -> None:
-        front = FrontProcess(
-            slot.number, slot.sockets, self._drain, self._quota_of, self._add_usage, self._crash_folder
-        )
+        front = FrontProcess(slot.number, slot.sockets, self._services)
         front.on_report = partial(self._take_statistics, front)
         slot.front = front
         await front.start(lambda: self._first(slot.number), self._new_table)

@@ -1,25 +1,47 @@
-"""One call: what its stream brings to the handler, and what the handler answers."""
+"""Calls: what their streams bring to handlers, and what handlers answer."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
 
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError, PenstockError
 from penstock.gateway.errors import public_message, wire_shape
-from penstock.gateway.front.connection_share import ConnectionShare
-from penstock.gateway.grpc_transport.answer_fields import end_block, start_block
-from penstock.gateway.grpc_transport.call_head import CallHead, Metadata
-from penstock.gateway.grpc_transport.encodings import Encoding, answer_encoding, compressed, decompressed
-from penstock.gateway.grpc_transport.messages import Message, MessageReader, prefix
-from penstock.gateway.grpc_transport.settings import ConnectionSettings
-from penstock.gateway.http2_sockets.pace import BodyPace
+from penstock.gateway.front.intake import ConnectionShare
+from penstock.gateway.grpc_transport.heads import CallHead, Metadata, end_block, start_block
+from penstock.gateway.grpc_transport.messages import (
+    Encoding,
+    Message,
+    MessageReader,
+    answer_encoding,
+    compressed,
+    decompressed,
+    prefix,
+)
+from penstock.gateway.sockets.connection import BodyPace, SocketSettings
 
 logger = logging.getLogger("penstock.grpc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings(SocketSettings):
+    """Seconds and bytes."""
+
+    max_message_bytes: int
+    compression_level: str = "none"
+    max_connections: int = 8192
+    message_idle_seconds: float = 60.0
+    """Before `message_rate` is asked for, of a message that has begun and of a call's only one."""
+    message_rate: float = 1024.0
+    """Bytes per second."""
+    message_seconds: float = 600.0
+    """That a message may take to arrive."""
+
 
 EOF = grpc.aio.EOF
 _HIGH_WATER = 64 << 10

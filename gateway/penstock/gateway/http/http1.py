@@ -14,7 +14,7 @@ from penstock.gateway.errors import HttpError
 from penstock.gateway.http.http1_heads import STATUS_LINES, answer_head, error_answer, framing, size_of, target
 from penstock.gateway.http.stream import AnswerHead, Field, HttpPort, HttpStream, connection_scope, wake
 from penstock.gateway.http2.frames import PREFACE
-from penstock.gateway.http2_sockets.base import SocketConnection
+from penstock.gateway.sockets.connection import SocketConnection
 
 _LINGER_SECONDS = 1.0
 _MAX_UNSENT_BYTES = 1 << 16

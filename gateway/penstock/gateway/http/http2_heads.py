@@ -1,4 +1,4 @@
-"""Heads of requests and answers, between the fields of HTTP/2 and what ASGI has."""
+"""Heads of requests and answers of HTTP/2, between its fields and what ASGI has."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.gateway.errors import HttpError, error_headers, error_json, wire_shape
-from penstock.gateway.http.limits import ConnectionLimits
-from penstock.gateway.http.stream import WITHOUT_BODY, AnswerHead
+from penstock.gateway.http.stream import WITHOUT_BODY, AnswerHead, ConnectionLimits
 from penstock.gateway.http2.heads import RequestHead
 from penstock.gateway.http2.hpack import Field, encode_fields
 
@@ -21,7 +20,6 @@ _OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", 
 _BAD_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9a-z]")
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _KNOWN_FIELDS, _KNOWN_BYTES = 4096, 256
-_GRPC = (b"application/grpc+", b"application/grpc;")
 _UNIMPLEMENTED = b"12"
 CONTINUE = encode_fields([(b":status", b"100")])
 
@@ -71,11 +69,6 @@ def _headers(head: RequestHead) -> list[Field]:
     if not head.authority:
         return list(head.fields)
     return [(b"host", head.authority), *(field for field in head.fields if field[0] != b"host")]
-
-
-def is_grpc(head: RequestHead) -> bool:
-    kind = next((value for name, value in head.fields if name == b"content-type"), b"").lower()
-    return kind == b"application/grpc" or kind.startswith(_GRPC)
 
 
 def grpc_refusal(text: bytes) -> bytes:

@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp
 
 from penstock.gateway.front.acceptor import Acceptor
+from penstock.gateway.front.connections import PortConnections
 from penstock.gateway.front.intake import Intake
-from penstock.gateway.front.port_connections import PortConnections
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.http.http1 import Http1Connection
-from penstock.gateway.http.http2_connection import MultiplexedConnection, http2_limits, socket_settings
-from penstock.gateway.http.limits import ConnectionLimits
-from penstock.gateway.http.stream import HttpPort
-from penstock.gateway.http2_sockets.base import watch
+from penstock.gateway.http.http2 import MultiplexedConnection, http2_limits, socket_settings
+from penstock.gateway.http.stream import ConnectionLimits, HttpPort
+from penstock.gateway.sockets.connection import watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

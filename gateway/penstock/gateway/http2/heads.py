@@ -119,6 +119,11 @@ def _check(name: bytes, value: bytes, bad_value: re.Pattern[bytes]) -> None:
     _check_value(value, bad_value)
 
 
+def is_grpc(head: RequestHead) -> bool:
+    kind = next((value for name, value in head.fields if name == b"content-type"), b"").lower()
+    return kind == b"application/grpc" or kind.startswith((b"application/grpc+", b"application/grpc;"))
+
+
 def _check_value(value: bytes, bad: re.Pattern[bytes]) -> None:
     if bad.search(value):
         raise _malformed("a field's value")

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.errors import PenstockError
-from penstock.engines.formats.gguf.config import config_of, sampling_of
-from penstock.engines.formats.gguf.files import all_parts, read_parts
+from penstock.engines.formats.gguf.files import all_parts, config_of, read_parts, sampling_of
 from penstock.engines.formats.model_files import real_path
 from penstock.engines.host.user_cache import user_cache
 from penstock.gateway.configuration.config import ConfigError

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.classic.base import ModelContext
-from penstock.classic.groups import instance_contexts
+from penstock.classic.instances import instance_contexts
 from penstock.classic.model_files import TooManyFilesError, files_below
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.memory import parse_memory

@@ -11,19 +11,80 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar, cast
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 from msgspec import MsgspecError
 
-from penstock.classic.python.copies import Copies
-from penstock.classic.python.tensors import pack, unpack
-from penstock.classic.python.worker.arena import ReceiveArena, SendArena
-from penstock.classic.python.worker.wire import Buffer, Packer
+from penstock.classic.python.link import Copies, pack, unpack
+from penstock.classic.python.worker.wire import Buffer, Packer, ReceiveArena, SendArena
 from penstock.classic.tensors import Tensor, element_count
 from penstock.engines.errors import EngineError, InvalidRequestError, PayloadTooLargeError
-from penstock.gateway.model_host.frames import BrokenFrameError, FrameReader, frame
 from penstock.gateway.model_host.messages import Grown, Place, Returned, encode
+
+# Frames of the border between a front and the model host: the bytes of messages, apart from any socket.
+#
+# A frame is two lengths (16 bytes, little-endian), a head, which is a msgpack message, and a tail: the raw bytes of
+# the small tensors in that message. Everything is padded to 16 bytes. So the elements of a tensor are aligned in
+# memory wherever its frame stands in what has been received, and models need no copies of them.
+
+_LENGTHS = struct.Struct("<QQ")
+ALIGNMENT = _LENGTHS.size
+_PADDING = bytes(ALIGNMENT)
+
+MAX_HEAD_BYTES = 256 << 20
+"""A head holds names, texts of parameters and where tensors lie, no tensors."""
+MAX_TAIL_BYTES = 1 << 30
+"""Each tensor in a tail is small (`wire.INLINE_LIMIT`), so there would have to be tens of thousands."""
+
+
+class BrokenFrameError(ValueError):
+    """What was received is no frame; nothing behind it can be read either."""
+
+
+def frame(head: bytes, parts: Sequence[Buffer] = (), tail_bytes: int = 0) -> bytes:
+    """`parts` make up the tail; `tail_bytes` is their sum, a multiple of 16. Raises BrokenFrameError for a head that
+    the other side would refuse."""
+    if len(head) > MAX_HEAD_BYTES or tail_bytes > MAX_TAIL_BYTES:
+        raise BrokenFrameError(f"a message of {len(head) + tail_bytes} bytes is too long")
+    return b"".join((_LENGTHS.pack(len(head), tail_bytes), head, _PADDING[: -len(head) % ALIGNMENT], *parts))
+
+
+class FrameReader:
+    """Cuts received bytes into frames."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._needed = ALIGNMENT
+
+    def feed(self, data: bytes) -> list[tuple[memoryview, memoryview]]:
+        """Head and tail of each frame that is complete now. They are views: a tail stays usable as long as it is
+        referenced. Raises BrokenFrameError."""
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return []
+            data = bytes(self._rest)
+            self._rest.clear()
+        found = []
+        view = memoryview(data)
+        position, end = 0, len(data)
+        self._needed = ALIGNMENT
+        while end - position >= ALIGNMENT:
+            head, tail = _LENGTHS.unpack_from(data, position)
+            if head > MAX_HEAD_BYTES or tail > MAX_TAIL_BYTES or tail % ALIGNMENT:
+                raise BrokenFrameError(f"a frame claims to have a head of {head} bytes and a tail of {tail} bytes")
+            size = ALIGNMENT + head + -head % ALIGNMENT + tail
+            if position + size > end:
+                self._needed = size
+                break
+            start = position + ALIGNMENT
+            position += size
+            found.append((view[start : start + head], view[position - tail : position]))
+        self._rest += view[position:]
+        return found
+
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +94,6 @@ _SHARED = 6
 """Fields of the place of a tensor in shared memory: the last one is its segment."""
 _GIVE_BACK_SECONDS = 0.5
 """After which blocks go back to a sender that nothing else is said to."""
-
-Message = TypeVar("Message")
 
 
 class Packed:
@@ -56,16 +115,16 @@ def tensor_bytes(places: Iterable[Place]) -> int:
     return sum([int(place[4]) for place in places])
 
 
-class Connection(asyncio.Protocol, Generic[Message]):
-    """`on_message` gets every message with its tail, and `on_lost` is called once, at the end. A message that makes no
-    sense ends the connection: what it came with is dropped, and nothing behind it is read."""
+class Connection(asyncio.Protocol):
+    """`on_message` gets every message that `decode` gives with its tail, and `on_lost` is called once, at the end. A
+    message that makes no sense ends the connection: what it came with is dropped, and nothing behind it is read."""
 
     def __init__(
         self,
         receive_file: int,
         send_file: int,
-        decode: Callable[[Buffer], Message | Returned | Grown],
-        on_message: Callable[[Message, memoryview], None],
+        decode: Callable[[Buffer], Any],
+        on_message: Callable[[Any, memoryview], None],
         on_lost: Callable[[], None],
     ) -> None:
         """The files, which are closed at the end, are those of the two arenas."""
@@ -78,6 +137,8 @@ class Connection(asyncio.Protocol, Generic[Message]):
         self._reader = FrameReader()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        """Done at the end, after `on_lost`."""
         self._out: list[bytes] = []
         self._lent = 0
         """Blocks that are still read here."""
@@ -107,9 +168,9 @@ class Connection(asyncio.Protocol, Generic[Message]):
                 elif type(message) is Grown:
                     self._inbox.grown(message.segments)
                 else:
-                    self._on_message(cast("Message", message), tail)
+                    self._on_message(message, tail)
         except (BrokenFrameError, MsgspecError, ValueError, LookupError, TypeError, OSError) as error:
-            logger.error("model-host protocol error", exc_info=error)
+            logger.error("front protocol error", exc_info=error)
             self.close()
 
     def take(self, places: Iterable[Place], tail: memoryview) -> list[Tensor]:
@@ -219,7 +280,15 @@ class Connection(asyncio.Protocol, Generic[Message]):
     def closed(self) -> bool:
         return self._transport is None
 
+    async def end(self) -> None:
+        """Closes it when what has been sent has left."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+            await self.ended
+
     def close(self) -> None:
+        """At once."""
         if self._transport is not None:
             with contextlib.suppress(OSError):
                 self._transport.abort()
@@ -231,6 +300,7 @@ class Connection(asyncio.Protocol, Generic[Message]):
             self._giving_back.cancel()
         self._close_files()
         self._on_lost()
+        self.ended.set_result(None)
 
     def _close_files(self) -> None:
         files, self._files = self._files, ()

@@ -3,15 +3,87 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from penstock.gateway.model_host.hosted_front import HostedFront
-from penstock.gateway.model_host.messages import Described, Published
+from penstock.gateway.model_host.connection import Connection
+from penstock.gateway.model_host.hosted_calls import HostedCalls
+from penstock.gateway.model_host.messages import (
+    Cancel,
+    Described,
+    Infer,
+    Known,
+    Published,
+    Taken,
+    Traced,
+    UpMessage,
+)
 from penstock.gateway.model_host.publication import Publication, Sources
-from penstock.gateway.model_host.socket_file import accept, listen
+
+
+class HostedFront:
+    """One front as the host sees it: its connection, its requests, and what it knows."""
+
+    def __init__(self, sources: Sources, connection: Connection, left: Callable[[HostedFront], None]) -> None:
+        self._connection = connection
+        self._tracing = sources.tracing
+        self._left = left
+        self._calls = HostedCalls(sources.models, connection)
+        self._known = 0
+        self._regions: list[str] = []
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    @property
+    def requests(self) -> int:
+        """In flight."""
+        return len(self._calls)
+
+    def tell(self, messages: Sequence[Described | Published]) -> None:
+        for message in messages:
+            self._connection.send(message)
+
+    def knows(self, generation: int) -> asyncio.Future[None]:
+        """Done when the front answers by this generation, or has gone."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._known >= generation or self._connection.closed:
+            future.set_result(None)
+        else:
+            self._waiting.append((generation, future))
+        return future
+
+    def may_use(self, region: str, since: int) -> bool:
+        """A region of shared memory that is unregistered since this generation."""
+        return self._known < since or region in self._regions
+
+    def heard(self, message: UpMessage, tail: memoryview) -> None:
+        """Raises ValueError, LookupError and TypeError for a message that no front sends."""
+        if isinstance(message, Infer):
+            self._calls.infer(message, tail)
+        elif isinstance(message, Cancel):
+            self._calls.cancel(message.number)
+        elif isinstance(message, Taken):
+            self._calls.taken(message)
+        elif isinstance(message, Known):
+            self._known, self._regions = message.generation, message.regions
+            self._settle(lambda generation: generation <= self._known)
+        elif isinstance(message, Traced):
+            self._tracing.keep(message.model, message.traces)
+
+    def lost(self) -> None:
+        """The front has gone."""
+        self._left(self)
+        self._calls.close()
+        self._settle(lambda generation: True)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _settle(self, settled: Callable[[int], bool]) -> None:
+        for generation, future in self._waiting:
+            if settled(generation) and not future.done():
+                future.set_result(None)
+        self._waiting = [each for each in self._waiting if not each[1].done()]
+
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +94,7 @@ _SPREAD_SECONDS = 5.0
 
 
 class ModelHost:
-    """From `start` to `stop`, on the event loop of the process that owns the models."""
+    """Lives on the event loop of the process that owns the models."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -31,33 +103,25 @@ class ModelHost:
         self._leaving: dict[str, int] = {}
         """Unregistered regions of shared memory, with the generation that has told fronts."""
         sources.regions.used_elsewhere = self._uses_region
-        self._numbers = 0
-        self._loop = asyncio.get_running_loop()
-        self._listener: socket.socket | None = None
         self._looking: asyncio.TimerHandle | None = None
-        self._opening: set[asyncio.Task[None]] = set()
 
-    def start(self, path: Path) -> None:
-        """Listens there from now on. Raises EngineError."""
-        self._path = path
-        self._listener = listener = listen(path)
-        self._loop.add_reader(listener.fileno(), self._accept, listener)
+    def join(self, connection: Connection) -> HostedFront:
+        """One more front, at the other end of this connection: it is told what there is. The messages that come are
+        for its `heard`, the end for its `lost`."""
+        front = HostedFront(self._sources, connection, self._fronts.discard)
+        self.publish()
+        self._fronts.add(front)
+        front.tell(self._publication.whole())
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+        return front
 
     def stop(self) -> None:
         """Ends the connections of all fronts, and with them their requests. Idempotent."""
-        if self._listener is None:
-            return
-        self._loop.remove_reader(self._listener.fileno())
-        self._listener.close()
-        self._listener = None
-        with contextlib.suppress(OSError):
-            self._path.unlink()
         if self._looking is not None:
             self._looking.cancel()
         for front in list(self._fronts):
             front.close()
-        for task in self._opening:
-            task.cancel()
 
     @property
     def fronts(self) -> int:
@@ -100,28 +164,8 @@ class ModelHost:
             if late:
                 logger.warning("%d front processes have not heard of a change yet", len(late))
 
-    def _accept(self, listener: socket.socket) -> None:
-        while (accepted := accept(listener, self._numbers + 1)) is not None:
-            self._numbers += 1
-            sock, files = accepted
-            front = HostedFront(self, self._sources, files)
-            task = self._loop.create_task(front.open(sock))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
-
-    def joined(self, front: HostedFront) -> list[Described | Published]:
-        """The front is connected. Returns what it is to know."""
-        self.publish()
-        self._fronts.add(front)
-        if self._looking is None:
-            self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
-        return self._publication.whole()
-
-    def left(self, front: HostedFront) -> None:
-        self._fronts.discard(front)
-
     def _look(self) -> None:
         self._looking = None
         if self._fronts:
             self.publish()
-            self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)

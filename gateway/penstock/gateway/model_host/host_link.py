@@ -3,70 +3,91 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+import logging
+import os
+from collections.abc import Iterable
 
-from penstock.engines.errors import NotReadyError
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.kserve.shared_memory import RegionStatus, SharedMemoryRegions
 from penstock.gateway.kserve.tracing import SharedTracing, Tracing
 from penstock.gateway.model_host.connection import Connection
-from penstock.gateway.model_host.front_regions import FrontRegions
 from penstock.gateway.model_host.messages import (
     Described,
     DownMessage,
     Known,
     Published,
+    RegionFields,
     Response,
     Traced,
-    decode_down,
 )
 from penstock.gateway.model_host.remote_calls import RemoteCalls
 from penstock.gateway.model_host.remote_models import RemoteModels
-from penstock.gateway.model_host.socket_file import connect
+
+logger = logging.getLogger(__name__)
+
+
+class FrontRegions:
+    """Keeps a front's `SharedMemoryRegions` as the host's are."""
+
+    def __init__(self, regions: SharedMemoryRegions, host: int) -> None:
+        """`host` is the process id."""
+        self._regions = regions
+        self._host = host
+        self._adopted: dict[str, RegionFields] = {}
+
+    def used(self, names: Iterable[str]) -> list[str]:
+        """Those of these regions that requests of this front use."""
+        return [name for name in names if self._regions.is_used(name)]
+
+    def publish(self, regions: Iterable[RegionFields]) -> None:
+        wanted = {region.name: region for region in regions}
+        for name in [name for name, region in self._adopted.items() if wanted.get(name) != region]:
+            del self._adopted[name]
+            self._regions.forget(name)
+        for name, region in wanted.items():
+            if name not in self._adopted and (descriptor := self._opened(region)) is not None:
+                self._adopted[name] = region
+                status = RegionStatus(name, region.key, region.offset, region.byte_size)
+                self._regions.adopt(status, region.tenant, descriptor)
+
+    def _opened(self, region: RegionFields) -> int | None:
+        """The object itself: by the host's descriptor, where the system allows that, since the client may have removed
+        its name meanwhile; else by its name, if that still leads to it."""
+        for path in (f"/proc/{self._host}/fd/{region.fd}", f"/dev/shm/{region.key.lstrip('/')}"):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                continue
+            file = os.fstat(descriptor)
+            if (file.st_dev, file.st_ino) == (region.device, region.inode):
+                return descriptor
+            os.close(descriptor)
+        logger.error("the shared memory region %r cannot be opened in this process", region.name)
+        return None
+
 
 _REPORT_SECONDS = 0.1
 """Between looks whether requests still use regions of shared memory that are unregistered."""
-_TRACES_OF_A_FRONT = 1 << 32
-"""The numbers of its traces begin at a multiple of this."""
 
 
 class HostLink:
-    """`models`, `shared_memory` and `tracing` are for a KServe context that answers inference. Made by `open`."""
+    """`models`, `shared_memory` and `tracing` are for a KServe context that answers inference: they know what there is
+    when the first Published has come."""
 
-    def __init__(self, number: int, host: int, allow_client_shm: bool) -> None:
-        """`number` is this front's, from 1 on, `host` the other side's process id."""
-        self.calls = RemoteCalls()
+    def __init__(self, connection: Connection, first_trace: int, host: int, *, allow_client_shm: bool) -> None:
+        """The messages that come over the connection are for `heard`, its end for `lost`. `host` is the other side's
+        process id."""
+        self.calls = RemoteCalls(connection)
         self.models = RemoteModels(self.calls)
         self.shared_memory = SharedMemoryRegions(allow_client_shm)
-        self.tracing = Tracing(write=self._write_traces, first_number=(number - 1) * _TRACES_OF_A_FRONT + 1)
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the host has gone."""
+        self.tracing = Tracing(write=self._write_traces, first_number=first_trace)
         self._regions = FrontRegions(self.shared_memory, host)
-        self._connection: Connection[DownMessage]
-        self._told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connection = connection
         self._tracing: SharedTracing | None = None
         self._known = Known(0)
         self._leaving: list[str] = []
         self._report: asyncio.TimerHandle | None = None
 
-    @classmethod
-    async def open(cls, path: Path, *, allow_client_shm: bool = False) -> HostLink:
-        """Returns when the front knows what there is. Raises NotReadyError."""
-        joined = await asyncio.to_thread(connect, path)
-        link = cls(joined.number, joined.host, allow_client_shm)
-        files = joined.receive_file, joined.send_file
-        link._connection = Connection(*files, decode_down, link._heard, link._lost)
-        link.calls.attach(link._connection)
-        await link._connection.open(joined.sock)
-        await link._told
-        return link
-
-    def close(self) -> None:
-        """Ends all requests."""
-        self._connection.close()
-        if self._report is not None:
-            self._report.cancel()
-
-    def _heard(self, message: DownMessage, tail: memoryview) -> None:
+    def heard(self, message: DownMessage, tail: memoryview) -> None:
         """Raises ValueError, LookupError and TypeError for a message that no host sends."""
         if isinstance(message, Response):
             self.calls.responded(message, tail)
@@ -74,6 +95,12 @@ class HostLink:
             self.models.describe(message)
         elif isinstance(message, Published):
             self._publish(message)
+
+    def lost(self) -> None:
+        """Ends all requests."""
+        if self._report is not None:
+            self._report.cancel()
+        self.calls.lost()
 
     def _publish(self, message: Published) -> None:
         self.models.publish(message)
@@ -83,8 +110,6 @@ class HostLink:
             self.tracing.adopt(message.tracing)
         self._leaving = message.leaving
         self._tell(Known(message.generation, self._regions.used(message.leaving)))
-        if not self._told.done():
-            self._told.set_result(None)
 
     def _tell(self, known: Known) -> None:
         """What this front knows, and from time to time which of the regions that leave it uses."""
@@ -102,12 +127,3 @@ class HostLink:
 
     def _write_traces(self, model: str, traces: list[list[bytes]], log_frequency: int) -> None:
         self._connection.send(Traced(model, traces))
-
-    def _lost(self) -> None:
-        if self._report is not None:
-            self._report.cancel()
-        self.calls.lost()
-        if not self._told.done():
-            self._told.set_exception(NotReadyError("the model host has ended"))
-        if not self.lost.done():
-            self.lost.set_result(None)

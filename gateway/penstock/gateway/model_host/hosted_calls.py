@@ -4,6 +4,7 @@ cancelled it or gone."""
 from __future__ import annotations
 
 import asyncio
+import time
 
 from penstock.classic.base import InferModel, ResponseStream
 from penstock.classic.messages import InferRequest, InferResponse
@@ -11,8 +12,6 @@ from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.model_host.connection import Connection, tensor_bytes
-from penstock.gateway.model_host.error_fields import to_fields
-from penstock.gateway.model_host.front_caller import FrontCaller, NotedTrace
 from penstock.gateway.model_host.messages import (
     SEQUENCE_END,
     SEQUENCE_START,
@@ -21,18 +20,59 @@ from penstock.gateway.model_host.messages import (
     Infer,
     Place,
     Response,
+    SendWindow,
     Taken,
     TraceFields,
-    UpMessage,
+    to_fields,
 )
-from penstock.gateway.model_host.window import SendWindow
+
+_MAX_CALLS = 128
+"""Of other models that are told; there may be any number."""
+
+
+class FrontCaller:
+    """A `messages.Caller`."""
+
+    __slots__ = ("calls", "id", "traceparent")
+
+    def __init__(self, id: str, traceparent: str) -> None:
+        self.id = id
+        self.traceparent = traceparent
+        self.calls: list[tuple[str, float, float]] = []
+
+    def called(self, model: str, started: float, ended: float) -> None:
+        if len(self.calls) < _MAX_CALLS:
+            self.calls.append((model, started, ended))
+
+
+class NotedTrace:
+    """A `messages.Trace` whose notes go back with the final response: the front writes the trace. Safe to mark from any
+    thread."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self) -> None:
+        self.fields = TraceFields([], [])
+
+    def mark(self, event: str, ns: int) -> None:
+        self.fields.marks.append((event, ns))
+
+    def child(self, model: str, version: int) -> NotedTrace:
+        found = NotedTrace()
+        found.mark("REQUEST_START", time.monotonic_ns())
+        self.fields.children.append((model, version, found.fields))
+        return found
+
+    def finish(self) -> None:
+        """Nothing: the front finishes it."""
+
 
 _LONG_TEXT = 1 << 16
 """Bytes of strings from which they are decoded in a thread."""
 
 
 class HostedCalls:
-    def __init__(self, models: ModelStore, connection: Connection[UpMessage]) -> None:
+    def __init__(self, models: ModelStore, connection: Connection) -> None:
         self._models = models
         self._connection = connection
         self._loop = asyncio.get_running_loop()

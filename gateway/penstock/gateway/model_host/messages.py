@@ -7,12 +7,15 @@ memory (`classic/python/worker/wire.py`).
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from penstock.classic.messages import Parameter
+from penstock.engines.errors import PenstockError, from_code
+from penstock.gateway.errors import INTERNAL_MESSAGE
 from penstock.gateway.kserve.tracing import SharedTracing
 
 Place = list[Any]
@@ -36,13 +39,13 @@ class TraceFields(Struct, array_like=True):
 # Either way
 
 
-class Returned(Struct, array_like=True, tag=10):
+class Returned(Struct, array_like=True, tag=True):
     """Blocks of the receiver's arena that the sender has done with."""
 
     blocks: list[tuple[int, int]]
 
 
-class Grown(Struct, array_like=True, tag=11):
+class Grown(Struct, array_like=True, tag=True):
     """Sizes of new segments of the sender's arena."""
 
     segments: list[int]
@@ -51,7 +54,7 @@ class Grown(Struct, array_like=True, tag=11):
 # From a front to the host
 
 
-class Infer(Struct, array_like=True, tag=20):
+class Infer(Struct, array_like=True, tag=True):
     """A request. `number` is the front's own, and never used twice."""
 
     number: int
@@ -74,13 +77,13 @@ class Infer(Struct, array_like=True, tag=20):
     """The request's id at the front, and its span as in W3C Trace Context."""
 
 
-class Cancel(Struct, array_like=True, tag=21):
+class Cancel(Struct, array_like=True, tag=True):
     """Nobody waits for this request, or the rest of its responses, any more."""
 
     number: int
 
 
-class Taken(Struct, array_like=True, tag=22):
+class Taken(Struct, array_like=True, tag=True):
     """So many responses of a stream, with so many bytes, have been read."""
 
     number: int
@@ -88,7 +91,7 @@ class Taken(Struct, array_like=True, tag=22):
     size: int
 
 
-class Known(Struct, array_like=True, tag=24):
+class Known(Struct, array_like=True, tag=True):
     """The front answers by this generation of what the host has published. Sent again when `regions` changes."""
 
     generation: int
@@ -96,7 +99,7 @@ class Known(Struct, array_like=True, tag=24):
     """Which of those that are `leaving` its requests use."""
 
 
-class Traced(Struct, array_like=True, tag=25):
+class Traced(Struct, array_like=True, tag=True):
     """A request's trace and those of the requests made for it, as `Tracing.keep` takes them."""
 
     model: str
@@ -106,7 +109,7 @@ class Traced(Struct, array_like=True, tag=25):
 # From the host to a front
 
 
-class Response(Struct, array_like=True, tag=30):
+class Response(Struct, array_like=True, tag=True):
     number: int
     final: bool
     outputs: list[Place] | None
@@ -122,7 +125,7 @@ class Response(Struct, array_like=True, tag=30):
     """The error is why the request was never begun."""
 
 
-class Described(Struct, array_like=True, tag=32):
+class Described(Struct, array_like=True, tag=True):
     """A model version, before the first Published that names it. `key` is never used twice."""
 
     key: int
@@ -150,7 +153,7 @@ class RegionFields(Struct, array_like=True, frozen=True):
     fd: int
 
 
-class Published(Struct, array_like=True, tag=33):
+class Published(Struct, array_like=True, tag=True):
     """All that fronts answer by, but for descriptions of models."""
 
     generation: int
@@ -169,3 +172,77 @@ DownMessage = Returned | Grown | Response | Described | Published
 encode = msgspec.msgpack.Encoder().encode
 decode_up = msgspec.msgpack.Decoder(UpMessage).decode
 decode_down = msgspec.msgpack.Decoder(DownMessage).decode
+
+
+logger = logging.getLogger(__name__)
+
+
+def to_fields(error: Exception) -> ErrorFields:
+    """Of an error outside the tree nothing but that it happened: it is logged here."""
+    if not isinstance(error, PenstockError):
+        logger.error("Unexpected error", exc_info=error)
+        return PenstockError.code, INTERNAL_MESSAGE, None, None
+    return error.code, error.message, error.param, error.retry_after
+
+
+def to_error(fields: ErrorFields) -> PenstockError:
+    code, message, param, retry_after = fields
+    error = from_code(code, message)
+    error.param, error.retry_after = param, retry_after
+    return error
+
+
+# How many responses of a stream may be on their way, or unread in the front: what bounds its memory. Plain data.
+#
+# The host counts what it sends, the front what its reader has taken, both in the same way. The host stops at a window
+# of responses or bytes; the front reports by halves of it. So a host that has stopped always hears of it when the
+# reader has taken everything.
+
+MAX_RESPONSES = 32
+MAX_BYTES = 4 << 20
+"""Of tensors. A response may be larger: then it is the only one on its way."""
+
+
+class SendWindow:
+    """The host's side of one stream."""
+
+    __slots__ = ("_bytes", "_responses")
+
+    def __init__(self) -> None:
+        self._responses = 0
+        self._bytes = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether one more response may leave."""
+        return self._responses < MAX_RESPONSES and self._bytes < MAX_BYTES
+
+    def sent(self, size: int) -> None:
+        """A response with `size` bytes of tensors."""
+        self._responses += 1
+        self._bytes += size
+
+    def taken(self, responses: int, size: int) -> None:
+        """The front's report."""
+        self._responses = max(0, self._responses - responses)
+        self._bytes = max(0, self._bytes - size)
+
+
+class ReadWindow:
+    """The front's side of the same stream."""
+
+    __slots__ = ("_bytes", "_responses")
+
+    def __init__(self) -> None:
+        self._responses = 0
+        self._bytes = 0
+
+    def take(self, size: int) -> tuple[int, int] | None:
+        """The reader has taken a response of this size. What is to be reported now: responses and bytes."""
+        self._responses += 1
+        self._bytes += size
+        if self._responses < MAX_RESPONSES // 2 and self._bytes < MAX_BYTES // 2:
+            return None
+        report = self._responses, self._bytes
+        self._responses = self._bytes = 0
+        return report

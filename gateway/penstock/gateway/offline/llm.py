@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,11 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.offline.answer_stream import AnswerStream
-from penstock.gateway.offline.answering import Answering
-from penstock.gateway.offline.loop_thread import LoopThread
-from penstock.gateway.offline.model_host import ModelHost
-from penstock.gateway.offline.options import read_options
+from penstock.gateway.configuration.config import Config, overlay
+from penstock.gateway.configuration.sections.language_model import (
+    AdapterConfig,
+    CacheConfig,
+    EngineConfig,
+    LanguageModelConfig,
+    ReplicaConfig,
+    SchedulingConfig,
+    SimulatedOptions,
+)
+from penstock.gateway.offline.answering import Answering, ModelHost
+from penstock.gateway.offline.loop_thread import AnswerStream, LoopThread
 from penstock.gateway.offline.outputs import Answer
 from penstock.gateway.offline.parameters import (
     chat_request,
@@ -25,6 +33,34 @@ from penstock.gateway.offline.parameters import (
     embedding_request,
     prompt_list,
 )
+
+_SECTIONS = (
+    LanguageModelConfig,
+    ReplicaConfig,
+    EngineConfig,
+    AdapterConfig,
+    CacheConfig,
+    SchedulingConfig,
+    SimulatedOptions,
+)
+_OF_SERVERS = {"model", "served_model_name", "lora_directory", "max_queued_requests", "max_queued_tokens"}
+_OTHERS = {"clamp_max_tokens", "embedding_batch_tokens", "load_timeout", "log_level", "watchdog_timeout"}
+OPTIONS = frozenset({name for section in _SECTIONS for name in section.__struct_fields__} - _OF_SERVERS | _OTHERS)
+_DEFAULTS: Mapping[str, Any] = {
+    "log_level": "warning",
+    # One program has one queue, which `LLM` keeps short itself.
+    "max_queued_requests": sys.maxsize,
+    "max_queued_tokens": sys.maxsize,
+}
+
+
+def read_options(model: str | None, options: Mapping[str, Any]) -> Config:
+    """Raises TypeError for a name that is no option, ConfigError for a value that cannot be."""
+    for name in options:
+        if name not in OPTIONS:
+            raise TypeError(f"LLM has no option {name!r}")
+    return overlay(Config(), {**_DEFAULTS, **options, "model": model})
+
 
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 """A text, the token ids of one, or several of these."""

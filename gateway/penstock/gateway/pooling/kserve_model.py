@@ -9,13 +9,12 @@ from time import monotonic_ns
 
 import numpy as np
 
+from penstock.classic.batching.responses import OneResponse
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.one_response import OneResponse
-from penstock.classic.signature import ModelSignature
+from penstock.classic.signature import ModelSignature, check_request
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Tensor
-from penstock.classic.validation import check_request
 from penstock.engines.encoder.text import Vectors
 from penstock.engines.errors import InvalidRequestError, NotReadyError, OverloadedError, PenstockError
 from penstock.gateway.llm.kserve.tensor_form import context_of

@@ -40,8 +40,7 @@ from penstock.gateway.front.access import (
     Access,
 )
 from penstock.gateway.front.server_health import ServerHealth
-from penstock.gateway.http.cross_origin import CrossOrigin
-from penstock.gateway.http.door import Door
+from penstock.gateway.http.door import CrossOrigin, Door
 from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe

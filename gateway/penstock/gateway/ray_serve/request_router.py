@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from penstock.gateway.ray_serve.route_key import RouteKey
+from penstock.gateway.ray_serve.prefix_key import RouteKey
 from penstock.gateway.ray_serve.routing import READY, RouteTable
 
 

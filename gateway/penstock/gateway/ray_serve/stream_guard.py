@@ -23,8 +23,7 @@ from penstock.engines.errors import DeadlineExceededError, EngineDeadError, Over
 from penstock.gateway.errors import error_headers
 from penstock.gateway.front.context import new_request_id
 from penstock.gateway.ray_serve.answer_forms import AnswerForm, answer_form
-from penstock.gateway.ray_serve.prefix_key import LARGEST_BODY, request_hashes
-from penstock.gateway.ray_serve.route_key import RouteKey
+from penstock.gateway.ray_serve.prefix_key import LARGEST_BODY, RouteKey, request_hashes
 
 logger = logging.getLogger("penstock.ray")
 

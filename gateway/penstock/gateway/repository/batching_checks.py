@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.classic.custom_batching.files import find_strategy
+from penstock.classic.batching.custom import find_strategy
+from penstock.classic.batching.ragged import generated_inputs
+from penstock.classic.batching.sequences.controls import server_inputs
 from penstock.classic.model_config import (
     BatchInput,
     BatchOutput,
@@ -17,8 +19,6 @@ from penstock.classic.model_config import (
     ModelSequenceBatching,
 )
 from penstock.classic.model_files import check_file_name
-from penstock.classic.ragged.layout import generated_inputs
-from penstock.classic.sequences.tensors import server_inputs
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.repository.config_fields import SELF_PLACED_BACKENDS
 

@@ -12,10 +12,10 @@ from typing import Any, Literal, cast
 import msgspec
 
 from penstock.classic.base import InferModel
+from penstock.classic.batching.rate_limiter import has_rate_limits
 from penstock.classic.ensemble.plan import Step, is_ensemble, make_plan
 from penstock.classic.ensemble.wiring import wire
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.model_limits import has_rate_limits
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.gateway.configuration.config import LISTS, SECTIONS, Config, ConfigError, load_config

@@ -9,14 +9,11 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from penstock.classic.backend_file import FILENAME, load_backend_file
 from penstock.classic.base import Backend, InferModel, ModelContext
+from penstock.classic.batching.rate_limiter import RateLimiter, has_rate_limits
 from penstock.classic.classic_model import ClassicModel
-from penstock.classic.model import load_model
+from penstock.classic.loading import BACKEND_FILENAME, backend_names, find_backend, load_backend_file, load_model
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.model_limits import has_rate_limits
-from penstock.classic.rate_limiter import RateLimiter
-from penstock.classic.registry import backend_names, find_backend
 from penstock.engines.host.memory import taken_memory
 from penstock.gateway.memory.budget import MemoryBudget, Reservation
 from penstock.gateway.memory.classic_need import classic_need
@@ -108,11 +105,11 @@ class ClassicLoaders:
     def __call__(self, backend: str, folder: Path | None = None) -> Loader:
         """`folder` is the model's. Raises ValueError for unknown names, and for a file that cannot be loaded."""
         is_plugin = backend in backend_names()
-        if not is_plugin and folder is not None and (folder / FILENAME).is_file():
-            return self._of_file(folder / FILENAME, backend, f"model '{folder.name}'")
-        if not is_plugin and self._has(backend, FILENAME):
+        if not is_plugin and folder is not None and (folder / BACKEND_FILENAME).is_file():
+            return self._of_file(folder / BACKEND_FILENAME, backend, f"model '{folder.name}'")
+        if not is_plugin and self._has(backend, BACKEND_FILENAME):
             assert self._directory is not None
-            return self._of_file(self._directory / backend / FILENAME, backend, f"the backend '{backend}'")
+            return self._of_file(self._directory / backend / BACKEND_FILENAME, backend, f"the backend '{backend}'")
         with self._lock:
             if backend not in self._found:
                 name = _PYTHON if not is_plugin and self._has(backend, "model.py") else backend
@@ -139,7 +136,7 @@ class ClassicLoaders:
 
 
 def _check_runtime(config: ModelConfig) -> None:
-    if config.runtime not in ("", FILENAME):
+    if config.runtime not in ("", BACKEND_FILENAME):
         raise ValueError(
-            f"model '{config.name}': its backend is a {FILENAME} and has no runtime '{config.runtime[:64]}'"
+            f"model '{config.name}': its backend is a {BACKEND_FILENAME} and has no runtime '{config.runtime[:64]}'"
         )

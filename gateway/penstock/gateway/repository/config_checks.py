@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from penstock.classic.batching.sequences.controls import server_inputs
 from penstock.classic.ensemble.plan import PLATFORM, is_ensemble, make_plan
 from penstock.classic.model_config import (
     DataType,
@@ -19,7 +20,6 @@ from penstock.classic.model_config import (
     ModelQueuePolicy,
 )
 from penstock.classic.model_files import check_file_name
-from penstock.classic.sequences.tensors import server_inputs
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.metrics.triton import FIRST_RESPONSE
 from penstock.gateway.repository.batching_checks import check_batch_tensors, check_sequences

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from google.protobuf import json_format, text_format
 
-from penstock.classic.backend_file import FILENAME as BACKEND_FILE
+from penstock.classic.loading import BACKEND_FILENAME
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.front.bounded_json import check_json
@@ -149,10 +149,10 @@ def check_files(files: Mapping[str, bytes]) -> None:
     """
     if len(files) > _MAX_FILES:
         raise InvalidRequestError(f"more than {_MAX_FILES} files in one load request")
-    if BACKEND_FILE in files:
+    if BACKEND_FILENAME in files:
         raise InvalidRequestError(
-            f"{BACKEND_FILE} runs in the server's own process: it has to lie in the repository, and cannot come with a"
-            " load request"
+            f"{BACKEND_FILENAME} runs in the server's own process: it has to lie in the repository, and cannot come"
+            " with a load request"
         )
     for path in files:
         parts = path.split("/")

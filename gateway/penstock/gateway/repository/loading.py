@@ -15,9 +15,7 @@ from typing import Protocol
 
 from penstock.classic.base import Host, InferModel, ModelContext, abandoned
 from penstock.classic.caching.cache import ResponseCache
-from penstock.classic.caching.cached_model import CachedModel
-from penstock.classic.caching.ensemble_identity import EnsembleIdentity
-from penstock.classic.caching.keys import content_identity, loaded_identity
+from penstock.classic.caching.cached_model import CachedModel, EnsembleIdentity, content_identity, loaded_identity
 from penstock.classic.ensemble.model import EnsembleModel
 from penstock.classic.ensemble.plan import is_ensemble, make_plan
 from penstock.classic.model_config import ModelConfig

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from penstock.classic.caching.cache import ResponseCache
-from penstock.classic.caching.local import LocalCache
-from penstock.classic.rate_limiter import ANY_DEVICE, RateLimiter, Resource
+from penstock.classic.batching.rate_limiter import ANY_DEVICE, RateLimiter, Resource
+from penstock.classic.caching.cache import LocalCache, ResponseCache
 from penstock.engines.quantities import parse_size
 from penstock.gateway.configuration.config import ConfigError
 

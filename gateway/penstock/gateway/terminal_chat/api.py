@@ -9,7 +9,10 @@ from contextlib import closing
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from .errors import ChatError
+
+class ChatError(Exception):
+    """Why there is no answer, in one line for the user."""
+
 
 _CONNECT_SECONDS = 10.0
 _MOST_TEXT = 300

@@ -8,11 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .api import ChatApi
-from .conversation import Conversation
-from .errors import ChatError
-from .program import answer_once, talk
-from .screen import Screen
+from .api import ChatApi, ChatError
+from .program import Conversation, Screen, answer_once, talk
 
 _URL = "http://127.0.0.1:8000"
 

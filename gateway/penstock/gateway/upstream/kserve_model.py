@@ -14,9 +14,8 @@ import msgspec
 from penstock.classic.base import InferModel, ModelContext
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.signature import ModelSignature
+from penstock.classic.signature import ModelSignature, check_request
 from penstock.classic.statistics import ModelStatistics
-from penstock.classic.validation import check_request
 from penstock.engines.errors import (
     DeadlineExceededError,
     InvalidRequestError,

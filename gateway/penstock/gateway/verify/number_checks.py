@@ -17,11 +17,10 @@ from penstock.engines.errors import PenstockError
 from penstock.engines.formats.model_files import exported_graph
 from penstock.engines.host.memory import available_memory
 from penstock.gateway.bench import engine_bench, perplexity_bench
-from penstock.gateway.bench.library_text import library_text
 from penstock.gateway.bench.loading import find
 from penstock.gateway.bench.options import EngineBench, PerplexityBench
 from penstock.gateway.bench.perplexity_report import PerplexityRow
-from penstock.gateway.bench.text import first_token
+from penstock.gateway.bench.text import first_token, library_text
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.memory.budget import size_text
 from penstock.gateway.memory.estimate import estimate

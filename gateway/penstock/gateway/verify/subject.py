@@ -11,8 +11,7 @@ from penstock.engines.errors import PenstockError
 from penstock.gateway.configuration.config import SECTIONS, Config
 from penstock.gateway.llm.chat_texts import ChatText, ChatValues, chat_text
 from penstock.gateway.llm.models import LoadedModel
-from penstock.gateway.offline.llm import LLM, Messages
-from penstock.gateway.offline.options import OPTIONS
+from penstock.gateway.offline.llm import LLM, OPTIONS, Messages
 from penstock.gateway.offline.outputs import Answer
 
 _AT_ONCE = 16

@@ -19,9 +19,8 @@ def _queue(number: int) -> Work:
     """Requests arrive and are taken as one batch."""
     from google.protobuf import text_format
 
-    from penstock.classic.batcher import DynamicBatcher
+    from penstock.classic.batching.queue import DynamicBatcher, Waiting
     from penstock.classic.model_config import ModelConfig
-    from penstock.classic.queue import Waiting
 
     batcher: DynamicBatcher[Waiting] = DynamicBatcher(text_format.Parse(_CONFIG % number, ModelConfig()))
     items = [Waiting() for _ in range(number)]
@@ -43,8 +42,7 @@ def _tensors(number: int) -> Work:
     from google.protobuf import text_format
 
     from benchmarks.micro.suite.tensors import tensors
-    from penstock.classic.batch import ExecBatch
-    from penstock.classic.call import Call, UnaryCall
+    from penstock.classic.batching.batch import Call, ExecBatch, UnaryCall
     from penstock.classic.messages import InferRequest
     from penstock.classic.model_config import ModelConfig
     from penstock.classic.signature import ModelSignature

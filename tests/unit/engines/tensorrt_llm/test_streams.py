@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens
-from penstock.engines.tensorrt_llm.streams import Sample
+from penstock.engines.tensorrt_llm.contract import Sample
 from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from penstock.engines.host.memory import resident_memory
-from penstock.engines.torch.kv_cache import LayerLayout, TorchKVCache
+from penstock.engines.torch.attention import LayerLayout, TorchKVCache
 
 MIB = 1 << 20
 

@@ -18,8 +18,7 @@ from penstock.engines.kit.batch import Batch, GroupTables
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.torch import attention as steps
-from penstock.engines.torch.attention import make_step
-from penstock.engines.torch.kv_cache import View
+from penstock.engines.torch.attention import View, make_step
 
 
 def test_copied_and_replaced_blocks(llama_dir: Path, llama_reference: Any, make_runner: Any) -> None:

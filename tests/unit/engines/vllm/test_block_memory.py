@@ -13,7 +13,7 @@ from helpers_runner import Driver, prompt
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.registry import EngineSpec, load_runner
-from penstock.engines.vllm.host_runner import BlockMemory
+from penstock.engines.vllm.block_memory import BlockMemory
 
 COUNT = 6
 

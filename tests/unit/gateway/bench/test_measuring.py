@@ -9,11 +9,17 @@ from penstock.engines.contract.model_info import ModelInfo, ModelWork
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import InvalidRequestError, NumericalError
 from penstock.engines.simulated.runner import LatencyModel, SimulatedConfig, SimulatedRunner
-from penstock.gateway.bench.costs import decode_bytes, decode_flops, prompt_flops
+from penstock.gateway.bench.engine_bench import (
+    Rows,
+    StepDriver,
+    compare_products,
+    decode_bytes,
+    decode_flops,
+    measure,
+    prompt_flops,
+)
 from penstock.gateway.bench.figures import Spread
-from penstock.gateway.bench.measuring import Rows, compare_products, measure
 from penstock.gateway.bench.options import EngineBench
-from penstock.gateway.bench.steps import StepDriver
 from penstock.kvcache import KVGroup
 from unit.gateway.bench.known_work import WORK
 

@@ -15,10 +15,8 @@ from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.bench.divergence import kl_divergences
-from penstock.gateway.bench.library_text import library_text
-from penstock.gateway.bench.scoring import Scorer, Window, windows
-from penstock.gateway.bench.text import first_token
+from penstock.gateway.bench.perplexity_bench import Scorer, Window, kl_divergences, windows
+from penstock.gateway.bench.text import first_token, library_text
 from penstock.gateway.llm.models import find_model
 
 

@@ -13,14 +13,12 @@ import hpack
 import pytest
 
 from helpers_http2 import begin, data, headers, read_frames
-from penstock.gateway.front.intake import BodyBudget
-from penstock.gateway.front.port_connections import PortConnections
+from penstock.gateway.front.connections import PortConnections
+from penstock.gateway.front.intake import BodyBudget, UnreadAnswers
 from penstock.gateway.front.tls import TlsSettings
-from penstock.gateway.front.unread_answers import UnreadAnswers
-from penstock.gateway.grpc_transport.connection import GrpcConnection, GrpcPort
+from penstock.gateway.grpc_transport.call import ConnectionSettings
 from penstock.gateway.grpc_transport.messages import prefix
-from penstock.gateway.grpc_transport.server import Http2Transport
-from penstock.gateway.grpc_transport.settings import ConnectionSettings
+from penstock.gateway.grpc_transport.server import GrpcConnection, GrpcPort, Http2Transport
 from penstock.gateway.http2 import frames
 from penstock.gateway.http2.bounds import Http2Limits
 from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting, frame
@@ -353,7 +351,7 @@ async def test_long_reads_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatc
     """Between two slices others have their turn. Nothing more is read meanwhile."""
     client = Client(unary(echo), max_streams=1000)
     await client.send()
-    monkeypatch.setattr("penstock.gateway.http2_sockets.connection._SLICE_SECONDS", -1)
+    monkeypatch.setattr("penstock.gateway.sockets.http2._SLICE_SECONDS", -1)
     calls = b"".join([call(number, bytes(2000)) for number in range(1, 61, 2)])
     client.connection.data_received(calls)
     assert len(client.connection._calls) < 10

@@ -11,11 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
-from penstock.gateway.grpc_transport.answer_fields import end_block
-from penstock.gateway.grpc_transport.call_head import call_head, is_grpc
-from penstock.gateway.grpc_transport.encodings import answer_encoding, compress, compressed, decompress, decompressed
-from penstock.gateway.grpc_transport.messages import MessageReader, prefix
-from penstock.gateway.http2.heads import request_head
+from penstock.gateway.grpc_transport.heads import call_head, end_block
+from penstock.gateway.grpc_transport.messages import (
+    MessageReader,
+    answer_encoding,
+    compress,
+    compressed,
+    decompress,
+    decompressed,
+    prefix,
+)
+from penstock.gateway.http2.heads import is_grpc, request_head
 from penstock.gateway.http2.hpack import HpackDecoder
 
 

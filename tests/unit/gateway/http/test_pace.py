@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.http2_sockets.pace import BodyPace, ReaderPace
+from penstock.gateway.sockets.connection import BodyPace, ReaderPace
 
 
 def body_pace() -> BodyPace:

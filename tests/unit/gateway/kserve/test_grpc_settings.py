@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines import errors
-from penstock.gateway.grpc_transport.settings import ConnectionSettings
+from penstock.gateway.grpc_transport.call import ConnectionSettings
 from penstock.gateway.http2.bounds import PingRules
 from penstock.gateway.kserve.grpc.rpc import shutting_down, status
 from penstock.gateway.kserve.grpc.settings import GrpcSettings

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.classic.call import Call
+from penstock.classic.batching.batch import Call
+from penstock.classic.batching.responses import Stream
 from penstock.classic.messages import InferResponse
-from penstock.classic.streams import Stream
 from penstock.engines.errors import EngineError
 from penstock.gateway.front.pushed_items import PushedItems
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model_host.frames import ALIGNMENT, MAX_HEAD_BYTES, BrokenFrameError, FrameReader, frame
+from penstock.gateway.model_host.connection import ALIGNMENT, MAX_HEAD_BYTES, BrokenFrameError, FrameReader, frame
 
 frames = st.lists(st.tuples(st.binary(max_size=70), st.integers(0, 5)), max_size=8)
 

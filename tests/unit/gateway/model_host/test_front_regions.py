@@ -7,7 +7,7 @@ import os
 import pytest
 
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.model_host.front_regions import FrontRegions
+from penstock.gateway.model_host.host_link import FrontRegions
 from penstock.gateway.model_host.messages import RegionFields
 
 

@@ -14,8 +14,7 @@ from penstock.engines import errors as tree
 from penstock.engines.errors import PenstockError
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tracing import Tracing
-from penstock.gateway.model_host.error_fields import to_error, to_fields
-from penstock.gateway.model_host.messages import Described, Published, decode_down, encode
+from penstock.gateway.model_host.messages import Described, Published, decode_down, encode, to_error, to_fields
 from penstock.gateway.model_host.publication import Publication, Sources, is_classic
 from penstock.gateway.model_host.remote_calls import RemoteCalls
 from penstock.gateway.model_host.remote_models import RemoteModels
@@ -61,9 +60,14 @@ async def test_a_model_that_is_loaded_again_is_another_one() -> None:
     assert message.models == [(2, True, True)]
 
 
+def unconnected() -> RemoteModels:
+    connection: Any = None
+    return RemoteModels(RemoteCalls(connection))
+
+
 async def test_fronts_know_what_a_model_says_of_itself_and_send_it_requests() -> None:
     model = add_sub()
-    published, front = publication(FakeModelStore(model)), RemoteModels(RemoteCalls())
+    published, front = publication(FakeModelStore(model)), unconnected()
     model.says_ready = False
     told(front, published.look())
     found = front.find("add_sub", "1")
@@ -83,7 +87,7 @@ async def test_every_front_finds_what_the_host_has(history: list[dict[str, set[i
     """Whether it has heard every change, or has come late."""
     store = FakeModelStore()
     published = publication(store)
-    early, other = RemoteModels(RemoteCalls()), RemoteModels(RemoteCalls())
+    early, other = unconnected(), unconnected()
     for number, wanted in enumerate(history):
         store.by_name = {
             name: {each: store.by_name.get(name, {}).get(each) or add_sub(name, each) for each in numbers}

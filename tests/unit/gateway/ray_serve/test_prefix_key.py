@@ -9,8 +9,7 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.ray_serve.prefix_key import prefix_hashes, request_hashes, session_hash
-from penstock.gateway.ray_serve.route_key import RouteKey
+from penstock.gateway.ray_serve.prefix_key import RouteKey, prefix_hashes, request_hashes, session_hash
 
 NAMES = st.text("abcXYZ019-_", min_size=1)
 

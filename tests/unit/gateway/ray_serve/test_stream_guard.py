@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from penstock.gateway.ray_serve.prefix_key import LARGEST_BODY, session_hash
-from penstock.gateway.ray_serve.route_key import MARK, RouteKey
+from penstock.gateway.ray_serve.prefix_key import LARGEST_BODY, MARK, RouteKey, session_hash
 from penstock.gateway.ray_serve.stream_guard import BODY, REPLICA_HEADER, StreamGuard
 from protocol.asgi_client import AsgiCall
 

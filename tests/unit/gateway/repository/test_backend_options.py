@@ -10,7 +10,7 @@ import pytest
 
 from helpers_classic import ECHO, model_config
 from penstock.classic.base import Host, ModelContext
-from penstock.classic.rate_limiter import GLOBAL, Resource, Seat
+from penstock.classic.batching.rate_limiter import GLOBAL, Resource, Seat
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.composition.models import repository_settings
 from penstock.gateway.configuration.config import ConfigError, load_config

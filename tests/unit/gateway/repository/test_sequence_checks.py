@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from helpers_classic import model_config
+from penstock.classic.batching.sequences.table import States
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.sequences.states import States
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.repository.config_checks import check_supported
 from penstock.gateway.repository.defaults import complete

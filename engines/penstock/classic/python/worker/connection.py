@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .arena import ReceiveArena, SendArena
-from .wire import FRAME, Packer, decode, frame
+from .wire import FRAME, Packer, ReceiveArena, SendArena, decode, frame
 
 Pack = Callable[[Packer], list[Any]]
 """Makes the fields of a message whose tensors go through the packer."""

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from . import host
-from .cancellation import Cancellation
 from .connection import Connection, Message
 from .errors import ErrorCode, MisusedError, TritonError, TritonModelException, public_text, report
 from .request import DecoupledRequest, ReceivedRequest
-from .response import InferenceResponse, error_fields
-from .sender import COMPLETE_FINAL, ResponseSender
+from .response import COMPLETE_FINAL, InferenceResponse, ResponseSender, error_fields
 from .wire import Packer
+
+
+class Cancellation:
+    """The server is asked once; from then on it tells what is cancelled as it happens."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._cancelled: set[int] = set()
+        self._asked = False
+        connection.handlers["cancelled"] = self._told
+
+    def _told(self, message: Message) -> None:
+        self._cancelled.update(message.fields[0])
+
+    def cancelled(self, call: int) -> bool:
+        if not self._asked:
+            host.connected().ask("watch", lambda _: []).result()  # the cancelled ones are told before the reply
+            self._asked = True
+        return call in self._cancelled
+
+    def forget(self, calls: Iterable[int], *, kept: bool) -> None:
+        """`kept`: the calls of a decoupled model live on after their batch."""
+        if self._cancelled and not kept:
+            self._cancelled.difference_update(calls)
+
 
 Answers = list[tuple[ReceivedRequest, InferenceResponse]]
 Outcome = tuple[Any, BaseException | None]

@@ -1,4 +1,4 @@
-"""What a model asks of the server: other models, the control of models, metrics. Any thread may ask."""
+"""The worker's questions to the server: requests to other models, and whatever else has a reply. Any thread may ask."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .connection import Connection, Message, Pack
 from .errors import TritonError, TritonModelException
 from .response import InferenceResponse
-
-if TYPE_CHECKING:
-    from .request import InferenceRequest
 
 _ACKNOWLEDGED = 16
 """Responses of another model's stream that are consumed before the server is told."""
@@ -78,31 +75,23 @@ class Host:
         if receive is not None:
             receive((response, final))
 
-    def infer(self, request: InferenceRequest) -> tuple[int, Future[Message]]:
-        """Its number, by which it can be cancelled, and its reply."""
+    def infer(self, pack: Pack) -> tuple[int, Future[Message]]:
+        """The number of the request, by which it can be cancelled, and its reply."""
         number = next(self._numbers)
-        about = request.fields()
-        return number, self._ask(
-            number, "infer", lambda packer: [about, [item.pack(packer) for item in request.inputs()]]
-        )
+        return number, self._ask(number, "infer", pack)
 
     def cancel(self, number: int) -> None:
         """No one waits for this request to another model any more."""
         self.tell("cancel", number)
 
-    def stream(self, request: InferenceRequest, arrived: Future[None] | None = None) -> ResponseIterator:
+    def stream(self, pack: Pack, arrived: Future[None] | None = None) -> ResponseIterator:
         """`arrived` is done when the first response is there."""
         number = next(self._numbers)
         responses: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._streams[number] = responses.put if arrived is None else partial(_first_of, responses, arrived)
         self._connection.read_in_thread()
         try:
-            self._connection.send_packed(
-                "call",
-                lambda packer: [
-                    number, "stream", request.fields(), [item.pack(packer) for item in request.inputs()]
-                ],
-            )  # fmt: skip
+            self._connection.send_packed("call", lambda packer: [number, "stream", *pack(packer)])
         except BaseException:
             self.forget(number)
             raise
@@ -204,24 +193,26 @@ def connected() -> Host:
     return current[0]
 
 
-def infer(request: InferenceRequest, decoupled: bool) -> Any:
+def infer(pack: Pack, decoupled: bool) -> Any:
+    """The InferenceResponse to a request to another model; with `decoupled`, an iterator of them."""
     host = connected()
     if decoupled:
-        return host.stream(request)
+        return host.stream(pack)
     try:
-        message = host.infer(request)[1].result()
+        message = host.infer(pack)[1].result()
     except TritonModelException as error:
         return InferenceResponse(error=TritonError(str(error)))
     return host.response(message.fields[0], message)
 
 
-def infer_async(request: InferenceRequest, decoupled: bool) -> Any:
+def infer_async(pack: Pack, decoupled: bool) -> Any:
+    """The same as a task."""
     host = connected()
     loop = asyncio.get_running_loop()
     if not decoupled:
-        return loop.create_task(_response(host, *host.infer(request)))
+        return loop.create_task(_response(host, *host.infer(pack)))
     arrived: Future[None] = Future()
-    return loop.create_task(_begun(host.stream(request, arrived), arrived))
+    return loop.create_task(_begun(host.stream(pack, arrived), arrived))
 
 
 async def _begun(responses: ResponseIterator, arrived: Future[None]) -> ResponseIterator:

@@ -8,12 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from . import host
-from .arena import ReceiveArena
-from .arguments import flag, integer, items, of_type, text
-from .errors import TritonModelException
-from .response import checked_parameters
-from .sender import Outlet, ResponseSender
+from .errors import TritonModelException, flag, integer, items, of_type, text
+from .response import Outlet, ResponseSender, checked_parameters
 from .tensor import ReceivedTensor, Tensor
+from .wire import Packer, ReceiveArena
 
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
 
@@ -112,15 +110,15 @@ class InferenceRequest:
 
     def exec(self, decoupled: bool = False) -> Any:
         """Waits for the InferenceResponse; with `decoupled`, gives an iterator of them."""
-        return host.infer(self, flag(decoupled, "decoupled"))
+        return host.infer(self.pack, flag(decoupled, "decoupled"))
 
     def async_exec(self, decoupled: bool = False) -> Any:
         """The same as an awaitable; of a decoupled model, it is done with the first response."""
-        return host.infer_async(self, flag(decoupled, "decoupled"))
+        return host.infer_async(self.pack, flag(decoupled, "decoupled"))
 
-    def fields(self) -> list[Any]:
-        """What a message says of it, beside its tensors."""
-        return [
+    def pack(self, packer: Packer) -> list[Any]:
+        """What a message says of it, and its tensors."""
+        about = [
             self._model_name,
             self._model_version,
             self._request_id,
@@ -132,6 +130,7 @@ class InferenceRequest:
             self._trace.call,
             [self._trace.call] if self._trace.call else host.executing.get(),
         ]
+        return [about, [tensor.pack(packer) for tensor in self._inputs]]
 
     def get_response_sender(self) -> ResponseSender:
         raise TritonModelException("A request to another model has no response sender.")

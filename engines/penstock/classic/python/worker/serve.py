@@ -1,28 +1,109 @@
-"""The life of a model's process: connect, load, execute, finalize."""
+"""The life of a model's process: connect, load, execute, finalize.
+
+A model's file is imported as Triton does it: as `<version>.<file>`, with the working directory at the front of the path
+and the file's folders at its end.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import faulthandler
 import gc
+import importlib
 import os
 import signal
 import socket
 import sys
 import threading
 import traceback
-from types import FrameType
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
-from . import host
-from .arena import ReceiveArena, SendArena
-from .arguments import clean
+from . import control, host
 from .connection import Connection, Message
-from .errors import MisusedError, public_text, report
+from .errors import MisusedError, clean, public_text, report
 from .executor import Executor
-from .health import Health
-from .loader import load, place
 from .model_config import ModelConfig
+from .wire import ReceiveArena, SendArena
+
+
+def load(program: str, version_folder: str) -> Any:
+    """The class TritonPythonModel. Raises whatever the file raises, and TypeError when it has no such class."""
+    control.model_dir[:] = [version_folder]
+    path = Path(program)
+    folder = Path(version_folder)
+    sys.path.insert(0, "")
+    if path.parent == folder:
+        sys.path += [str(folder), str(folder.parent)]
+        _install_package(folder)
+        module = importlib.import_module(f"{folder.name}.{path.stem}")
+    else:
+        # the program of a python-based backend, which is the same for all its models
+        sys.path.append(str(path.parent))
+        module = _executed(spec_from_file_location(path.stem, path))
+    try:
+        return module.TritonPythonModel
+    except AttributeError:
+        raise TypeError(f"{path.name} has no class TritonPythonModel") from None
+
+
+def _install_package(folder: Path) -> None:
+    """Makes the version known as a package, so that a folder `1` in the working directory is not taken for it."""
+    init = folder / "__init__.py"
+    if init.is_file():
+        _executed(spec_from_file_location(folder.name, init))
+    else:
+        spec = ModuleSpec(folder.name, None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+        sys.modules[folder.name] = module_from_spec(spec)
+
+
+def _executed(spec: ModuleSpec | None) -> ModuleType:
+    if spec is None or spec.loader is None:
+        raise ImportError("the model's file is no Python file")
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def place(error: BaseException) -> str:
+    """` (line 7 of model.py)`: where in the model's own files it was raised; nothing where that is not known."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" (line {error.lineno} of {os.path.basename(error.filename)})"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(tuple(control.model_dir)):
+            return f" (line {frame.lineno} of {os.path.basename(frame.filename)})"
+    return ""
+
+
+class Health:
+    """Answers the server's questions, each in a thread of its own: the model may be executing meanwhile."""
+
+    def __init__(self, connection: Connection, model: Any) -> None:
+        self._connection = connection
+        self._model = model
+        connection.handlers["is_ready"] = self._asked
+        connection.read_in_thread()
+
+    def _asked(self, message: Message) -> None:
+        threading.Thread(target=self._answer, name="penstock-is-ready", daemon=True).start()
+
+    def _answer(self) -> None:
+        try:
+            found = self._model.is_ready()
+            if asyncio.iscoroutine(found):
+                found = asyncio.run(found)
+            if not isinstance(found, bool):
+                raise MisusedError(f"is_ready() must return a bool, not {type(found).__name__}")
+        except BaseException as error:  # a model that calls sys.exit() has answered, too
+            report(error)
+            found = False
+        self._connection.send("is_ready", found)
+
 
 _PR_SET_PDEATHSIG = 1
 _USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}

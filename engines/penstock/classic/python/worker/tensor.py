@@ -1,17 +1,61 @@
-"""pb_utils.Tensor."""
+"""pb_utils.Tensor, the datatypes of the protocol, the configuration and numpy, and the plain functions of
+triton_python_backend_utils.
+"""
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
 
 from . import dlpack
-from .arena import Loan, ReceiveArena
-from .arguments import text
-from .datatypes import datatype_of
-from .errors import TritonModelException
-from .wire import NUMPY, Array, Packer, decode_strings
+from .errors import TritonModelException, text
+from .wire import NUMPY, Array, Loan, Packer, ReceiveArena, decode_strings
+
+_NAMES = {dtype: name for name, dtype in NUMPY.items() if name != "BF16"}
+
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    "TYPE_BOOL": bool,
+    **{f"TYPE_{name}": dtype.type for name, dtype in NUMPY.items() if name not in ("BOOL", "BF16")},
+    "TYPE_STRING": np.object_,
+}
+"""Triton's table: Python's bool for TYPE_BOOL, numpy's scalar types otherwise."""
+
+_NUMBERED = [None, np.bool_, *list(TRITON_STRING_TO_NUMPY.values())[1:]]
+
+
+def datatype_of(dtype: np.dtype[Any]) -> str:
+    """`FP32` for float32. Raises TritonModelException for what has no datatype."""
+    name = _NAMES.get(dtype)
+    if name is not None:
+        return name
+    if dtype.kind in "OS":
+        return "BYTES"
+    if dtype.name == "bfloat16":
+        return "BF16"
+    hint = " Use numpy.object_ for text." if dtype.kind == "U" else ""
+    raise TritonModelException(f'NumPy dtype "{dtype}" is not supported.{hint}')
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """numpy's type for a DataType's number; None for an unknown one."""
+    return _NUMBERED[data_type] if 1 <= data_type < len(_NUMBERED) else None
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """A DataType's number for numpy's type; None where there is none."""
+    if data_type == np.bytes_:
+        return 13
+    for number, found in enumerate(_NUMBERED):
+        if number and data_type == found:
+            return number
+    return None
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """numpy's type for `TYPE_FP32`. Raises KeyError."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 class Tensor:
@@ -135,3 +179,71 @@ class ReceivedTensor(Tensor):
                 array = data.view(NUMPY[datatype]).reshape(shape)
             self._array = array
         return array
+
+
+def serialize_byte_tensor(input_tensor: Array) -> Any:
+    """The protocol's form of a BYTES tensor: each element behind its length as a 4-byte little-endian integer.
+
+    An empty tensor gives an empty tuple and one that is not of bytes None, as in Triton.
+    """
+    if input_tensor.size == 0:
+        return ()
+    if input_tensor.dtype != np.object_ and input_tensor.dtype.type != np.bytes_:
+        return None
+    parts: list[bytes] = []
+    for item in input_tensor.ravel().tolist():
+        data = item if isinstance(item, bytes) else str(item).encode()
+        parts += (struct.pack("<I", len(data)), data)
+    return b"".join(parts)
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
+    """The opposite: a flat array of objects. Raises struct.error, as Triton's does, for data that is cut off."""
+    items: list[bytes] = []
+    position = 0
+    while position < len(encoded_tensor):
+        (length,) = struct.unpack_from("<I", encoded_tensor, position)
+        position += 4
+        if length > len(encoded_tensor) - position:
+            left = len(encoded_tensor) - position
+            raise struct.error(f"an element of {length} bytes at offset {position}, where only {left} bytes are left")
+        items.append(bytes(encoded_tensor[position : position + length]))
+        position += length
+    found = np.empty(len(items), np.object_)
+    found[:] = items
+    return found
+
+
+def get_input_tensor_by_name(inference_request: Any, name: str) -> Any:
+    """The request's input tensor of this name, or None."""
+    for tensor in inference_request.inputs():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def get_output_tensor_by_name(inference_response: Any, name: str) -> Any:
+    """The response's output tensor of this name, or None."""
+    for tensor in inference_response.output_tensors():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The input of this name in a model configuration, or None."""
+    return _named(model_config.get("input", ()), name)
+
+
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The output of this name in a model configuration, or None."""
+    return _named(model_config.get("output", ()), name)
+
+
+def _named(entries: Any, name: str) -> dict[str, Any] | None:
+    return next((entry for entry in entries if entry["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
+    """Whether the configuration makes the model a decoupled one."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from .control import get_model_dir, is_model_ready, load_model, unload_model
-from .datatypes import TRITON_STRING_TO_NUMPY, numpy_to_triton_type, triton_string_to_numpy, triton_to_numpy_type
+from .control import Logger, MetricFamily, get_model_dir, is_model_ready, load_model, unload_model
 from .errors import TritonError, TritonModelException
-from .helpers import (
+from .host import ResponseIterator
+from .model_config import ModelConfig
+from .request import InferenceRequest, InferenceTrace, MemoryType, PreferredMemory
+from .response import InferenceResponse
+from .response import ResponseSender as InferenceResponseSender
+from .tensor import (
+    TRITON_STRING_TO_NUMPY,
+    Tensor,
     deserialize_bytes_tensor,
     get_input_config_by_name,
     get_input_tensor_by_name,
     get_output_config_by_name,
     get_output_tensor_by_name,
+    numpy_to_triton_type,
     serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
     using_decoupled_model_transaction_policy,
 )
-from .host import ResponseIterator
-from .logger import Logger
-from .metrics import MetricFamily
-from .model_config import ModelConfig
-from .request import InferenceRequest, InferenceTrace, MemoryType, PreferredMemory
-from .response import InferenceResponse
-from .sender import ResponseSender as InferenceResponseSender
-from .tensor import Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2

@@ -229,7 +229,7 @@ class Architecture:
 
 
 def _named(*parts: Mapping[str, str]) -> Mapping[str, str]:
-    return MappingProxyType({key: name for each in parts for key, name in each.items()})
+    return MappingProxyType({key: name for part in parts for key, name in part.items()})
 
 
 def _of_experts(names: Mapping[str, str]) -> Mapping[str, str]:

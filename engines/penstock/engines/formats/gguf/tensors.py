@@ -63,14 +63,14 @@ def named_tensors(
 ) -> dict[str, StoredTensor | BlockTensor | Mxfp4Tensor]:
     """By the names that a checkpoint of this architecture has; `config` is its config.json. A name that is not known
     stays as it is, and is refused as a tensor that no part of the model uses."""
-    found: dict[str, StoredTensor | BlockTensor | Mxfp4Tensor] = {}
+    tensors_by_name: dict[str, StoredTensor | BlockTensor | Mxfp4Tensor] = {}
     for name, blocks in tensors.items():
         if name not in (ROPE_FACTORS, *ROPE_FACTORS_BY_LENGTH):
             for renamed, part in _parts(name, blocks, architecture, config):
-                found[renamed.removesuffix(".weight") if renamed.endswith(_SINKS) else renamed] = _tensor(
+                tensors_by_name[renamed.removesuffix(".weight") if renamed.endswith(_SINKS) else renamed] = _tensor(
                     part, renamed, architecture, config
                 )
-    return found
+    return tensors_by_name
 
 
 def _parts(
@@ -158,7 +158,7 @@ def _order(part: str, architecture: Architecture, config: Mapping[str, Any]) -> 
         return _halves_from_pairs(heads if part.endswith(".q_proj") else key_heads, dim)
     if architecture.by_key_head and part.endswith(".query_key_value"):
         queries, keys, values = np.split(np.arange((heads + 2 * key_heads) * dim), np.cumsum((heads, key_heads)) * dim)
-        return np.concatenate([each.reshape(key_heads, -1) for each in (queries, keys, values)], axis=1).reshape(-1)
+        return np.concatenate([rows.reshape(key_heads, -1) for rows in (queries, keys, values)], axis=1).reshape(-1)
     return None
 
 
@@ -190,8 +190,8 @@ class Mxfp4Blocks:
         return np.concatenate([low, high], axis=-1).reshape(stop - start, -1).view(np.uint8)
 
     def exponents(self, start: int, stop: int) -> Bytes:
-        found: Bytes = self._blocks(start, stop)[..., 0]
-        return found
+        exponents: Bytes = self._blocks(start, stop)[..., 0]
+        return exponents
 
     def _blocks(self, start: int, stop: int) -> Bytes:
         rows = self.rows[start:stop] if self.order is None else self.rows[self.order[start:stop]]

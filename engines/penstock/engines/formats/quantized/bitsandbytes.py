@@ -67,11 +67,11 @@ class CodebookTensor:
         width = self.shape[1]
         begin, end = start * width, stop * width
         codes = self.values[begin // 2 : end // 2]
-        found = np.stack([self.table[codes >> 4], self.table[codes & 15]], axis=1).reshape(-1)
+        values = np.stack([self.table[codes >> 4], self.table[codes & 15]], axis=1).reshape(-1)
         first = begin // self.block
         scales = self.scales.blocks(first, -(-end // self.block)).repeat(self.block)
-        found *= scales[begin - first * self.block : end - first * self.block]
-        return found.reshape(stop - start, width)
+        values *= scales[begin - first * self.block : end - first * self.block]
+        return values.reshape(stop - start, width)
 
     def f32(self) -> Floats:
         return self.rows_f32(0, self.shape[0])
@@ -106,9 +106,9 @@ class BitsAndBytes:
             else:
                 plain[name] = tensor
         modules, rest = split_modules(plain, lambda part, tensor: part == "SCB")
-        found: dict[str, StoredTensor | IntegerTensor | CodebookTensor] = dict(rest)
-        found |= {f"{module.name}.weight": _int8(module) for module in modules}
-        return found | {name: _four_bits(module) for name, module in matrices.items()}
+        tensors: dict[str, StoredTensor | IntegerTensor | CodebookTensor] = dict(rest)
+        tensors |= {f"{module.name}.weight": _int8(module) for module in modules}
+        return tensors | {name: _four_bits(module) for name, module in matrices.items()}
 
 
 def _int8(module: Module) -> IntegerTensor:
@@ -173,12 +173,12 @@ def _block_scales(module: Module, state: Mapping[str, Any], blocks: int) -> Bloc
 
 def _state(module: Module, part: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(module.take(part, ["U8"]).data.tobytes())
+        state = json.loads(module.take(part, ["U8"]).data.tobytes())
     except (ValueError, RecursionError) as error:
         raise EngineError(f"{module.name}.{part} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(state, dict):
         raise EngineError(f"{module.name}.{part} does not hold an object")
-    return found
+    return state
 
 
 def parse(settings: Settings) -> BitsAndBytes:

@@ -106,10 +106,10 @@ def _zero_point(module: Module, bits: int, rows: int, groups: int) -> StoredTens
         return None
     if module.parts["weight_zero_point"].dtype == "I32":
         return module.take("weight_zero_point", ["I32"], (-(-rows * bits // 32), groups))
-    found = module.take("weight_zero_point", ["I8"])
-    if found.shape not in ((), (1,), (1, 1), (rows,), (rows, groups)):
-        raise EngineError(f"{module.name}: zero points {found.shape} do not go with {groups} groups of {rows} rows")
-    return found
+    zeros = module.take("weight_zero_point", ["I8"])
+    if zeros.shape not in ((), (1,), (1, 1), (rows,), (rows, groups)):
+        raise EngineError(f"{module.name}: zero points {zeros.shape} do not go with {groups} groups of {rows} rows")
+    return zeros
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,15 @@ def parse(settings: Settings) -> CompressedTensors:
     if not isinstance(groups, dict) or not groups:
         raise UnsupportedError("quantization_config has no config_groups")
     weights = [_weights(name, group) for name, group in groups.items()]
-    blocks = {block_of(each.get("block_structure")) for each in weights if each.get("strategy") == "block"}
+    blocks = {block_of(group.get("block_structure")) for group in weights if group.get("strategy") == "block"}
     blocks |= {
-        (1, each["group_size"]) for each in weights if each["type"] == "float" and (each.get("group_size") or -1) > 0
+        (1, group["group_size"])
+        for group in weights
+        if group["type"] == "float" and (group.get("group_size") or -1) > 0
     }
     if len(blocks) > 1:
         raise UnsupportedError("quantization_config has blocks of several sizes, which are not supported")
-    return CompressedTensors(max(each["num_bits"] for each in weights), next(iter(blocks), None))
+    return CompressedTensors(max(group["num_bits"] for group in weights), next(iter(blocks), None))
 
 
 def _weights(name: str, group: Any) -> dict[str, Any]:

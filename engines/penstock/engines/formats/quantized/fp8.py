@@ -37,10 +37,10 @@ class Float8Tensor:
         """Rows [start, stop) as float32."""
         height, width = self.block
         scales = self.scales[np.arange(start, stop) // height]
-        found = _VALUES[self.values[start:stop]]
+        rows = _VALUES[self.values[start:stop]]
         if scales.shape[1] == 1:
-            return np.multiply(found, scales, out=found)
-        return np.multiply(found, np.repeat(scales, width, axis=1)[:, : self.shape[1]], out=found)
+            return np.multiply(rows, scales, out=rows)
+        return np.multiply(rows, np.repeat(scales, width, axis=1)[:, : self.shape[1]], out=rows)
 
     def f32(self) -> npt.NDArray[np.float32]:
         return self.rows_f32(0, self.shape[0])
@@ -76,7 +76,7 @@ class FP8:
 
     def assemble(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor | Float8Tensor]:
         """By the names of a checkpoint of floats. Raises EngineError for tensors that do not go together."""
-        modules, rest = split_modules(without_kv_scales(stored), lambda part, each: each.dtype == "F8_E4M3")
+        modules, rest = split_modules(without_kv_scales(stored), lambda part, tensor: tensor.dtype == "F8_E4M3")
         return rest | {f"{module.name}.weight": float8_matrix(module, self.block) for module in modules}
 
 

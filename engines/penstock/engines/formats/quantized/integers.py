@@ -65,10 +65,10 @@ class IntegerTensor:
 
     def scales(self, start: int, stop: int) -> Floats:
         """As `Layout.scales`. Raises EngineError for those that are not finite."""
-        found = self.layout.scales(start, stop)
-        if not np.isfinite(found).all():
+        scales = self.layout.scales(start, stop)
+        if not np.isfinite(scales).all():
             raise EngineError("the checkpoint has scales of quantized weights that are not finite")
-        return found
+        return scales
 
     def f32(self) -> Floats:
         return self.rows_f32(0, self.shape[0])
@@ -87,14 +87,14 @@ def unpacked(words: Words, bits: int) -> Bytes:
 
 
 def groups_of_columns(
-    name: str, width: int, num_groups: int, group_size: int, given: npt.NDArray[np.integer] | None = None
+    name: str, width: int, num_groups: int, group_size: int, stored: npt.NDArray[np.integer] | None = None
 ) -> npt.NDArray[np.int64] | None:
-    """`IntegerTensor.group_of`; `given`, of each column, takes precedence over `group_size`.
+    """`IntegerTensor.group_of`; `stored`, of each column, takes precedence over `group_size`.
 
     Raises EngineError for groups that are not among `num_groups`.
     """
     regular = np.arange(width) // max(1, group_size)
-    columns = regular if given is None else given.astype(np.int64)
+    columns = regular if stored is None else stored.astype(np.int64)
     if len(columns) != width or not width or columns.min() < 0 or columns.max() >= num_groups:
         raise EngineError(f"{name}: {width} columns do not go into {num_groups} groups of {group_size}")
     if width % num_groups == 0 and np.array_equal(columns, np.arange(width) // (width // num_groups)):

@@ -55,8 +55,8 @@ class Mxfp4Tensor:
     def rows_f32(self, start: int, stop: int) -> Floats:
         """Rows [start, stop) as float32."""
         codes = self.layout.codes(start, stop)
-        found: Floats = np.stack([_VALUES[codes & 15], _VALUES[codes >> 4]], axis=-1)
-        grouped = found.reshape(stop - start, -1, GROUP)
+        values: Floats = np.stack([_VALUES[codes & 15], _VALUES[codes >> 4]], axis=-1)
+        grouped = values.reshape(stop - start, -1, GROUP)
         scales = np.ldexp(np.float32(1), self.exponents(start, stop).astype(np.int32) - _BIAS)
         grouped *= scales[:, :, None]
         return grouped.reshape(stop - start, self.shape[1])
@@ -66,10 +66,10 @@ class Mxfp4Tensor:
 
     def exponents(self, start: int, stop: int) -> Bytes:
         """As `Layout.exponents`. Raises EngineError for those that are no numbers."""
-        found = self.layout.exponents(start, stop)
-        if (found == _NOT_A_NUMBER).any():
+        exponents = self.layout.exponents(start, stop)
+        if (exponents == _NOT_A_NUMBER).any():
             raise EngineError("the checkpoint has scales of quantized weights that are not finite")
-        return found
+        return exponents
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class _Separate:
     is_plain = True
 
     def codes(self, start: int, stop: int) -> Bytes:
-        found: Bytes = self.blocks.integers()[start:stop].reshape(stop - start, -1)
-        return found
+        codes: Bytes = self.blocks.integers()[start:stop].reshape(stop - start, -1)
+        return codes
 
     def exponents(self, start: int, stop: int) -> Bytes:
-        found: Bytes = self.scales.integers()[start:stop]
-        return found
+        exponents: Bytes = self.scales.integers()[start:stop]
+        return exponents
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.formats.quantized import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
+from penstock.engines.formats.quantized import bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
 from penstock.engines.formats.quantized.bitsandbytes import CodebookTensor
 from penstock.engines.formats.quantized.fp8 import Float8Tensor
 from penstock.engines.formats.quantized.integers import IntegerTensor
@@ -35,7 +35,7 @@ class Scheme(Protocol):
 
 _METHODS: dict[str, Callable[[Settings], Scheme]] = {
     "gptq": gptq.parse,
-    "awq": awq.parse,
+    "awq": gptq.parse_awq,
     "compressed-tensors": compressed_tensors.parse,
     "fp8": fp8.parse,
     "fbgemm_fp8": fp8.parse,

@@ -20,21 +20,21 @@ class Module:
 
     def take(self, part: str, dtypes: Sequence[str], shape: Shape | None = None) -> StoredTensor:
         """Raises EngineError where it is missing, or of another type or shape."""
-        found = self.parts.get(part)
-        if found is None:
+        tensor = self.parts.get(part)
+        if tensor is None:
             raise EngineError(f"{self.name} has no tensor {part}")
-        if found.dtype not in dtypes:
-            raise EngineError(f"{self.name}.{part} has dtype {found.dtype}, which should be {' or '.join(dtypes)}")
-        if shape is not None and found.shape != shape:
-            raise EngineError(f"{self.name}.{part} has shape {found.shape}, which should be {shape}")
-        return found
+        if tensor.dtype not in dtypes:
+            raise EngineError(f"{self.name}.{part} has dtype {tensor.dtype}, which should be {' or '.join(dtypes)}")
+        if shape is not None and tensor.shape != shape:
+            raise EngineError(f"{self.name}.{part} has shape {tensor.shape}, which should be {shape}")
+        return tensor
 
     def matrix(self, part: str, dtypes: Sequence[str]) -> StoredTensor:
         """As `take`, of two axes that are not empty."""
-        found = self.take(part, dtypes)
-        if len(found.shape) != 2 or 0 in found.shape:
-            raise EngineError(f"{self.name}.{part} has shape {found.shape}, which is not that of a matrix")
-        return found
+        tensor = self.take(part, dtypes)
+        if len(tensor.shape) != 2 or 0 in tensor.shape:
+            raise EngineError(f"{self.name}.{part} has shape {tensor.shape}, which is not that of a matrix")
+        return tensor
 
     def check_parts(self, known: Sequence[str]) -> None:
         """Raises UnsupportedError for parts of another meaning."""

@@ -6,8 +6,8 @@ import asyncio
 
 import grpc
 
+from penstock.gateway.front.acceptor import listener
 from penstock.gateway.front.addresses import url_host
-from penstock.gateway.front.listening import listener
 from penstock.gateway.front.tls import Certificates, ReloadedCertificates
 from penstock.gateway.kserve.grpc.service import Service
 from penstock.gateway.kserve.grpc.settings import GrpcSettings

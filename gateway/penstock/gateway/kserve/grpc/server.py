@@ -8,8 +8,7 @@ from socket import socket
 from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import Intake
 from penstock.gateway.front.journal import RequestJournal
-from penstock.gateway.grpc_transport.connection import FindHandler
-from penstock.gateway.grpc_transport.server import Http2Transport
+from penstock.gateway.grpc_transport.server import FindHandler, Http2Transport
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.grpcio_transport import GrpcioTransport
 from penstock.gateway.kserve.grpc.health import Health

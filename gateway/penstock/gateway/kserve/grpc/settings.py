@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock.gateway.front.tls import TlsSettings
-from penstock.gateway.grpc_transport.settings import ConnectionSettings
+from penstock.gateway.grpc_transport.call import ConnectionSettings
 from penstock.gateway.http2.bounds import Http2Limits, PingRules
 
 MAX_METADATA_BYTES = 16 << 10

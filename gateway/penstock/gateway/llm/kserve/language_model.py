@@ -11,10 +11,9 @@ from typing import Any
 from penstock.classic.base import PushedStream, ResponseListener, ResponseStream
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
-from penstock.classic.signature import ModelSignature
+from penstock.classic.signature import ModelSignature, check_request
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Tensor
-from penstock.classic.validation import check_request
 from penstock.engines.errors import (
     CancelledError,
     EngineError,

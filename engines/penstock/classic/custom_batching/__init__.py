@@ -1,1 +1,0 @@
-"""Custom batching: a class beside the model decides which requests share a batch."""

@@ -1,1 +1,0 @@
-"""Ragged batches: requests of different shapes in one execution."""

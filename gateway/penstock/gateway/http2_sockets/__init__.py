@@ -1,1 +1,0 @@
-"""Connections of HTTP/2 on sockets: what the HTTP port and the gRPC port share."""

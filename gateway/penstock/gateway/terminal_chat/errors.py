@@ -1,2 +1,0 @@
-class ChatError(Exception):
-    """Why there is no answer, in one line for the user."""

@@ -50,7 +50,7 @@ class Served:
     async def loading(self, key: str, folder: Path) -> asyncio.Task[None]:
         """A load that has reached the engine."""
         task = asyncio.create_task(self.engine.load_adapter(key, folder))
-        while key not in self.adapters.under_way:
+        while key not in self.core.adapters.under_way:
             await asyncio.sleep(0)
         return task
 

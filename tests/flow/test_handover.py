@@ -22,7 +22,7 @@ from penstock.engines.handover.memory import HandoverMemory
 from penstock.engines.handover.settings import Region
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.replicas.engine import ReplicatedEngine
-from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
+from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 from penstock.kvcache import KVGroup
@@ -87,10 +87,10 @@ async def test_the_other_replica_computes_only_what_no_full_block_has(
     assert fleet.computed == [len(PROMPT), len(PROMPT) % 4]
     prefill, decode = fleet.prefill[0].stats, fleet.decode[0].stats
     assert (prefill.generation_tokens, decode.generation_tokens) == (1, 29)
-    assert prefill.handover_saved == BLOCKS * len(groups)
-    assert prefill.handover_bytes > 0
-    assert 0 < decode.handover_loaded <= prefill.handover_saved
-    assert (decode.handover_lost, decode.handover_missed_tokens, decode.handover_saved) == (0, 0, 0)
+    assert prefill.handover.saved == BLOCKS * len(groups)
+    assert prefill.handover.bytes > 0
+    assert 0 < decode.handover.loaded <= prefill.handover.saved
+    assert (decode.handover.lost, decode.handover.missed_tokens, decode.handover.saved) == (0, 0, 0)
     assert fleet.engine.moves.handed_over == 1
     assert [state.role for state in fleet.engine.replica_states()] == ["prefill", "decode"]
 
@@ -135,8 +135,8 @@ async def test_what_is_overwritten_is_computed_again(make: MakeFleet) -> None:
     others = [[k, *PROMPT[1:]] for k in range(5)]
     answers = await asyncio.gather(*(fleet.ask(prompt) for prompt in others))
     assert answers == [[expected(prompt)] for prompt in others]
-    assert fleet.prefill[0].stats.handover_bytes <= 10 * (SLOT + 8)
-    assert fleet.decode[0].stats.handover_missed_tokens > 0
+    assert fleet.prefill[0].stats.handover.bytes <= 10 * (SLOT + 8)
+    assert fleet.decode[0].stats.handover.missed_tokens > 0
     sizes = [os.fstat(descriptor).st_size for descriptor in fleet.memory._descriptors]
     assert sum(sizes) <= 10 * (SLOT + 8)
 
@@ -156,15 +156,15 @@ async def test_what_is_damaged_is_computed_again(make: MakeFleet) -> None:
     fleet = await make()
     descriptor = fleet.memory._descriptors[0]
     reader = Reader(fleet.engine.submit([request(fleet.engine, PROMPT)]))
-    while not fleet.prefill[0].stats.handover_saved:
+    while not fleet.prefill[0].stats.handover.saved:
         await asyncio.sleep(0)
     size = os.fstat(descriptor).st_size
     os.pwrite(descriptor, b"\xff" * size, 0)
     await reader.done()
     assert reader.only == expected(PROMPT)
     stats = fleet.decode[0].stats
-    assert (stats.handover_lost, stats.handover_loaded) == (BLOCKS, 0)
-    assert stats.handover_missed_tokens == BLOCKS * 4
+    assert (stats.handover.lost, stats.handover.loaded) == (BLOCKS, 0)
+    assert stats.handover.missed_tokens == BLOCKS * 4
 
 
 async def test_a_reset_empties_the_shared_memory(make: MakeFleet) -> None:
@@ -181,7 +181,7 @@ async def test_a_stop_gives_the_memory_back(make: MakeFleet) -> None:
     fleet = await make()
     for _ in range(2):
         assert await fleet.ask(PROMPT) == [expected(PROMPT)]
-        assert fleet.decode[0].stats.handover_loaded == BLOCKS
+        assert fleet.decode[0].stats.handover.loaded == BLOCKS
         await fleet.engine.stop()
         assert [os.fstat(descriptor).st_size for descriptor in fleet.memory._descriptors] == [0, 0]
         await fleet.engine.start()
@@ -221,7 +221,7 @@ async def test_a_prefill_replica_that_was_restarted_finds_what_it_wrote(make: Ma
         await replica.start()
     await asyncio.sleep(0.01)
     assert await fleet.ask(PROMPT) == [expected(PROMPT)]
-    assert fleet.prefill[0].stats.handover_loaded == BLOCKS
+    assert fleet.prefill[0].stats.handover.loaded == BLOCKS
     assert fleet.computed == [2, 2]
 
 

@@ -96,10 +96,10 @@ def test_evicted_blocks_come_back(start: Start, groups: tuple[KVGroup, ...]) -> 
     fill(driver)
     assert ask(driver, PROMPT) == (expected, 31)
     stats = driver.stats
-    assert stats.offload_waits == 1
-    assert stats.offload_loaded >= 8
-    assert stats.offload_blocks >= 8
-    assert (stats.offload_dropped, stats.offload_damaged) == (0, 0)
+    assert stats.offload.waits == 1
+    assert stats.offload.loaded >= 8
+    assert stats.offload.blocks >= 8
+    assert (stats.offload.dropped, stats.offload.damaged) == (0, 0)
     assert stats.prefix_hits == 31
 
 
@@ -142,12 +142,12 @@ def test_others_go_on_while_one_waits(start: Start, monkeypatch: pytest.MonkeyPa
     driver.run()
     assert (driver.tokens[waits], driver.cached[waits]) == (expected, 31)
     assert (driver.tokens[same], driver.cached[same]) == (expected, 31)
-    assert driver.stats.offload_waits == 1, "the second one finds what the first has loaded"
+    assert driver.stats.offload.waits == 1, "the second one finds what the first has loaded"
 
 
 def test_many_prefixes_share_the_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who finds no room waits for those that are being read, and gets all of its blocks."""
-    monkeypatch.setattr("penstock.engines.offload.opening.READING_BYTES", 12 * (SIZE * 8 + 64))
+    monkeypatch.setattr("penstock.engines.offload.offload.READING_BYTES", 12 * (SIZE * 8 + 64))
     driver = start(num_blocks=64)
     prompts = [[1 + 40 * k + n for n in range(32)] for k in range(6)]
     answers = [ask(driver, prompt)[0] for prompt in prompts]
@@ -161,7 +161,7 @@ def test_many_prefixes_share_the_memory(start: Start, monkeypatch: pytest.Monkey
 def test_a_prefix_longer_than_the_memory_is_read_in_part(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = start(num_blocks=64)
     expected, _ = ask(driver, PROMPT)
-    monkeypatch.setattr("penstock.engines.offload.opening.READING_BYTES", 5 * (SIZE * 8 + 64))
+    monkeypatch.setattr("penstock.engines.offload.offload.READING_BYTES", 5 * (SIZE * 8 + 64))
     driver = restart(driver, start, num_blocks=64)
     assert ask(driver, PROMPT) == (expected, 5 * SIZE)
 
@@ -238,7 +238,7 @@ def test_after_a_pause_the_files_are_used_again(
         assert "evicted blocks are kept in" in caplog.text
         fill(driver)
         assert ask(driver, PROMPT) == (expected, 31), "from the files, which have it since before the pause"
-    assert driver.stats.offload_damaged == 0
+    assert driver.stats.offload.damaged == 0
 
 
 def test_files_are_not_looked_at_while_a_read_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +331,7 @@ def test_blocks_that_could_not_be_loaded_are_loaded_again(start: Start) -> None:
     [beside] = driver.add([7, 8, 9], 15)
     driver.step()
     [request] = driver.add(PROMPT, 3)
-    driver.run(until=lambda: driver.stats.offload_waits == 1)
+    driver.run(until=lambda: driver.stats.offload.waits == 1)
     core = core_of(driver)
     assert core.blocks is not None
     while core.next_look is not None:  # without a step, so that both are in the next one
@@ -400,7 +400,7 @@ def test_one_damaged_block_ends_the_prefix_there(start: Start, tmp_path: Path) -
     tokens, cached = ask(driver, PROMPT)
     assert tokens == expected
     assert cached in range(0, 31, SIZE)
-    assert driver.stats.offload_damaged == 1
+    assert driver.stats.offload.damaged == 1
 
 
 def test_a_full_disk_turns_it_off(
@@ -414,8 +414,8 @@ def test_a_full_disk_turns_it_off(
     monkeypatch.setattr(BlockFile, "write", _write)
     fill(driver)
     assert ask(driver, PROMPT) == (expected, 0)
-    assert driver.stats.offload_dropped
-    assert not driver.stats.offload_blocks
+    assert driver.stats.offload.dropped
+    assert not driver.stats.offload.blocks
     assert caplog.text.count("No space left on device") == 1
     monkeypatch.undo()
     look_again(driver, 60)
@@ -436,7 +436,7 @@ def test_a_server_starts_on_a_full_disk(
     expected, _ = ask(driver, PROMPT)
     fill(driver)
     assert ask(driver, PROMPT) == (expected, 0)
-    assert driver.stats.offload_dropped
+    assert driver.stats.offload.dropped
     assert "No space left on device" in caplog.text
 
 
@@ -448,13 +448,13 @@ def test_a_folder_is_one_process_s(start: Start, monkeypatch: pytest.MonkeyPatch
     assert ask(second, PROMPT) == (expected, 0)
     fill(second)
     assert ask(second, PROMPT) == (expected, 0)
-    assert second.stats.offload_saved == 0
+    assert second.stats.offload.saved == 0
     first.core.close()
     core = core_of(second)
     assert core.blocks is not None
     assert select.select(core.blocks.wakeups, [], [], 60)[0]
     second.step()
-    assert second.stats.offload_blocks
+    assert second.stats.offload.blocks
     fill(second)
     assert ask(second, PROMPT) == (expected, 31)
 
@@ -472,7 +472,7 @@ def test_the_prefix_cache_is_emptied_while_the_folder_is_another_process_s(
     assert ask(second, PROMPT) == (expected, 0)
     fill(second)
     assert ask(second, PROMPT) == (expected, 31)
-    assert second.stats.offload_damaged == 0
+    assert second.stats.offload.damaged == 0
 
 
 def test_a_file_that_cannot_be_opened_leaves_the_folder_free(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +488,7 @@ def test_a_file_that_cannot_be_opened_leaves_the_folder_free(start: Start, monke
     driver = start()
     ask(driver, PROMPT)
     fill(driver)
-    assert driver.stats.offload_saved
+    assert driver.stats.offload.saved
 
 
 def test_a_folder_that_is_deleted_while_it_is_taken_is_made_again(
@@ -516,11 +516,11 @@ def test_the_bytes_are_bounded(start: Start, tmp_path: Path) -> None:
     for prompt in prompts * 2:
         assert ask(driver, prompt)[0] == generate(driver.core.info, prompt, 3)
     driver = restart(driver, start, kv_offload_bytes=20 * (SIZE * 8 + 64))
-    assert driver.stats.offload_blocks == 20
+    assert driver.stats.offload.blocks == 20
     assert sum(path.stat().st_size for path in folder_of(tmp_path).iterdir()) <= 20 * (SIZE * 8 + 64)
     assert ask(driver, prompts[-1])[1] == 23
     driver = restart(driver, start, kv_offload_bytes=5 * (SIZE * 8 + 64))
-    assert driver.stats.offload_blocks <= 5
+    assert driver.stats.offload.blocks <= 5
     for prompt in prompts:
         assert ask(driver, prompt)[0] == generate(driver.core.info, prompt, 3)
 
@@ -646,6 +646,6 @@ def test_whatever_is_asked_the_answers_are_the_same(start: Start, seed: int) -> 
             end = driver.ends[request]
             if end.error is None and end.finish_reason != "abort":
                 assert driver.tokens[request] == generate(driver.core.info, prompt, count)
-        loaded += driver.stats.offload_loaded
+        loaded += driver.stats.offload.loaded
         driver = restart(driver, start, groups=groups, num_blocks=16, **settings)
     assert loaded

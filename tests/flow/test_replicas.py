@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from helpers_replicas import MortalEngine
 from helpers_simulated import generate
+from penstock.engines.client.base import StreamTable
 from penstock.engines.client.engine import Engine
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.client.stream_table import StreamTable
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, QueueFullError
 from penstock.engines.replicas import dispatcher, engine
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.replicas.replica import Replica
-from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
+from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 
 FIRST, VOCAB = 1000, 1008

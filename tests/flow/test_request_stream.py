@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from penstock.engines.client.base import StreamTable
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.client.stream_table import StreamTable
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,

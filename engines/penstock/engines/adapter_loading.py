@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.bell import Bell
 from penstock.engines.contract.messages import AddRequest, CallReply, LoadAdapter, RequestError, UnloadAdapter
 from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import (
@@ -20,6 +19,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.host.failure_text import as_load_error, one_line
+from penstock.engines.inbox import Bell
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.pending import Pending
 

@@ -1,14 +1,17 @@
-"""Blocks that requests wait for, on their way into the KV cache: from files, or from memory that engines share."""
+"""Blocks on their way into the KV cache and out of it: files, or memory that engines share, are at the other end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
+from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.offload.block_file import Contents
+from penstock.engines.scheduler.pending import SideWork
 from penstock.engines.scheduler.prefetch import Prefetch, Prefetches
 from penstock.kvcache import BlockHash
 
@@ -77,3 +80,32 @@ def read_wanted(prefetch: Prefetch, read: ReadSlot) -> BlocksRead:
     except (OSError, MemoryError) as error:
         return BlocksRead(prefetch, contents, error)
     return BlocksRead(prefetch, contents, None)
+
+
+class BlockMover(SideWork, Protocol):
+    """Driven by the engine's loop: `advance` between steps, `begin` when one is scheduled, `carry_out` before it is
+    submitted, `collected` when its result is there."""
+
+    def begin(self) -> None:
+        """Has the blocks read that requests wait for."""
+        ...
+
+    def carry_out(self, step: SchedulerOutput) -> None:
+        """Copies the blocks out that the step may overwrite, and those in that it reads."""
+        ...
+
+    def collected(self) -> None:
+        """A step has succeeded, and its outputs have not left yet."""
+        ...
+
+    def clear(self) -> None:
+        """After the prefix cache was emptied: what is elsewhere is deleted, too."""
+        ...
+
+    def report(self, stats: EngineStats) -> None:
+        """Puts its figures there."""
+        ...
+
+    def close(self, *, save: bool) -> None:
+        """`save`: what the cache holds is of use to a later process."""
+        ...

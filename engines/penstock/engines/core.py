@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.engines.adapter_loading import adapter_loader
-from penstock.engines.block_mover import BlockMover
+from penstock.engines.block_reader import BlockMover
+from penstock.engines.contract.core import StepRing
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AbortRequests,
@@ -25,8 +26,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import StepFailedError, UnsupportedError
 from penstock.engines.grammar_compiling import GrammarCompilations
-from penstock.engines.host.black_box import StepRing, unrecorded
-from penstock.engines.offload.opening import OffloadTier, offload_tier
+from penstock.engines.offload.offload import OffloadTier, offload_tier
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_integrity
 from penstock.engines.scheduler.pending import Pending, SideWork
@@ -35,7 +35,7 @@ from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import IntegrityError, KVCacheManager
 
 if TYPE_CHECKING:
-    from penstock.engines.handover.opening import SharedCache
+    from penstock.engines.handover.handover import SharedCache
     from penstock.engines.kv_events.publisher import KVEventPublisher
     from penstock.engines.kv_events.settings import KVEventsConfig
 
@@ -44,57 +44,6 @@ logger = logging.getLogger(__name__)
 _MAX_FAILURES = 3
 """Requests in a row that failed alone, with no good step in between, after which the process ends: a new one may
 work."""
-
-
-class Core(Protocol):
-    """What an engine process runs: requests in, one message out for each step."""
-
-    ring: StepRing
-    """Where it writes down its steps, for the case that the process dies."""
-
-    @property
-    def broken(self) -> bool:
-        """It cannot continue; live requests need a new process."""
-        ...
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-    @property
-    def has_work(self) -> bool:
-        """`step` would do something now."""
-        ...
-
-    @property
-    def wakeups(self) -> Sequence[int]:
-        """File descriptors that become readable when there is work without a message: an adapter is ready to be
-        installed, or an engine that runs by itself has tokens (`ContinuousBatcher.wakeup`)."""
-        ...
-
-    @property
-    def next_look(self) -> float | None:
-        """When `step` has to be called even if there is no work until then: the deadline of a request, or of an adapter
-        that is being read."""
-        ...
-
-    def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
-        """Takes in messages, advances, and returns the outputs and replies of that."""
-        ...
-
-    @property
-    def expected_seconds(self) -> float | None:
-        """What the work under way is expected to take; None: not known. Read by another thread, too."""
-        ...
-
-    @property
-    def quiet_since(self) -> float | None:
-        """Since when work that goes on outside `step` has given no result; None: there is no such work. Read by another
-        thread, too."""
-        ...
-
-    def stats(self) -> EngineStats: ...
-
-    def close(self) -> None: ...
 
 
 class EngineCore:
@@ -123,7 +72,7 @@ class EngineCore:
         self.failures_in_a_row = 0
         """Requests that failed alone since the last good step."""
         self.broken = False
-        self.ring = unrecorded()
+        self.ring = StepRing()
         self._clock = clock
         self._last_collected = 0.0
 
@@ -289,7 +238,7 @@ class EngineCore:
 def _beyond_the_cache(runner: ModelRunner, config: SchedulerConfig) -> OffloadTier | SharedCache | None:
     """Where blocks go, or come from, beyond the runner's KV cache."""
     if config.handover is not None:
-        from penstock.engines.handover.opening import shared_cache  # loaded by the few processes that need it
+        from penstock.engines.handover.handover import shared_cache
 
         return shared_cache(runner, config.handover)
     return offload_tier(runner, config) if config.kv_offload_dir else None

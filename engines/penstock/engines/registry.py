@@ -12,10 +12,11 @@ import msgspec
 
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.continuous_batcher import ContinuousBatcher
+from penstock.engines.contract.core import Core
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
-from penstock.engines.core import Core, EngineCore
+from penstock.engines.core import EngineCore
 from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.host.content_digest import ModelDigests
@@ -52,6 +53,15 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     def shown_settings(self) -> dict[str, Any]:
         """Those that an error of loading names."""
         return {"engine": self.runner} | {name: self.options[name] for name in _SHOWN if name in self.options}
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What an engine process is told to do; travels as one line of JSON."""
+
+    address: str
+    """Of the gateway's socket."""
+    log_level: str
+    spec: EngineSpec
 
 
 def _openvino(options: dict[str, Any], report: Report) -> ModelRunner:

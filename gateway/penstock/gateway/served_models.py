@@ -25,9 +25,9 @@ from penstock.gateway.composition.models import (
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER, DoorConfig, ReplicaConfig
 from penstock.gateway.front.first_steps import Kind
+from penstock.gateway.front.intake import WorkPools
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.server_health import is_live
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.endpoint_metrics import EndpointMetrics
 from penstock.gateway.llm.hub import check_revision, fetch_draft_model, fetch_model

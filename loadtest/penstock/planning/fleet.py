@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
+from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.kvcache import KVGroup
 from penstock.loadtest.errors import LoadTestError

@@ -12,8 +12,7 @@ from penstock.engines.errors import InvalidRequestError, PenstockError, from_cod
 from penstock.engines.replicas.dispatcher import Dispatcher
 from penstock.engines.replicas.membership import Membership
 from penstock.engines.replicas.replica import Replica
-from penstock.engines.replicas.settings import ReplicaSettings
-from penstock.engines.replicas.state import MoveCounts
+from penstock.engines.replicas.state import MoveCounts, ReplicaSettings
 from penstock.planning.clock import EventQueue
 from penstock.planning.engine import PlannedEngine, QuickHasher
 from penstock.planning.flight import Flight

@@ -7,7 +7,7 @@ import select
 
 import pytest
 
-from penstock.engines.bell import Bell
+from penstock.engines.inbox import Bell
 
 
 def is_readable(bell: Bell) -> bool:

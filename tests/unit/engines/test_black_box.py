@@ -12,9 +12,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from penstock.engines.contract.core import NUM_STEPS, StepRing, StepRow, read_steps
 from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.core import EngineCore
-from penstock.engines.host.black_box import NUM_STEPS, BlackBox, StepRing, StepRow, read_steps
+from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.memory import memory_events
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.client.engine_calls import EngineCalls
+from penstock.engines.client.base import EngineCalls
 from penstock.engines.contract.messages import CallReply, DownMessage, LoadAdapter, RequestError, UnloadAdapter
 from penstock.engines.errors import EngineDeadError, OverloadedError
 

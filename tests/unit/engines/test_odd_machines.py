@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.host.cores import usable_cores
+from penstock.engines.host.cores import shares, usable_cores
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.kernel_files import kernel_number, kernel_sizes, kernel_text
 from penstock.engines.host.memory import ResidentMemory, available_memory, resident_memory, taken_memory
 from penstock.engines.host.numa import by_socket, read_nodes
 from penstock.engines.host.placement import Placement, find_place
-from penstock.engines.host.shares import shares
 from penstock.engines.openvino.process_memory import _filled
 from penstock.gateway.metrics import machine
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engines.host.cores import shares
 from penstock.engines.host.placement import Placement
-from penstock.engines.host.shares import shares
 
 
 @pytest.fixture

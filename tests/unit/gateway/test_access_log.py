@@ -17,8 +17,8 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.errors import HttpError
 from penstock.gateway.front.access_log import AccessLog
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal, RequestContext, read_context
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.record import Outcome
 from penstock.gateway.llm.generation import Usage
 

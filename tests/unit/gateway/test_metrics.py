@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats, TierStats
 from penstock.engines.contract.messages import StepRecord
 from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.metrics.registry import Metrics
@@ -29,18 +29,20 @@ from penstock.gateway.metrics.registry import Metrics
         ("step_failures", "penstock_engine_step_failures_total"),
         ("draft_tokens", "penstock_spec_decode_draft_tokens_total"),
         ("accepted_tokens", "penstock_spec_decode_accepted_tokens_total"),
-        ("offload_blocks", "penstock_kv_offload_blocks"),
-        ("offload_bytes", "penstock_kv_offload_bytes"),
-        ("offload_saved", "penstock_kv_offload_saved_blocks_total"),
-        ("offload_dropped", "penstock_kv_offload_dropped_blocks_total"),
-        ("offload_loaded", "penstock_kv_offload_loaded_blocks_total"),
-        ("offload_damaged", "penstock_kv_offload_damaged_blocks_total"),
-        ("offload_waits", "penstock_kv_offload_waits_total"),
-        ("offload_wait_seconds", "penstock_kv_offload_wait_seconds_total"),
+        ("offload.blocks", "penstock_kv_offload_blocks"),
+        ("offload.bytes", "penstock_kv_offload_bytes"),
+        ("offload.saved", "penstock_kv_offload_saved_blocks_total"),
+        ("offload.dropped", "penstock_kv_offload_dropped_blocks_total"),
+        ("offload.loaded", "penstock_kv_offload_loaded_blocks_total"),
+        ("offload.damaged", "penstock_kv_offload_damaged_blocks_total"),
+        ("offload.waits", "penstock_kv_offload_waits_total"),
+        ("offload.wait_seconds", "penstock_kv_offload_wait_seconds_total"),
     ],
 )
 def test_what_an_engine_counts_is_scraped(field: str, name: str) -> None:
-    model = ModelMetrics("m", lambda: EngineStats(**{field: 7}), lambda: True)
+    tier, _, name_there = field.rpartition(".")
+    figures = {tier: TierStats(**{name_there: 7})} if tier else {field: 7}
+    model = ModelMetrics("m", lambda: EngineStats(**figures), lambda: True)
     text, _ = Metrics(lambda: [model], list).render()
     assert f'\n{name}{{model="m"}} 7.0\n' in text.decode()
 

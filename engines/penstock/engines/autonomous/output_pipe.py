@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from penstock.engines.bell import Bell
 from penstock.engines.contract.continuous_batcher import BatcherOutput
+from penstock.engines.inbox import Bell
 
 
 class OutputPipe:

@@ -6,18 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Generic, TypeVar
 
-from penstock.engines.client.engine_calls import EngineCalls
-from penstock.engines.client.stream import RequestStream
-from penstock.engines.client.stream_table import StreamTable
-from penstock.engines.contract.engine_stats import EngineStats
-from penstock.engines.contract.messages import AddRequest, DownMessage
+from penstock.engines.client.base import EngineClient
+from penstock.engines.contract.core import Core
+from penstock.engines.contract.messages import DownMessage
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
-from penstock.engines.core import Core, EngineCore
-from penstock.engines.errors import EngineDeadError, NotReadyError, PenstockError
+from penstock.engines.core import EngineCore
+from penstock.engines.errors import EngineDeadError, NotReadyError
 from penstock.engines.scheduler.config import SchedulerConfig
 
 logger = logging.getLogger(__name__)
@@ -25,18 +22,17 @@ logger = logging.getLogger(__name__)
 C = TypeVar("C", bound=Core)
 
 
-class CoreEngine(Generic[C]):
+class CoreEngine(EngineClient, Generic[C]):
     """Implements Engine over a core of either kind. A step blocks the event loop, which yields between steps."""
 
     def __init__(self, core: C, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__({})
         self.core = core
         self._clock = clock
         self._inbox: list[DownMessage] = []
-        self._streams = StreamTable(self._send)
-        self._calls = EngineCalls(self._send, {})
-        self._stats = self.core.stats()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._stats = core.stats()
 
     @property
     def info(self) -> ModelInfo:
@@ -49,10 +45,6 @@ class CoreEngine(Generic[C]):
     @property
     def failed(self) -> bool:
         return self._task is not None and self._task.done()
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._stats
 
     async def start(self) -> None:
         for descriptor in self.core.wakeups:
@@ -86,41 +78,12 @@ class CoreEngine(Generic[C]):
 
     def _step(self) -> None:
         messages, self._inbox = self._inbox, []
-        result = self.core.step(messages)
-        self._stats = result.stats
-        self._calls.deliver(result.replies)
-        self._streams.deliver(result.outputs)
+        self._take_step(self.core.step(messages))
         self._streams.call_listeners()
 
-    def _fail_all(self, error: PenstockError) -> None:
-        self._streams.fail_all(error)
-        self._calls.fail_all(error)
-
-    def new_ids(self, count: int) -> tuple[int, ...]:
-        return self._streams.new_ids(count)
-
-    def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
-        self._require_running()
-        return self._streams.submit(requests)
-
-    def _require_running(self) -> None:
+    def _require(self) -> None:
         if not self.ready:
             raise NotReadyError("The engine is not running.")
-
-    def abort(self, ids: Sequence[int]) -> None:
-        self._streams.abort(ids)
-
-    async def load_adapter(self, key: str, folder: Path) -> None:
-        self._require_running()
-        await self._calls.load_adapter(key, folder)
-
-    async def unload_adapter(self, key: str) -> None:
-        self._require_running()
-        await self._calls.unload_adapter(key)
-
-    async def reset_prefix_cache(self) -> None:
-        self._require_running()
-        await self._calls.reset_prefix_cache()
 
     def _send(self, messages: Sequence[DownMessage]) -> None:
         self._inbox.extend(messages)

@@ -1,8 +1,42 @@
-"""The figures of an engine, which come with each of its messages."""
+"""Figures of an engine, which come with each of its messages."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+
+
+class TierStats(msgspec.Struct, array_like=True, frozen=True):
+    """The figures of a place beyond the KV cache where blocks are kept."""
+
+    blocks: int = 0
+    """That it holds."""
+    bytes: int = 0
+    """What they take; of shared memory, those of this engine."""
+    saved: int = 0
+    """Blocks that were written there."""
+    dropped: int = 0
+    """Evicted blocks that were not, since writing was behind, failed, or is turned off."""
+    loaded: int = 0
+    """Blocks that came back from there, for a request."""
+    damaged: int = 0
+    """Blocks in files that did not hold what they should when they were read."""
+    lost: int = 0
+    """Blocks in shared memory that were overwritten before they were read, or damaged."""
+    missed_tokens: int = 0
+    """Of prompts that another engine had computed: tokens in full blocks that had to be computed again."""
+    waits: int = 0
+    """Requests that waited for their blocks."""
+    wait_seconds: float = 0.0
+    """How long, together."""
+
+    def when_lost(self) -> TierStats:
+        """As `EngineStats.when_lost`."""
+        return msgspec.structs.replace(self, **dict.fromkeys(TIER_GAUGES, 0))
+
+
+TIER_GAUGES = ("blocks", "bytes")
 
 
 class EngineStats(msgspec.Struct, array_like=True):
@@ -36,38 +70,20 @@ class EngineStats(msgspec.Struct, array_like=True):
     """Steps that raised."""
     forced_tokens: int = 0
     """That needed no step of their own, since a grammar left no others."""
-    offload_blocks: int = 0
-    """Evicted blocks that the tier behind the KV cache holds."""
-    offload_bytes: int = 0
-    """What they take."""
-    offload_saved: int = 0
-    """Blocks that were written there."""
-    offload_dropped: int = 0
-    """Evicted blocks that were not, since writing was behind, failed, or is turned off."""
-    offload_loaded: int = 0
-    """Blocks that came back from there, for a request."""
-    offload_damaged: int = 0
-    """Blocks that did not hold what they should when they were read."""
-    offload_waits: int = 0
-    """Requests that waited for their blocks."""
-    offload_wait_seconds: float = 0.0
-    """How long, together."""
+    offload: TierStats = TierStats()
+    """Of the tier behind the KV cache, in files."""
+    handover: TierStats = TierStats()
+    """Of the memory that this engine shares with others."""
     admitted_of_others: int = 0
     """Of an engine with a door (`penstock.engines.door`): how many of `admitted` others than the reader have sent."""
-    handover_bytes: int = 0
-    """What blocks take that this engine has written to the memory that it shares with others."""
-    handover_saved: int = 0
-    """Blocks that it has written there."""
-    handover_loaded: int = 0
-    """Blocks that it has read there, for a request."""
-    handover_lost: int = 0
-    """Blocks that were overwritten before they were read, or damaged."""
-    handover_missed_tokens: int = 0
-    """Of prompts that another engine had computed: tokens in full blocks that had to be computed again."""
-    handover_waits: int = 0
-    """Requests that waited for their blocks."""
-    handover_wait_seconds: float = 0.0
-    """How long, together."""
+
+    def by_name(self) -> dict[str, Any]:
+        """All of them, those of tiers as `offload_saved`."""
+        figures = msgspec.structs.asdict(self)
+        for tier in TIERS:
+            own = msgspec.structs.asdict(figures.pop(tier))
+            figures |= {f"{tier}_{name}": value for name, value in own.items()}
+        return figures
 
     @property
     def own_admitted(self) -> int:
@@ -77,7 +93,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     def when_lost(self) -> EngineStats:
         """The same of an engine that is out of reach: its counters are still true, its gauges and the reader's own
         samples are gone."""
-        return msgspec.structs.replace(self, admitted_of_others=self.admitted, **dict.fromkeys(GAUGES, 0))
+        tiers = {name: getattr(self, name).when_lost() for name in TIERS}
+        return msgspec.structs.replace(self, admitted_of_others=self.admitted, **dict.fromkeys(GAUGES, 0), **tiers)
 
 
 GAUGES = (
@@ -87,8 +104,6 @@ GAUGES = (
     "num_blocks",
     "num_free_blocks",
     "num_cached_blocks",
-    "offload_blocks",
-    "offload_bytes",
-    "handover_bytes",
 )
-"""Fields of EngineStats that are of this moment; all others count."""
+"""Fields of EngineStats that are of this moment; all others count, but for `TIERS`."""
+TIERS = ("offload", "handover")

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engines.client.engine_calls import EngineCalls
+from penstock.engines.client.base import RETRY_AFTER
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.client.stream_table import StreamTable
-from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import AddRequest, DownMessage, PromptInfo, StepOutputs, StepRecord
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.door.connection import DoorConnection, HandshakeError, decode_door
+from penstock.engines.door.connection import DoorConnection, HandshakeError, RemoteClock, decode_door
 from penstock.engines.door.messages import (
     PROTOCOL_VERSION,
     Farewell,
@@ -29,7 +27,6 @@ from penstock.engines.door.messages import (
     Pong,
     Welcome,
 )
-from penstock.engines.door.remote_clock import RemoteClock
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import (
     EngineDeadError,
@@ -37,11 +34,10 @@ from penstock.engines.errors import (
     NotReadyError,
     PayloadTooLargeError,
     PermissionDeniedError,
-    QueueFullError,
 )
 from penstock.engines.host.content_digest import ANY_MODEL, ModelDigests
 from penstock.engines.host.failure_text import as_load_error
-from penstock.engines.process.liveness import SECOND_LOOK, Health, Liveness, WatchdogConfig
+from penstock.engines.process.liveness import Liveness, WatchdogConfig, Watched
 from penstock.engines.process.wire import encode
 
 logger = logging.getLogger(__name__)
@@ -55,10 +51,9 @@ _WELCOME_TIME = 10.0
 """Seconds in which an engine has to answer; its door answers while steps compute."""
 _ACKNOWLEDGED = 4 << 20
 """Bytes after which it tells the engine how much it has read, without waiting for the next ping."""
-_RETRY_AFTER = 2.0
 
 
-class AttachedEngine:
+class AttachedEngine(Watched):
     """Implements Engine over the door of an engine process.
 
     The process is its owner's: this side can neither restart it nor load adapters into it. A connection that ends, by
@@ -82,15 +77,11 @@ class AttachedEngine:
         """`name` is what the engine's log calls this side. An engine with another model, or another scheduling policy
         (empty: any), is refused. Of `watchdog`, restarts mean nothing here. `on_adapters` gets the keys of the adapters
         that are loaded, and for how many there is room, whenever that may have changed."""
+        super().__init__(watchdog, {}, on_step)
         self._door = door
-        self._watchdog = watchdog or WatchdogConfig()
         self._hello = Hello(PROTOCOL_VERSION, name, model, on_step is not None)
         self._policy = policy
-        self._on_step = on_step
         self._on_adapters = on_adapters
-        self._streams = StreamTable(self._send)
-        self._calls = EngineCalls(self._send, {})
-        self._stats = EngineStats()
         self._welcome: Welcome | None = None
         """Of the newest connection."""
         self._connection: DoorConnection | None = None
@@ -98,13 +89,8 @@ class AttachedEngine:
         self._leaving = False
         """The engine is about to go: it takes no new requests."""
         self._clock = RemoteClock()
-        self._supervision: asyncio.Task[None] | None = None
-        self.liveness = Liveness(self._watchdog, time.monotonic())
-        """Of the process, by its answers."""
         self.adapters: tuple[str, ...] = ()
         """Keys of those that its owner has loaded."""
-        self.num_restarts = 0
-        """How often it has connected again."""
 
     @property
     def info(self) -> ModelInfo:
@@ -121,12 +107,7 @@ class AttachedEngine:
 
     @property
     def ready(self) -> bool:
-        serves = self._connection is not None and not self._leaving
-        return serves and self.liveness.judge(time.monotonic()) is Health.LIVE
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._stats
+        return self._connection is not None and not self._leaving and self.is_live
 
     async def start(self) -> None:
         """Waits for the engine, `load_timeout` at most. Raises EngineError."""
@@ -221,17 +202,10 @@ class AttachedEngine:
             self._ping()
 
     def _take_step(self, result: StepOutputs) -> None:
-        self._stats = result.stats
-        if result.steps:
-            self.liveness.stepped()
-        if self._on_step is not None:
-            for step in result.steps:
-                self._on_step(step)
-        self._calls.deliver(result.replies)
         for output in result.outputs:
             if output.prompt is not None and output.prompt.chunks:
                 output.prompt = self._local_times(output.prompt)
-        self._streams.deliver(result.outputs)
+        super()._take_step(result)
 
     def _local_times(self, prompt: PromptInfo) -> PromptInfo:
         local = self._clock.local
@@ -246,7 +220,7 @@ class AttachedEngine:
         told = ""
         while True:
             if self._connection is not None:
-                self._declare_dead(self._connection, await self._until_dead(self._connection))
+                self._declare_dead(self._connection, await self._end_of(self._connection))
             try:
                 await self._connect_somehow()
                 self.num_restarts += 1
@@ -261,18 +235,10 @@ class AttachedEngine:
                 logger.error("the engine at %s cannot be reached: %s", self._door.address, as_load_error(error).message)
                 await asyncio.sleep(_LONGEST_PAUSE)
 
-    async def _until_dead(self, connection: DoorConnection) -> str:
+    async def _end_of(self, connection: DoorConnection) -> str:
         """Pings until the connection ends or the engine hangs; returns why."""
-        while True:
-            done, _ = await asyncio.wait((connection.ended,), timeout=self._beat_interval)
-            if done:
-                return connection.ended.result()
-            self._ping()
-            if self.liveness.judge(time.monotonic()) is Health.HUNG:
-                done, _ = await asyncio.wait((connection.ended,), timeout=SECOND_LOOK)
-                now = time.monotonic()
-                if not done and self.liveness.judge(now) is Health.HUNG:
-                    return self.liveness.complaint(now)
+        complaint = await self._until_dead(connection.ended, self._ping)
+        return connection.ended.result() if complaint is None else complaint
 
     @property
     def _beat_interval(self) -> float:
@@ -291,34 +257,24 @@ class AttachedEngine:
         connection.close()
         self._connection = None
         self._stats = self._stats.when_lost()
-        message = "The engine died while it worked on this request."
-        self._fail_all(EngineDeadError(message, retry_after=_RETRY_AFTER))
-
-    def _fail_all(self, error: EngineDeadError) -> None:
-        self._streams.fail_all(error)
-        self._calls.fail_all(error)
-
-    def new_ids(self, count: int) -> tuple[int, ...]:
-        return self._streams.new_ids(count)
+        self._died()
 
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
         """Raises NotReadyError, QueueFullError for an engine that takes nothing in, PayloadTooLargeError for what
         cannot be sent."""
         welcome = self._require_connection()
         if self._leaving:
-            raise NotReadyError("The engine is being shut down.", retry_after=_RETRY_AFTER)
-        unseen = self._streams.sent - self._stats.own_admitted
-        if unseen > welcome.most_unseen:
-            raise QueueFullError(f"{unseen} requests wait for the engine to take them in.", retry_after=_RETRY_AFTER)
+            raise NotReadyError("The engine is being shut down.", retry_after=RETRY_AFTER)
+        self._check_unseen(welcome.most_unseen)
         return self._streams.submit(requests)
+
+    def _require(self) -> None:
+        self._require_connection()
 
     def _require_connection(self) -> Welcome:
         if self._connection is None or self._welcome is None:
-            raise NotReadyError("The engine cannot be reached.", retry_after=_RETRY_AFTER)
+            raise NotReadyError("The engine cannot be reached.", retry_after=RETRY_AFTER)
         return self._welcome
-
-    def abort(self, ids: Sequence[int]) -> None:
-        self._streams.abort(ids)
 
     async def load_adapter(self, key: str, folder: Path) -> None:
         """Raises PermissionDeniedError: which adapters an engine has, its owner decides."""
@@ -327,10 +283,6 @@ class AttachedEngine:
     async def unload_adapter(self, key: str) -> None:
         """Raises as `load_adapter`."""
         raise PermissionDeniedError("The adapters of this engine are unloaded where it was started.")
-
-    async def reset_prefix_cache(self) -> None:
-        self._require_connection()
-        await self._calls.reset_prefix_cache()
 
     def _send(self, messages: Sequence[DownMessage]) -> None:
         """All of them or none. Raises PayloadTooLargeError."""
@@ -346,10 +298,7 @@ class AttachedEngine:
 
     async def stop(self, reason: str = "The server was stopped.") -> None:
         """It may be started again."""
-        if self._supervision is not None:
-            self._supervision.cancel()
-            await asyncio.gather(self._supervision, return_exceptions=True)
-            self._supervision = None
+        await self._end_supervision()
         connection, self._connection = self._connection, None
         self._stats = self._stats.when_lost()
         self._fail_all(EngineDeadError(reason))

@@ -13,8 +13,7 @@ from penstock.engines.door.messages import ClientMessage, DoorMessage, Farewell,
 from penstock.engines.door.sockets import client_socket
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError
-from penstock.engines.process.loop_socket import LoopSocket
-from penstock.engines.process.wire import Socket, context, encode, receive_all
+from penstock.engines.process.wire import LoopSocket, Socket, context, encode, receive_all
 
 decode_door: Callable[[bytes], DoorMessage] = msgspec.msgpack.Decoder(DoorMessage).decode
 
@@ -137,3 +136,28 @@ def _receive_events(socket: Socket) -> list[int]:
             events.append(parse_monitor_message(socket.recv_multipart(zmq.NOBLOCK))["event"])
         except zmq.Again:
             return events
+
+
+class RemoteClock:
+    """Estimates the difference by questions and answers (RFC 5905, 8): the answer with the shortest way there and back
+    tells it best, and newer ones count more since clocks drift apart."""
+
+    _AGEING = 1e-4
+    """Seconds of uncertainty that each second adds: clocks differ by less than 100 ppm."""
+
+    def __init__(self) -> None:
+        self._difference = 0.0
+        """Of this clock and the other one."""
+        self._uncertainty = float("inf")
+        self._heard_at = 0.0
+
+    def heard(self, asked_at: float, theirs: float, now: float) -> None:
+        """The other clock's time came back at `now` for a question of `asked_at`."""
+        uncertainty = (now - asked_at) / 2
+        if uncertainty <= self._uncertainty + (now - self._heard_at) * self._AGEING:
+            difference = (asked_at + now) / 2 - theirs
+            self._difference = 0.0 if abs(difference) <= uncertainty else difference  # one clock, most likely
+            self._uncertainty, self._heard_at = uncertainty, now
+
+    def local(self, theirs: float) -> float:
+        return theirs + self._difference

@@ -23,12 +23,13 @@ from penstock.engines.contract.messages import (
     StepOutputs,
     StepRecord,
 )
-from penstock.engines.door.adapters_known import KnownAdapters
+from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.clients import number_of
-from penstock.engines.door.exchange import Exchange, News
+from penstock.engines.door.exchange import Exchange, KnownAdapters, News
 from penstock.engines.door.messages import Welcome
 from penstock.engines.door.reception import STATS_INTERVAL, Reception
 from penstock.engines.door.spec import DoorSpec
+from penstock.engines.registry import EngineSpec, engine_fingerprint
 
 _JOIN_SECONDS = 3.0
 
@@ -137,3 +138,20 @@ class Door:
         self._thread.join(_JOIN_SECONDS)
         if not self._thread.is_alive():  # else it still waits for these descriptors, and they are freed with it
             self._exchange.close()
+
+
+def open_door(spec: EngineSpec, info: ModelInfo, heartbeat: Callable[[], Heartbeat]) -> Door:
+    """`spec.door` is not None. Raises EngineError when nothing can listen at its address."""
+    if spec.door is None:
+        raise ValueError("this engine has no door")
+    welcome = Welcome(
+        info=info,
+        fingerprint=engine_fingerprint(spec, info, spec.door.model),
+        adapters=[],
+        max_adapters=spec.options.get("max_loras", 0),
+        policy=str(spec.scheduler.policy),
+        most_unseen=2 * (spec.scheduler.max_queued_requests + spec.scheduler.max_num_seqs),
+        max_message_bytes=spec.door.max_message_bytes,
+        client_timeout=spec.door.client_timeout,
+    )
+    return Door(spec.door, welcome, spec.options.get("adapters") or {}, heartbeat)

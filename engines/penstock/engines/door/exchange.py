@@ -1,13 +1,22 @@
-"""What the loop of an engine process and the thread of its door give each other, under one lock."""
+"""The exchange between the loop of an engine process and the thread of its door, under one lock."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.engines.bell import Bell
 from penstock.engines.contract.engine_stats import EngineStats
-from penstock.engines.contract.messages import AddRequest, CallReply, DownMessage, RequestOutput, StepRecord
+from penstock.engines.contract.messages import (
+    AddRequest,
+    CallReply,
+    DownMessage,
+    LoadAdapter,
+    RequestOutput,
+    StepRecord,
+    UnloadAdapter,
+)
+from penstock.engines.inbox import Bell
 
 
 class Arrival(NamedTuple):
@@ -99,3 +108,26 @@ class Exchange:
         with self._lock:
             self.failed = True
             self._loop_bell.ring()
+
+
+class KnownAdapters:
+    """Follows the owner's messages and their replies."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._loaded = dict.fromkeys(keys)
+        self._loading: dict[int, str] = {}
+        self.keys: tuple[str, ...] = tuple(self._loaded)
+        """In the order of loading; replaced as a whole, so other threads may look."""
+
+    def asked(self, message: DownMessage) -> None:
+        if isinstance(message, LoadAdapter):
+            self._loading[message.call] = message.key
+        elif isinstance(message, UnloadAdapter):
+            self._loaded.pop(message.key, None)
+            self.keys = tuple(self._loaded)
+
+    def answered(self, reply: CallReply) -> None:
+        key = self._loading.pop(reply.call, None)
+        if key is not None and reply.error is None:
+            self._loaded[key] = None
+            self.keys = tuple(self._loaded)

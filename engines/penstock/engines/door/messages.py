@@ -22,7 +22,7 @@ from penstock.engines.contract.messages import (
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.host.content_digest import ANY_MODEL, ModelDigests
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Another one whenever a message changes that crosses the door. Both sides must have the same."""
 
 

@@ -22,10 +22,8 @@ from penstock.engines.contract.messages import (
     ResetPrefixCache,
     StepOutputs,
 )
-from penstock.engines.door.adapters_known import KnownAdapters
-from penstock.engines.door.checks import check_request
-from penstock.engines.door.clients import Client, ClientTable
-from penstock.engines.door.exchange import Arrival, Exchange, News
+from penstock.engines.door.clients import Client, ClientTable, check_request
+from penstock.engines.door.exchange import Arrival, Exchange, KnownAdapters, News
 from penstock.engines.door.messages import (
     PROTOCOL_VERSION,
     ClientMessage,

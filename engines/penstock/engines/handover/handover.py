@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from penstock.engines.block_reader import BlockReader, BlocksRead
-from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats, TierStats
 from penstock.engines.contract.messages import CallReply
-from penstock.engines.contract.runner import BlockHost
+from penstock.engines.contract.runner import BlockHost, ModelRunner
 from penstock.engines.contract.step import SchedulerOutput
-from penstock.engines.handover.shared_blocks import OwnRegion, SharedBlocks
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.handover.settings import HandoverConfig
+from penstock.engines.handover.shared_blocks import OwnRegion, SharedBlocks, SharedRegion, checksum_key, num_slots
 from penstock.engines.inbox import Inbox
+from penstock.engines.offload import READING_BYTES
 from penstock.engines.offload.block_file import RECORD_BYTES
 from penstock.engines.scheduler.prefetch import Prefetches
-from penstock.kvcache import BlockHash, KVCacheManager
+from penstock.kvcache import BlockHash, BlockHasher, KVCacheManager
 
 logger = logging.getLogger(__name__)
 
@@ -116,16 +120,55 @@ class Handover:
 
     def report(self, stats: EngineStats) -> None:
         kept = 0 if self._own is None else self._own.num_kept
-        stats.handover_bytes = kept * (self._host.block_bytes + RECORD_BYTES)
-        stats.handover_saved = self._num_saved
-        stats.handover_loaded = self._prefetches.num_loaded
-        stats.handover_lost = self._num_lost
-        stats.handover_missed_tokens = self._prefetches.num_missed_tokens
-        stats.handover_waits = self._prefetches.num_waits
-        stats.handover_wait_seconds = self._prefetches.wait_seconds
+        stats.handover = TierStats(
+            blocks=kept,
+            bytes=kept * (self._host.block_bytes + RECORD_BYTES),
+            saved=self._num_saved,
+            loaded=self._prefetches.num_loaded,
+            lost=self._num_lost,
+            missed_tokens=self._prefetches.num_missed_tokens,
+            waits=self._prefetches.num_waits,
+            wait_seconds=self._prefetches.wait_seconds,
+        )
 
     def close(self, *, save: bool) -> None:
         """What is shared stays, as long as its memory does."""
         self._reader.close(wait=True)
         self._shared.close()
         self._inbox.close()
+
+
+@dataclass(frozen=True)
+class SharedCache:
+    """The books of a KV cache with shared memory beside it."""
+
+    kv: KVCacheManager
+    host: BlockHost
+    shared: SharedBlocks
+    own: OwnRegion | None
+
+    def begin(self, prefetches: Prefetches, clock: Callable[[], float]) -> Handover:
+        return Handover(self.host, self.kv, self.shared, self.own, prefetches, clock)
+
+
+def shared_cache(runner: ModelRunner, config: HandoverConfig) -> SharedCache:
+    """Raises UnsupportedError for a runner whose blocks cannot be read, EngineError for memory that cannot be used or
+    that is too small."""
+    if not isinstance(runner, BlockHost):
+        raise UnsupportedError(f"--prefill-replicas: this engine's KV cache cannot be read ({runner.info.runner}).")
+    block_bytes = runner.block_bytes
+    slots = num_slots(config.region_bytes, block_bytes)
+    if not slots:
+        raise EngineError(f"--handover-bytes: one block of this model takes {block_bytes} for each prefill replica")
+    key = checksum_key(config.key, runner.cache_identity())
+    kinds = [OwnRegion if number == config.own else SharedRegion for number in range(len(config.regions))]
+    try:
+        regions = [kind(region, slots, block_bytes, key) for kind, region in zip(kinds, config.regions, strict=True)]
+    except OSError as error:
+        raise EngineError(f"--prefill-replicas: the shared memory cannot be opened: {error}") from error
+    shared = SharedBlocks(regions, max(1, READING_BYTES // block_bytes))
+    own = next((region for region in regions if isinstance(region, OwnRegion)), None)
+    info = runner.info
+    hasher = BlockHasher(config.key, adapters_of=config.key)
+    kv = KVCacheManager(info.num_blocks, info.kv_groups, hasher=hasher, source=shared)
+    return SharedCache(kv, runner, shared, own)

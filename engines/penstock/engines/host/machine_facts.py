@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.host.control_groups import group_folders
+from penstock.engines.host.kernel_files import group_folders
 from penstock.engines.host.memory import available_memory, memory_events
 
 _PACKAGES = (

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.engines.host.control_groups import group_folders
-from penstock.engines.host.kernel_files import kernel_number, kernel_sizes, kernel_text
+from penstock.engines.host.kernel_files import group_folders, kernel_number, kernel_sizes, kernel_text
 from penstock.engines.quantities import parse_size
 
 _SHARE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*%")

@@ -1,13 +1,21 @@
-"""Which LoRA adapters an engine holds, and how many there is room for."""
+"""LoRA adapters of an engine: which it holds, how many there is room for, and which layers they may change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from penstock.engines.errors import AlreadyExistsError, OverloadedError, PenstockError, UnsupportedError
+from penstock.engines.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    OverloadedError,
+    PenstockError,
+    UnsupportedError,
+)
+from penstock.engines.formats.adapter_files import LowRank
+from penstock.engines.formats.model_settings import text_name
 
 T = TypeVar("T")
 
@@ -53,3 +61,41 @@ def load_configured(
             install(key, prepare(key, Path(folder)))
         except PenstockError as e:
             raise type(e)(f"LoRA adapter {key}: {e.message}") from e
+
+
+class LinearLayer(Protocol):
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+
+
+def fitting_layers(layers: Mapping[str, LowRank], targets: Mapping[str, LinearLayer]) -> dict[str, LowRank]:
+    """An adapter's `layers` by the paths of the model's. An adapter of a model that also takes images names the layers
+    of the language model otherwise, and may change others, which no text goes through: these are left out.
+
+    Raises InvalidRequestError for a layer that the model lacks or has with other sizes.
+    """
+    fitting: dict[str, LowRank] = {}
+    for path, layer in layers.items():
+        name = path if path in targets else text_name(path)
+        if name is None:
+            continue
+        name = f"model.{name}" if name.startswith("layers.") and name not in targets else name
+        if name in fitting:
+            raise InvalidRequestError(f"the adapter has {name[:200]} twice, by different names")
+        _check(path, layer, targets.get(name))
+        fitting[name] = layer
+    if not fitting:
+        raise InvalidRequestError("the adapter changes no layer of the language model")
+    return fitting
+
+
+def _check(path: str, layer: LowRank, target: LinearLayer | None) -> None:
+    if target is None:
+        raise InvalidRequestError(f"the model has no linear layer {path[:200]} that an adapter could change")
+    if (layer.a.shape[1], layer.b.shape[0]) != (target.inputs, target.outputs):
+        raise InvalidRequestError(
+            f"the adapter's {path} has {layer.a.shape[1]} inputs and {layer.b.shape[0]} outputs, the model's has "
+            f"{target.inputs} and {target.outputs}"
+        )

@@ -1,11 +1,11 @@
-"""A runner's settings fitted to the memory and to the model's own limits: context length, KV cache, sizes."""
+"""Settings of a runner, checked and fitted to the memory and the model: context length, KV cache, groups of layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from penstock.engines.errors import ContextLengthError, UnsupportedError
+from penstock.engines.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from penstock.engines.host.memory import parse_memory
 from penstock.kvcache import KVGroup
 from penstock.kvcache.table import blocks_of_request
@@ -78,3 +78,43 @@ def num_blocks(
             param="kv_cache_memory",
         )
     return count
+
+
+class LayerGroup(NamedTuple):
+    """Layers with the same window, which share a block table (`ModelInfo.kv_groups`)."""
+
+    window: int
+    layers: tuple[int, ...]
+    """The n-th of them lives in slot n of the cache: memory that all groups share, since a block belongs to one group
+    at a time."""
+
+
+def group_layers(windows: Sequence[int]) -> list[LayerGroup]:
+    """Deals the layers out to groups of about equal size, so that a block is as large in all of them; `windows` as in
+    `KVGroup.window`, for each layer. One kind of layer is one group. (The rule of vLLM's hybrid KV cache manager.)"""
+    kinds: dict[int, list[int]] = {}
+    for layer, window in enumerate(windows):
+        kinds.setdefault(window, []).append(layer)
+    counts = [len(layers) for layers in kinds.values()]
+    # Where the kinds have about as many layers, a few empty slots cost less than more groups.
+    size = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
+    groups = []
+    for window, layers in kinds.items():
+        parts = -(-len(layers) // size)
+        groups += [LayerGroup(window, tuple(layers[part::parts])) for part in range(parts)]
+    return groups
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise InvalidRequestError(f"{name}={value!r} is not one of {', '.join(allowed)}", param=name)
+
+
+def check_positive(settings: object, *names: str, optional: bool = False) -> None:
+    """That they are integers from 1 on; with `optional` also None."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is None and optional:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidRequestError(f"{name}={value!r} is not a positive integer", param=name)

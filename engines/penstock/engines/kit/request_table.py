@@ -14,6 +14,7 @@ from penstock.engines.errors import EngineError, ModelNotFoundError, PenstockErr
 from penstock.engines.kit.batch import GroupTables, Ints
 from penstock.engines.kit.grammars import Grammars
 from penstock.engines.kit.sampling import SamplingState
+from penstock.engines.kit.sampling.plain import is_plain
 from penstock.engines.kit.sampling.processors import ProcessorChain
 
 
@@ -118,6 +119,9 @@ class RequestTable:
             self.sampling[row] = None
             return
         self.num_prompt_logprobs[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        if is_plain(params):
+            self.sampling[row] = None
+            return
         prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
         grammar = None if request.grammar is None else self._grammars.start(request.grammar, output)
         processors = None

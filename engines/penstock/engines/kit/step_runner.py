@@ -20,6 +20,7 @@ from penstock.engines.kit.extra_rows import WatchLogits
 from penstock.engines.kit.grammars import Grammars
 from penstock.engines.kit.request_table import RequestTable
 from penstock.engines.kit.sampling import Sampler
+from penstock.engines.kit.sampling.plain import largest
 from penstock.engines.kit.step_planner import PlannedBatch, PlannedStep, StepPlanner
 
 _SCORED_BYTES = 256 << 20
@@ -169,10 +170,12 @@ class StepRunner:
         """Chooses tokens and puts them into the table: all that the next step has to wait for."""
         count = len(planned.sampling)
         if count:
-            planned.sampled = sampled = self._sampler.sample(logits[:count], planned.states)
+            plain = not any(planned.states)
+            planned.sampled = largest(logits[:count]) if plain else self._sampler.sample(logits[:count], planned.states)
+            sampled = planned.sampled
             # A request with -1 fails. A step that follows still needs a valid token in its place.
             self._table.tokens[planned.sampling_rows, planned.places] = np.maximum(sampled, 0)
-            if any(planned.states):
+            if not plain:
                 for state, token in zip(planned.states, sampled.tolist(), strict=True):
                     if state is not None and token >= 0:
                         state.append(token)

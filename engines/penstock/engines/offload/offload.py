@@ -10,18 +10,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.engines.block_reader import BlockReader, BlocksRead
-from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats, TierStats
 from penstock.engines.contract.messages import CallReply
-from penstock.engines.contract.runner import BlockHost
+from penstock.engines.contract.runner import BlockHost, ModelRunner
 from penstock.engines.contract.step import SchedulerOutput
+from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.inbox import Inbox
-from penstock.engines.offload import CLOSING_SECONDS
+from penstock.engines.offload import CLOSING_SECONDS, READING_BYTES, WRITING_BYTES
 from penstock.engines.offload.block_file import RECORD_BYTES, BlockFile, Contents
 from penstock.engines.offload.folder import ModelFolder
+from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.prefetch import Prefetches
-from penstock.kvcache import BlockHash, BlockSave, BlockTier, KVCacheManager
+from penstock.kvcache import BlockHash, BlockHasher, BlockSave, BlockTier, KVCacheManager
 
 logger = logging.getLogger(__name__)
 
@@ -168,14 +171,16 @@ class Offload:
     def report(self, stats: EngineStats) -> None:
         """Puts the tier's figures there."""
         tier = self._tier
-        stats.offload_blocks = tier.num_kept
-        stats.offload_bytes = tier.num_kept * (self._host.block_bytes + RECORD_BYTES)
-        stats.offload_saved = tier.num_saved
-        stats.offload_dropped = tier.num_dropped
-        stats.offload_loaded = self._prefetches.num_loaded
-        stats.offload_waits = self._prefetches.num_waits
-        stats.offload_wait_seconds = self._prefetches.wait_seconds
-        stats.offload_damaged = self._num_damaged
+        stats.offload = TierStats(
+            blocks=tier.num_kept,
+            bytes=tier.num_kept * (self._host.block_bytes + RECORD_BYTES),
+            saved=tier.num_saved,
+            dropped=tier.num_dropped,
+            loaded=self._prefetches.num_loaded,
+            damaged=self._num_damaged,
+            waits=self._prefetches.num_waits,
+            wait_seconds=self._prefetches.wait_seconds,
+        )
 
     def close(self, *, save: bool) -> None:
         """`save`: writes what is still in the prefix cache, too, as far as the time allows."""
@@ -336,3 +341,42 @@ class Offload:
             if self._clock() >= deadline or not self._tier.takes_more:
                 break
         logger.info("%d blocks were written for the next start", self._tier.num_saved - before)
+
+
+_FLAG = "--kv-offload-dir"
+
+
+@dataclass(frozen=True)
+class OffloadTier:
+    """The books of a KV cache with a tier, whose files are not open yet."""
+
+    kv: KVCacheManager
+    tier: BlockTier
+    host: BlockHost
+    folder: ModelFolder
+
+    def begin(self, prefetches: Prefetches, clock: Callable[[], float]) -> Offload:
+        """Raises EngineError for a folder that cannot be used."""
+        try:
+            return Offload(self.host, self.folder, self.kv, self.tier, prefetches, clock)
+        except OSError as error:
+            raise EngineError(f"{_FLAG}: {error}") from error
+
+
+def offload_tier(runner: ModelRunner, config: SchedulerConfig) -> OffloadTier:
+    """Raises UnsupportedError for a runner whose blocks cannot be read, EngineError for a folder or a size that cannot
+    be used."""
+    if not isinstance(runner, BlockHost):
+        raise UnsupportedError(f"{_FLAG}: this engine's KV cache cannot be read ({runner.info.runner}).")
+    slot_bytes = runner.block_bytes + RECORD_BYTES
+    num_slots = config.kv_offload_bytes // slot_bytes
+    if not num_slots:
+        raise EngineError(f"--kv-offload-bytes: one block of this model takes {slot_bytes}")
+    try:
+        folder = ModelFolder(Path(config.kv_offload_dir), runner.cache_identity())
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{_FLAG}: {error}") from error
+    tier = BlockTier(num_slots, max(1, WRITING_BYTES // slot_bytes), max(1, READING_BYTES // slot_bytes))
+    info = runner.info
+    kv = KVCacheManager(info.num_blocks, info.kv_groups, hasher=BlockHasher(folder.hash_key), tier=tier)
+    return OffloadTier(kv, tier, runner, folder)

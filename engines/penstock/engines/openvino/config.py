@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from penstock.engines.kit.setting_checks import check_choice, check_positive
+from penstock.engines.kit.cache_size import check_choice, check_positive
 
 Precision = Literal["auto", "bf16", "f16", "f32"]
 WeightsType = Literal["auto", "bf16", "f16", "f32", "int8", "int4"]

@@ -10,7 +10,7 @@ import openvino as ov
 import openvino.opset15 as ops
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.kit.layer_groups import group_layers
+from penstock.engines.kit.cache_size import group_layers
 from penstock.engines.openvino.attention import paged_attention
 from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, group_suffix, step_inputs
 from penstock.engines.openvino.decoder_spec import MLP, Attention, Clamp, DecoderSpec, Experts, QueryGrowth

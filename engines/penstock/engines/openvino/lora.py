@@ -31,8 +31,7 @@ import openvino.opset15 as ops
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.adapter_files import LowRank, read_adapter
-from penstock.engines.kit.adapter_slots import AdapterSlots
-from penstock.engines.kit.adapter_targets import fitting_layers
+from penstock.engines.kit.adapter_slots import AdapterSlots, fitting_layers
 from penstock.engines.kit.batch import Ints
 from penstock.engines.openvino.graph_nodes import i64
 from penstock.engines.openvino.weights import Node, to_bf16

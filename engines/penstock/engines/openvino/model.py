@@ -13,8 +13,8 @@ import openvino as ov
 from penstock.engines.errors import EngineError
 from penstock.engines.kit.batch import NO_INTS, Batch, GroupTables, Int32s, Ints, Outputs
 from penstock.engines.kit.block_rows import BlockRows
+from penstock.engines.kit.cache_size import LayerGroup
 from penstock.engines.kit.features import FeatureStore, places_of
-from penstock.engines.kit.layer_groups import LayerGroup
 from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, Input, group_suffix, step_inputs
 from penstock.engines.openvino.lora import LOGITS_AT, SLOTS, OpenVINOAdapters, Rows
 from penstock.engines.openvino.process_memory import prefer_huge_pages

@@ -15,7 +15,7 @@ import openvino as ov
 import openvino.opset15 as ops
 
 from penstock.engines.contract.model_info import ModelWork
-from penstock.engines.kit.layer_groups import LayerGroup
+from penstock.engines.kit.cache_size import LayerGroup
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import QUANTIZED, WeightsType
 from penstock.engines.openvino.decoder_spec import DecoderSpec

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import tempfile
 import time
 from collections import deque
@@ -13,9 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engines.client.engine_calls import EngineCalls
+from penstock.engines.client.base import RETRY_AFTER
 from penstock.engines.client.stream import RequestStream
-from penstock.engines.client.stream_table import StreamTable
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.loading import Loading, LoadingEnds, silent
 from penstock.engines.contract.messages import (
@@ -29,17 +30,15 @@ from penstock.engines.contract.messages import (
 )
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.spec import DoorAddress
-from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError, QueueFullError
+from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError
 from penstock.engines.host.black_box import dump_stacks
-from penstock.engines.host.crash_folder import Crash, keep_evidence
+from penstock.engines.host.crash_folder import Crash, keep_evidence, signal_name
 from penstock.engines.host.failure_text import as_load_error
 from penstock.engines.offload import CLOSING_SECONDS
-from penstock.engines.process.group import how_it_ended, kill_group
 from penstock.engines.process.link import Link
-from penstock.engines.process.liveness import SECOND_LOOK, Health, Liveness, WatchdogConfig
-from penstock.engines.process.order import Order
+from penstock.engines.process.liveness import Liveness, WatchdogConfig, Watched
 from penstock.engines.process.worker_process import WorkerProcess, new_worker
-from penstock.engines.registry import EngineSpec
+from penstock.engines.registry import EngineSpec, Order
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +47,18 @@ _LAST_MESSAGE_SECONDS = 0.5
 """Seconds to wait for the message of a process that has already ended."""
 _ENDING_SECONDS = 5.0
 """Seconds that a process has to end when it is told to."""
+_GRACE = 1.0
+"""Seconds for those that end with the process: among them is Python's resource tracker, which removes shared memory."""
+_LOOK = 0.02
 _BACKOFF = 1.0
 """Seconds of delay added with each recent restart; the first comes at once."""
 _LONGEST_BACKOFF = 30.0
 """Seconds between two tries while the system lacks what a process needs."""
 _DUMP_SECONDS = 0.1
 """Seconds that a process which hangs gets to write its stacks."""
-_RETRY_AFTER = 2.0
-"""Seconds told to the clients of a dead engine."""
 
 
-class ProcessEngine:
+class ProcessEngine(Watched):
     """Implements Engine with an engine process. When that dies or hangs, its streams end with EngineDeadError, and a
     new process replaces it. Each has a socket of its own, so late messages of the old one cannot arrive."""
 
@@ -74,22 +74,15 @@ class ProcessEngine:
         crash_folder: Path | None = None,
     ) -> None:
         """`name`: the model's. `crash_folder`: where it is kept what is known of a process that dies; None: nowhere."""
+        super().__init__(watchdog, spec.options.get("adapters", {}), on_step)
         self._spec = spec
-        self._watchdog = watchdog or WatchdogConfig()
         self._log_level = log_level
-        self._on_step = on_step
         self._on_loading = on_loading
         self._name = name
         self._crash_folder = crash_folder
-        self._streams = StreamTable(self._send)
-        self._calls = EngineCalls(self._send, spec.options.get("adapters", {}))
-        self._stats = EngineStats()
         self._info: ModelInfo | None = None
         self._link: Link | None = None
         self._process: WorkerProcess | None = None
-        self._supervision: asyncio.Task[None] | None = None
-        self.liveness = Liveness(self._watchdog, time.monotonic())
-        """Of the newest process."""
         self._up_since = 0.0
         self._seconds_up = 0.0
         """Of all processes together, but for the one that is up now: its time is added at its end."""
@@ -99,7 +92,6 @@ class ProcessEngine:
         """The engine process has confirmed it (`drain`)."""
         self._restarts: deque[float] = deque()
         """When the recent ones happened, in `_seconds_up`."""
-        self.num_restarts = 0
 
     @property
     def info(self) -> ModelInfo:
@@ -109,15 +101,11 @@ class ProcessEngine:
 
     @property
     def ready(self) -> bool:
-        return self._link is not None and self.liveness.judge(time.monotonic()) is Health.LIVE
+        return self._link is not None and self.is_live
 
     @property
     def failed(self) -> bool:
         return self._supervision is not None and self._supervision.done()
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._stats
 
     @property
     def door(self) -> DoorAddress | None:
@@ -216,14 +204,7 @@ class ProcessEngine:
             return
         self.liveness.heard(time.monotonic())
         for result in link.decode_steps(messages):
-            self._stats = result.stats
-            if result.steps:
-                self.liveness.stepped()
-            if self._on_step is not None:
-                for step in result.steps:
-                    self._on_step(step)
-            self._calls.deliver(result.replies)
-            self._streams.deliver(result.outputs)
+            self._take_step(result)
             if self._idle is not None:
                 self._door_closed |= any(reply.call == CloseDoor.call for reply in result.replies)
                 if self._door_closed and not result.stats.num_running and not result.stats.num_waiting:
@@ -241,7 +222,7 @@ class ProcessEngine:
         refusals = 0
         while True:
             if self._link is not None and self._process is not None:
-                reason = await self._until_dead(self._process)
+                reason = await self._end_of(self._process)
                 self._declare_dead(self._link, reason)
                 await self._keep_evidence(self._process, reason)
             await self._kill()
@@ -265,21 +246,17 @@ class ProcessEngine:
             except Exception as error:  # whatever it is, the next try comes
                 logger.error("the engine could not be restarted: %s", as_load_error(error).message)
 
-    async def _until_dead(self, process: WorkerProcess) -> str:
+    async def _end_of(self, process: WorkerProcess) -> str:
+        """Waits until the process is dead, or counts as that; returns why."""
         ended = asyncio.ensure_future(process.wait())
         try:
-            while True:
-                if self.liveness.judge(time.monotonic()) is Health.HUNG:
-                    await asyncio.wait((ended,), timeout=SECOND_LOOK)
-                now = time.monotonic()
-                if self.liveness.judge(now) is Health.HUNG:
-                    return self.liveness.complaint(now)
-                done, _ = await asyncio.wait((ended,), timeout=self._watchdog.heartbeat_interval)
-                if done:
-                    if (process.returncode or 0) > 0 and len(self._streams):
-                        # it has ended itself; its last message, which names the failed requests, may be unread
-                        await asyncio.sleep(_LAST_MESSAGE_SECONDS)
-                    return f"its process ended ({how_it_ended(process.returncode)})"
+            complaint = await self._until_dead(ended)
+            if complaint is not None:
+                return complaint
+            if (process.returncode or 0) > 0 and len(self._streams):
+                # it has ended itself; its last message, which names the failed requests, may be unread
+                await asyncio.sleep(_LAST_MESSAGE_SECONDS)
+            return f"its process ended ({how_it_ended(process.returncode)})"
         finally:
             ended.cancel()
 
@@ -290,8 +267,7 @@ class ProcessEngine:
         self._seconds_up += time.monotonic() - self._up_since
         self._stats = EngineStats()  # what it held is gone with it
         self._end_drain()
-        message = "The engine died while it worked on this request."
-        self._fail_all(EngineDeadError(message, retry_after=_RETRY_AFTER))
+        self._died()
 
     async def _keep_evidence(self, process: WorkerProcess, reason: str) -> None:
         """Before the process is replaced, and, where it hangs, before it is killed."""
@@ -302,10 +278,6 @@ class ProcessEngine:
         crash = Crash("engine", self._name or self._spec.runner, process.pid, process.returncode, reason, settings)
         keep_evidence(self._crash_folder, crash, process.box)
 
-    def _fail_all(self, error: EngineDeadError) -> None:
-        self._streams.fail_all(error)
-        self._calls.fail_all(error)
-
     def _may_restart(self) -> bool:
         while self._restarts and self._seconds_up - self._restarts[0] > self._watchdog.restart_window:
             self._restarts.popleft()
@@ -314,39 +286,23 @@ class ProcessEngine:
         self._restarts.append(self._seconds_up)
         return True
 
-    def new_ids(self, count: int) -> tuple[int, ...]:
-        return self._streams.new_ids(count)
-
     def submit(self, requests: Sequence[AddRequest]) -> RequestStream:
         """Raises NotReadyError, and QueueFullError while the process does not take requests in."""
-        self._require_link()
-        unseen = self._streams.sent - self._stats.own_admitted
+        self._require()
         scheduler = self._spec.scheduler
         # Twice what it would queue, since its stats, which tell what it has taken in, come only now and then.
-        if unseen > 2 * (scheduler.max_queued_requests + scheduler.max_num_seqs):
-            raise QueueFullError(f"{unseen} requests wait for the engine to take them in.", retry_after=_RETRY_AFTER)
+        self._check_unseen(2 * (scheduler.max_queued_requests + scheduler.max_num_seqs))
         return self._streams.submit(requests)
 
-    def _require_link(self) -> None:
+    def _require(self) -> None:
         if self._link is None:
             what = "has died too often and stays down" if self.failed else "is being restarted"
-            raise NotReadyError(f"The engine {what}.", retry_after=_RETRY_AFTER)
-
-    def abort(self, ids: Sequence[int]) -> None:
-        self._streams.abort(ids)
-
-    async def load_adapter(self, key: str, folder: Path) -> None:
-        self._require_link()
-        await self._calls.load_adapter(key, folder)
+            raise NotReadyError(f"The engine {what}.", retry_after=RETRY_AFTER)
 
     async def unload_adapter(self, key: str) -> None:
         """Also done if the process is gone or dies first: the next one starts without this adapter."""
         with suppress(EngineDeadError):
             await self._calls.unload_adapter(key, told=self._link is not None)
-
-    async def reset_prefix_cache(self) -> None:
-        self._require_link()
-        await self._calls.reset_prefix_cache()
 
     async def drain(self) -> None:
         """Other processes get no new requests in, if the engine has a door; returns when it works for nobody."""
@@ -363,10 +319,7 @@ class ProcessEngine:
 
     async def stop(self, reason: str = "The server was stopped.") -> None:
         """Ends the process and its streams. The engine may be started again."""
-        if self._supervision is not None:
-            self._supervision.cancel()
-            await asyncio.gather(self._supervision, return_exceptions=True)
-            self._supervision = None
+        await self._end_supervision()
         self._streams.give_up()  # otherwise the process would first complete what it computes
         link, self._link = self._link, None
         self._stats = EngineStats()
@@ -393,3 +346,22 @@ class ProcessEngine:
         if self._process is not None:
             await kill_group(self._process)
             self._process = None
+
+
+async def kill_group(process: WorkerProcess) -> None:
+    """Also ends what a process has left behind that is dead already. Nobody must do this again later: by then another
+    group can have its number."""
+    process.kill()
+    await process.wait()
+    with suppress(ProcessLookupError):  # nobody is left
+        for _ in range(round(_GRACE / _LOOK)):
+            os.killpg(process.pid, 0)
+            await asyncio.sleep(_LOOK)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def how_it_ended(status: int | None) -> str:
+    """In words, of a process's exit status, which is negative after a signal."""
+    if status == -signal.SIGKILL:
+        return "killed, as the system does when memory runs out"
+    return signal_name(status) or f"status {status}"

@@ -15,8 +15,8 @@ from io import FileIO
 
 import msgspec
 
+from penstock.engines.contract.core import Core
 from penstock.engines.contract.messages import Heartbeat
-from penstock.engines.core import Core
 
 _MOST_BYTES = 1 << 16
 """Of one read; where pages are large a pipe holds more (pipe(7))."""

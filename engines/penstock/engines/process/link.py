@@ -12,8 +12,7 @@ import zmq
 from penstock.engines.contract.messages import Heartbeat, OwnerMessage, StepOutputs, UpMessage
 from penstock.engines.errors import EngineError, NoResourcesError
 from penstock.engines.process.heartbeat import HeartbeatPipe
-from penstock.engines.process.loop_socket import LoopSocket
-from penstock.engines.process.wire import decode_up, encode, pair_socket, receive_all
+from penstock.engines.process.wire import LoopSocket, decode_up, encode, pair_socket, receive_all
 
 
 class Link:

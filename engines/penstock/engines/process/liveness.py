@@ -1,20 +1,25 @@
-"""Slow is not hung: judges an engine process by what it reports."""
+"""Liveness of an engine process, judged by what it reports: slow is not hung."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import msgspec
 
-from penstock.engines.contract.messages import Heartbeat
+from penstock.engines.client.base import RETRY_AFTER, EngineClient
+from penstock.engines.contract.messages import Heartbeat, StepOutputs, StepRecord
+from penstock.engines.errors import EngineDeadError
 
 _BEATS_WITHIN = 4
 """Heartbeats within the shortest bound, at least: a single one that is late means nothing."""
 _MOST_SECONDS_BETWEEN_BEATS = 1.0
 _LEAST_SECONDS_BETWEEN_BEATS = 0.05
 """More of them would keep two processes busy with nothing else."""
-SECOND_LOOK = 0.5
+_SECOND_LOOK = 0.5
 """Seconds until a process that seems to hang is judged once more: perhaps this process stood still, and what the other
 one has sent is unread."""
 
@@ -47,14 +52,6 @@ class Health(Enum):
     LIVE = auto()
     SLOW = auto()
     HUNG = auto()
-
-
-@runtime_checkable
-class Watched(Protocol):
-    """An engine that is one process."""
-
-    liveness: Liveness
-    """Of the newest process."""
 
 
 class Liveness:
@@ -106,3 +103,57 @@ class Liveness:
         told = f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.2g}"
         expected = f"{told} s were expected" if seconds else "nothing was expected"
         return f"its step has taken {self.step_seconds:.1f} s ({expected})"
+
+
+class Watched(EngineClient):
+    """An engine that is one process, on this machine or another one, of which something is heard now and then."""
+
+    def __init__(
+        self,
+        config: WatchdogConfig | None,
+        loaded: Mapping[str, str],
+        on_step: Callable[[StepRecord], None] | None,
+    ) -> None:
+        super().__init__(loaded, on_step)
+        self._watchdog = config or WatchdogConfig()
+        self._supervision: asyncio.Task[None] | None = None
+        self.liveness = Liveness(self._watchdog, time.monotonic())
+        """Of the newest process."""
+        self.num_restarts = 0
+
+    @property
+    def _beat_interval(self) -> float:
+        return self._watchdog.heartbeat_interval
+
+    @property
+    def is_live(self) -> bool:
+        return self.liveness.judge(time.monotonic()) is Health.LIVE
+
+    def _take_step(self, result: StepOutputs) -> None:
+        if result.steps:
+            self.liveness.stepped()
+        super()._take_step(result)
+
+    async def _until_dead(self, ended: asyncio.Future[Any], ping: Callable[[], None] | None = None) -> str | None:
+        """Waits until `ended` is done, or the engine hangs: then returns why. `ping` makes it say something."""
+        while True:
+            done, _ = await asyncio.wait((ended,), timeout=self._beat_interval)
+            if ping is not None and not done:
+                ping()
+            if not done and self.liveness.judge(time.monotonic()) is Health.HUNG:
+                done, _ = await asyncio.wait((ended,), timeout=_SECOND_LOOK)
+                now = time.monotonic()
+                if not done and self.liveness.judge(now) is Health.HUNG:
+                    return self.liveness.complaint(now)
+            if done:
+                return None
+
+    def _died(self) -> None:
+        """Ends all that was under way."""
+        self._fail_all(EngineDeadError("The engine died while it worked on this request.", retry_after=RETRY_AFTER))
+
+    async def _end_supervision(self) -> None:
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
+            self._supervision = None

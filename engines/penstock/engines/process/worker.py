@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,22 +25,88 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from penstock.engines.contract.messages import LoadFailed, Ready, StepOutputs
-from penstock.engines.core import Core
+from penstock.engines.contract.core import Core
+from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.loading import Loading, Report
+from penstock.engines.contract.messages import CallReply, LoadFailed, Ready, RequestOutput, StepOutputs, StepRecord
 from penstock.engines.host.black_box import record_into
 from penstock.engines.host.failure_text import as_load_error, is_failure
 from penstock.engines.host.parent_death import die_with_parent
 from penstock.engines.host.placement import bind
 from penstock.engines.host.terminal import line_end
 from penstock.engines.process.heartbeat import HeartbeatThread
-from penstock.engines.process.loading_reports import LoadingReports
-from penstock.engines.process.order import Order
-from penstock.engines.process.publisher import Publisher
 from penstock.engines.process.wire import Socket, context, decode_down, decode_owner, encode, pair_socket, receive_all
-from penstock.engines.registry import EngineSpec, import_engine, load_core
+from penstock.engines.registry import EngineSpec, Order, import_engine, load_core
 
 if TYPE_CHECKING:
     from penstock.engines.door.door import Door
+_INTERVAL = 0.2
+
+
+class LoadingReports:
+    """Is a Report."""
+
+    def __init__(self, send: Report, clock: Callable[[], float] = time.monotonic) -> None:
+        self._send = send
+        self._clock = clock
+        self.stage = ""
+        """The newest."""
+        self._next = 0.0
+
+    def __call__(self, loading: Loading) -> None:
+        now = self._clock()
+        complete = loading.total > 0 and loading.done >= loading.total
+        if loading.stage != self.stage or complete or now >= self._next:
+            self.stage = loading.stage
+            self._next = now + _INTERVAL
+            self._send(loading)
+
+
+class Publisher:
+    """Holds back the tokens of running streams until `interval` seconds have passed since the last message.
+
+    First tokens, ends, errors and replies leave at once, together with what was held back. A small model takes less
+    than a millisecond for a step; waking the gateway and all clients for each would take cores away from the model.
+    """
+
+    def __init__(self, send: Callable[[StepOutputs], None], interval: float, clock: Callable[[], float]) -> None:
+        self._send = send
+        self._interval = interval
+        self._clock = clock
+        self._last_sent = clock()
+        self._outputs: list[RequestOutput] = []
+        self._steps: list[StepRecord] = []
+        self._replies: list[CallReply] = []
+
+    def add(self, result: StepOutputs) -> None:
+        """Takes in one step's result."""
+        self._outputs += result.outputs
+        self._steps += result.steps
+        self._replies += result.replies
+        if result.replies or any(map(_is_urgent, result.outputs)) or self._since_last() >= self._interval:
+            self.flush(result.stats)
+
+    def flush(self, stats: EngineStats) -> None:
+        """Sends everything there is; with nothing held back, the stats alone."""
+        self._send(StepOutputs(self._outputs, stats, self._steps, self._replies))
+        self._outputs, self._steps, self._replies = [], [], []
+        self._last_sent = self._clock()
+
+    @property
+    def holds_back(self) -> bool:
+        return bool(self._outputs or self._steps)
+
+    def patience(self, at_idle: float) -> float:
+        """Seconds until the next `flush` is due: for what is held back, or for newer stats every `at_idle` seconds."""
+        return max(0.0, (self._interval if self.holds_back else at_idle) - self._since_last())
+
+    def _since_last(self) -> float:
+        return self._clock() - self._last_sent
+
+
+def _is_urgent(output: RequestOutput) -> bool:
+    return output.finish_reason is not None or output.prompt is not None
+
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +166,7 @@ def _send_through(door: Door, socket: Socket, message: StepOutputs) -> None:
 
 def _open_door(spec: EngineSpec, core: Core, heart: HeartbeatThread) -> Door:
     """Raises EngineError when nothing can listen at its address."""
-    from penstock.engines.door.opening import open_door  # a process without one does not load it
+    from penstock.engines.door.door import open_door
 
     return open_door(spec, core.info, heart.now)
 

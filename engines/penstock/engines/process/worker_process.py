@@ -54,7 +54,7 @@ class WorkerProcess:
         return self._process.poll()
 
     async def order(self, line: bytes) -> None:
-        """What it has to do; see `worker.Order`. Does nothing when it has ended: `wait` tells that."""
+        """What it has to do; see `registry.Order`. Does nothing when it has ended: `wait` tells that."""
         await asyncio.to_thread(self._write, line)
 
     def _write(self, line: bytes) -> None:
@@ -82,7 +82,7 @@ class WorkerProcess:
                 self._process.stdin.close()
 
     def kill(self) -> None:
-        """Not what it has started: `group.kill_group`."""
+        """Not what it has started: `client.kill_group`."""
         self._process.kill()
 
     def reap(self) -> None:

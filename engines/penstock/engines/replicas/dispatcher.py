@@ -28,11 +28,9 @@ from penstock.engines.errors import (
 )
 from penstock.engines.replicas.membership import Membership
 from penstock.engines.replicas.replica import Replica
-from penstock.engines.replicas.roles import Roles
 from penstock.engines.replicas.routing import RoutedRequest, Router
 from penstock.engines.replicas.sample import Sample, is_untouched
-from penstock.engines.replicas.settings import ReplicaSettings
-from penstock.engines.replicas.state import MoveCounts
+from penstock.engines.replicas.state import MoveCounts, ReplicaSettings
 from penstock.engines.replicas.streams import Part, ReplicatedStream, Waiting
 from penstock.kvcache import BlockHasher
 
@@ -365,3 +363,48 @@ def _messages(part: Part, ids: Sequence[int]) -> list[AddRequest]:
             params = msgspec.structs.replace(params, max_tokens=1)
         return [msgspec.structs.replace(message, ids=tuple(ids), params=params, session="")]
     return [sample.rest(request_id) for sample, request_id in zip(samples, ids, strict=True)]
+
+
+class Roles:
+    """The first `num_prefill` replicas compute prompts, the others go on with them. That is a preference: where none of
+    its kind can take a request, one of the other kind does all of it."""
+
+    def __init__(self, num_prefill: int, min_tokens: int) -> None:
+        """`min_tokens`: a prompt of which less has to be computed goes to a decode replica at once. Without prefill
+        replicas nothing is handed over."""
+        self.num_prefill = num_prefill
+        self._min_tokens = min_tokens
+
+    def is_prefill(self, replica: int) -> bool:
+        return replica < self.num_prefill
+
+    def name(self, replica: int) -> str:
+        if not self.num_prefill:
+            return "any"
+        return "prefill" if self.is_prefill(replica) else "decode"
+
+    def sorted(
+        self, ranked: Sequence[int], samples: Sequence[Sample], routed: RoutedRequest, router: Router
+    ) -> list[int]:
+        """These replicas, the best one first: those of the kind that it needs now in their order, then the others."""
+        if not self.num_prefill:
+            return list(ranked)
+        begins = not any(sample.tokens for sample in samples) and self._is_long(ranked, routed, router)
+        return sorted(ranked, key=lambda replica: self.is_prefill(replica) != begins)
+
+    def _is_long(self, ranked: Sequence[int], routed: RoutedRequest, router: Router) -> bool:
+        decode = [replica for replica in ranked if not self.is_prefill(replica)]
+        to_compute = (router.to_compute(routed, replica) for replica in decode)
+        return min(to_compute, default=routed.num_tokens) >= self._min_tokens
+
+    def hands_over(self, replica: int, able: Sequence[int], samples: Sequence[Sample]) -> bool:
+        """The replica gives these samples their first token, and another one of those that are able goes on. Not where
+        nothing comes behind the first token."""
+        params = samples[0].message.params
+        return (
+            self.is_prefill(replica)
+            and not all(self.is_prefill(other) for other in able)
+            and is_untouched(samples)
+            and isinstance(params, SamplingParams)
+            and params.max_tokens > 1
+        )

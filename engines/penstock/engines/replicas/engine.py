@@ -20,8 +20,7 @@ from penstock.engines.replicas.dispatcher import Dispatcher
 from penstock.engines.replicas.membership import Membership
 from penstock.engines.replicas.merged_stats import MergedStats
 from penstock.engines.replicas.replica import Replica
-from penstock.engines.replicas.settings import ReplicaSettings
-from penstock.engines.replicas.state import MoveCounts, ReplicaState
+from penstock.engines.replicas.state import MoveCounts, ReplicaSettings, ReplicaState
 
 logger = logging.getLogger(__name__)
 

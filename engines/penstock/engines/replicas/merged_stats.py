@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
-from penstock.engines.contract.engine_stats import GAUGES, EngineStats
+from penstock.engines.contract.engine_stats import GAUGES, TIER_GAUGES, TIERS, EngineStats, TierStats
 
-_COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name not in (*GAUGES, "finished"))
+_GAUGES = (*GAUGES, *(f"{tier}.{name}" for tier in TIERS for name in TIER_GAUGES))
+_COUNTERS = (
+    *(name for name in EngineStats.__struct_fields__ if name not in (*GAUGES, *TIERS, "finished")),
+    *(f"{tier}.{name}" for tier in TIERS for name in TierStats.__struct_fields__ if name not in TIER_GAUGES),
+)
 
 
 @dataclass(slots=True)
@@ -21,7 +26,7 @@ class _Counted:
     finished_seen: Counter[str] = field(default_factory=Counter)
 
     def look(self, stats: EngineStats) -> None:
-        now = {name: getattr(stats, name) for name in _COUNTERS}
+        now = {name: attrgetter(name)(stats) for name in _COUNTERS}
         if any(now[name] < self.seen[name] for name in _COUNTERS):  # a new process, which counts from 0
             self.before = {name: self.before[name] + self.seen[name] for name in _COUNTERS}
             self.finished_before += self.finished_seen
@@ -36,12 +41,19 @@ class MergedStats:
 
     def merge(self, stats: Sequence[EngineStats]) -> EngineStats:
         """`stats`: the newest of each engine, in the same order each time."""
-        merged = EngineStats(**{name: sum(getattr(each, name) for each in stats) for name in GAUGES})
+        figures = {name: sum(map(attrgetter(name), stats)) for name in _GAUGES}
         finished: Counter[str] = Counter()
         for counted, newest in zip(self._counted, stats, strict=True):
             counted.look(newest)
             finished += counted.finished_before + counted.finished_seen
-        for name in _COUNTERS:
-            setattr(merged, name, sum(counted.before[name] + counted.seen[name] for counted in self._counted))
-        merged.finished = dict(finished)
-        return merged
+        figures |= {
+            name: sum(counted.before[name] + counted.seen[name] for counted in self._counted) for name in _COUNTERS
+        }
+        tiers = {tier: TierStats(**_named(figures, f"{tier}.")) for tier in TIERS}
+        own = {name: value for name, value in figures.items() if "." not in name}
+        return EngineStats(finished=dict(finished), **own, **tiers)
+
+
+def _named(figures: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Those whose names begin like this, without that."""
+    return {name.removeprefix(prefix): value for name, value in figures.items() if name.startswith(prefix)}

@@ -45,6 +45,7 @@ class Intake:
     def __init__(self, config: SchedulerConfig, info: ModelInfo) -> None:
         self.config = config
         self.info = info
+        self._context_length = info.context_length
         self.requests: dict[int, Request] = {}
         """Those without a terminal output so far."""
         self.waiting = make_queue(config.policy)
@@ -134,10 +135,10 @@ class Intake:
                 f"This model's maximum context length is {info.max_model_len} tokens; the request asks for "
                 f"{len(prompt)} prompt tokens and up to {max_tokens} output tokens."
             )
-        if total > info.context_length:
+        if total > self._context_length:
             return ContextLengthError(
-                f"The request could grow to {total} tokens, but the KV cache has room for {info.context_length} of one "
-                "request."
+                f"The request could grow to {total} tokens, but the KV cache has room for {self._context_length} of "
+                "one request."
             )
         return None
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -24,11 +25,33 @@ import numpy.typing as npt
 from penstock.engines.contract.messages import PoolingParams, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, NewRequest, SchedulerOutput
-from penstock.engines.errors import ModelNotFoundError, NumericalError, PenstockError
-from penstock.engines.simulated.adapters import AdapterShelf
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NumericalError, PenstockError
+from penstock.engines.kit.adapter_slots import AdapterSlots, load_configured
 from penstock.engines.simulated.digests import PagedDigests, mix, origin_of
 from penstock.engines.simulated.faults import Faults, strike
 from penstock.kvcache import KVGroup
+
+
+class AdapterShelf:
+    """Implements AdapterHost. What an adapter's weights would do to the tokens, its key does."""
+
+    def __init__(self, max_loras: int, adapters: Mapping[str, str]) -> None:
+        """`adapters`: key -> folder of those that are there from the start. Raises what `prepare_adapter` raises."""
+        self.adapters = AdapterSlots[Path](max_loras)
+        load_configured(adapters, self.prepare_adapter, self.install_adapter)
+
+    def prepare_adapter(self, key: str, folder: Path) -> Path:
+        self.adapters.check_free(key)
+        if not (folder / "adapter_config.json").is_file():
+            raise InvalidRequestError("The folder holds no adapter_config.json.")
+        return folder
+
+    def install_adapter(self, key: str, prepared: Path) -> None:
+        self.adapters.hold(key, prepared)
+
+    def unload_adapter(self, key: str) -> None:
+        self.adapters.held.pop(key, None)
+
 
 _POOLED_SIZE = 16
 

@@ -13,7 +13,7 @@ import torch
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.host.memory import available_memory, parse_memory
-from penstock.engines.kit.setting_checks import check_choice, check_positive
+from penstock.engines.kit.cache_size import check_choice, check_positive
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

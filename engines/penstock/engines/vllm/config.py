@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.cores import usable_cores
-from penstock.engines.kit.setting_checks import check_choice, check_positive
+from penstock.engines.kit.cache_size import check_choice, check_positive
 
 Precision = Literal["auto", "bf16", "f16", "f32"]
 KVCacheType = Literal["auto", "bf16", "f16", "fp8"]

@@ -16,8 +16,8 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.other_models import RepositoryConfig
+from penstock.gateway.front.intake import WorkPools
 from penstock.gateway.front.loading_board import LoadingBoard
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.hub import fetch_draft_model, fetch_model
 from penstock.gateway.llm.kserve.folder_layout import check_installed

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from penstock.gateway.batches.room import FileBounds
+from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.database import Database
 from penstock.gateway.front.access_log import AccessLog
-from penstock.gateway.front.journal import Hook, RequestJournal, be_strict
+from penstock.gateway.front.call import Hook, RequestJournal, be_strict
 from penstock.gateway.front.load_report import LoadReporter, ReportForm
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane

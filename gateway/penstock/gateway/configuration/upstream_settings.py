@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from penstock.engines.replicas.settings import RoutingPolicy
+from penstock.engines.replicas.state import RoutingPolicy
 
 Api = Literal["chat", "completions", "embeddings"]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -17,12 +18,30 @@ from penstock.engines.errors import (
     CancelledError,
     DeadlineExceededError,
     InvalidRequestError,
+    PenstockError,
     PermissionDeniedError,
     UnsupportedError,
 )
 from penstock.gateway.front.intake import BodyBudget
 from penstock.gateway.front.quota import Quota
 from penstock.gateway.front.record import MAX_IGNORED, Outcome, RequestRecord
+
+_WITHOUT_END: AbstractAsyncContextManager[object] = nullcontext()
+
+
+def until(deadline: float | None, error: PenstockError) -> AbstractAsyncContextManager[object]:
+    """`deadline` of time.monotonic(); None: no limit. Raises `error`."""
+    return _WITHOUT_END if deadline is None else _until(deadline, error)
+
+
+@asynccontextmanager
+async def _until(deadline: float, error: PenstockError) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise error from None
+
 
 _NOT_IN_REQUEST_ID = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")

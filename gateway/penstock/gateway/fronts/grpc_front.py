@@ -16,8 +16,8 @@ from penstock.gateway.fronts.forwarding import ForwardedCall, Forwarder, end_rpc
 from penstock.gateway.fronts.front_models import FrontModels
 from penstock.gateway.fronts.quotas import QuotaClient
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.grpc.decode import parse
 from penstock.gateway.kserve.grpc.infer import InferRpcs
+from penstock.gateway.kserve.grpc.messages import parse
 from penstock.gateway.kserve.grpc.rpc import Guard, Metadata, Method, Rpc
 from penstock.gateway.kserve.grpc.service import INFER_PATH, STREAM_PATH
 from penstock.gateway.kserve.grpc.settings import GrpcSettings

@@ -36,11 +36,11 @@ def classified(tensor: Tensor, classes: int, *, batched: bool, labels: Sequence[
     array = tensor.array
     rows = array.reshape(array.shape[0], -1) if batched and array.ndim and array.size else array.reshape(1, -1)
     count = min(classes, rows.shape[1])
-    found = np.empty((len(rows), count), _BYTES)
+    classes_of_rows = np.empty((len(rows), count), _BYTES)
     for position, row in enumerate(rows):
         best = _best(row, count)
-        found[position] = [_class(row, index, labels) for index in best.tolist()]
-    return Tensor(tensor.name, "BYTES", found if batched else found[0])
+        classes_of_rows[position] = [_class(row, index, labels) for index in best.tolist()]
+    return Tensor(tensor.name, "BYTES", classes_of_rows if batched else classes_of_rows[0])
 
 
 def _best(row: Array, count: int) -> Array:
@@ -96,7 +96,9 @@ class Labels:
 
 
 def _label_file(model: InferModel, output: str) -> str:
-    return next((each.label_filename for each in model.config.output if each.name == output), "")
+    return next(
+        (output_config.label_filename for output_config in model.config.output if output_config.name == output), ""
+    )
 
 
 def read_labels(folder: Path, name: str) -> Sequence[str]:

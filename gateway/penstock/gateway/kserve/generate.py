@@ -26,9 +26,9 @@ from penstock.gateway.front.bounded_json import decode_checked, decode_json, has
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.errors import kserve_error_body
-from penstock.gateway.kserve.http_bodies import check_plain, read_input
-from penstock.gateway.kserve.http_infer import HTTP_MOMENTS
+from penstock.gateway.kserve.http_infer import HTTP_MOMENTS, read_input
 from penstock.gateway.kserve.infer_json import from_json, to_json
+from penstock.gateway.kserve.json_request import check_plain
 from penstock.gateway.kserve.parameters import MAX_MEMBERS, forwarded_http, take_parameters
 from penstock.gateway.kserve.parameters import from_json as parameter_from_json
 from penstock.gateway.kserve.tensor_plane import LONG_BODY, TensorCall, TensorPlane
@@ -92,21 +92,21 @@ async def _only(call: TensorCall) -> InferResponse:
     if not call.model.signature.decoupled:
         return await call.infer()
     responses = call.stream()
-    found: InferResponse | None = None
+    only: InferResponse | None = None
     try:
         async for response in responses:
             if response.error is not None:
                 raise response.error
             if response.outputs is None:
                 continue
-            if found is not None:
+            if only is not None:
                 raise InvalidRequestError(_NOT_ONE)
-            found = response
+            only = response
     finally:
         responses.close()
-    if found is None:
+    if only is None:
         raise InvalidRequestError(_NOT_ONE)
-    return found
+    return only
 
 
 async def _stream(plane: TensorPlane, exchange: Exchange, call: TensorCall) -> None:
@@ -136,15 +136,15 @@ def _outputs(responses: list[InferResponse]) -> list[Tensor]:
 async def next_together(stream: ResponseStream) -> list[InferResponse]:
     """Waits for a response, and takes with it those that need no waiting for; empty when the stream has ended."""
     try:
-        found = [await stream.__anext__()]
+        responses = [await stream.__anext__()]
     except StopAsyncIteration:
         return []
-    while not found[-1].final and len(found) < MAX_TOGETHER:
+    while not responses[-1].final and len(responses) < MAX_TOGETHER:
         more = stream.ready()
         if more is None:
             break
-        found.append(more)
-    return found
+        responses.append(more)
+    return responses
 
 
 # The body of a request, for models that know nothing of JSON: a key that is the name of an input makes a tensor, any
@@ -205,7 +205,7 @@ def _check_keys(text: bytes, fields: _Fields, signature: ModelSignature) -> None
     again: dict[int, str] = {}
     """By the place where the input stands for the second time: Triton names the first of those."""
     for name in signature.inputs.keys() & fields.keys():
-        places = [found.start() for found in re.finditer(re.escape(encode_json(name)) + rb"\s*:", text)]
+        places = [match.start() for match in re.finditer(re.escape(encode_json(name)) + rb"\s*:", text)]
         if len(places) > 1:
             again[places[1]] = name
     if again:

@@ -19,12 +19,12 @@ from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest, Parameter
 from penstock.classic.model_config import datatype_name
 from penstock.classic.tensors import NUMPY_TYPES, Tensor, element_count, from_buffer, to_buffer
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
 from penstock.gateway.front.bounded_json import decode_json
+from penstock.gateway.front.call import Call
 from penstock.gateway.http.compression import accepted_coding, compress, content_coding
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.http_bodies import read_input
 from penstock.gateway.kserve.infer_json import from_json, to_json
 from penstock.gateway.kserve.parameters import MAX_MEMBERS, boolean, forwarded_http, take_parameters
 from penstock.gateway.kserve.parameters import from_json as parameter_from_json
@@ -78,6 +78,20 @@ async def infer(context: KServe, exchange: Exchange, name: str, version: str) ->
             call.close()
 
 
+async def read_input(exchange: Exchange, call: Call, limit: int, coding: bytes = b"") -> bytes:
+    """The body of a request for inference, which has this coding; from its end on the call is watched.
+
+    Raises InvalidRequestError, OverloadedError, ClientGone, and PayloadTooLargeError with the flag that sets the limit:
+    users of servers without one do not know it.
+    """
+    try:
+        body = await exchange.read(limit)
+        call.watch()
+        return await exchange.decompressed(coding, body, limit) if coding else body
+    except PayloadTooLargeError as error:
+        raise PayloadTooLargeError(f"{error.message} --http-max-input-size sets the limit.") from None
+
+
 def _check_takes_infer(model: InferModel) -> None:
     """Raises UnsupportedError."""
     if not model.takes_infer:
@@ -95,13 +109,13 @@ def _takes_long(body: bytes, length: int | None, plane: TensorPlane) -> bool:
 
 def _header_length(exchange: Exchange) -> int | None:
     """The length of the JSON part, where the client says it. Raises InvalidRequestError."""
-    given = exchange.only_header(_HEADER_LENGTH)
-    if given is None:
+    header = exchange.only_header(_HEADER_LENGTH)
+    if header is None:
         return None
-    given = given.strip(b" \t")
-    if not given.isdigit() or len(given) > 19:
+    header = header.strip(b" \t")
+    if not header.isdigit() or len(header) > 19:
         raise InvalidRequestError("Inference-Header-Content-Length is not a number")
-    return int(given)
+    return int(header)
 
 
 async def _respond(exchange: Exchange, parts: list[bytes], plane: TensorPlane) -> None:
@@ -222,32 +236,32 @@ class _Inputs:
         self._regions = regions
 
     def take_all(self, inputs: Sequence[_Input]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for given in inputs:
-            if given.name in found:
-                raise InvalidRequestError(f"input '{given.name[:128]}' already exists in request")
-            found[given.name] = self._take(given)
+        tensors: dict[str, Tensor] = {}
+        for entry in inputs:
+            if entry.name in tensors:
+                raise InvalidRequestError(f"input '{entry.name[:128]}' already exists in request")
+            tensors[entry.name] = self._take(entry)
         if self._position != len(self._body):
             raise InvalidRequestError(f"unexpected additional input data for model '{self._model}'")
-        return found
+        return tensors
 
-    def _take(self, given: _Input) -> Tensor:
-        parameters = given.parameters
+    def _take(self, entry: _Input) -> Tensor:
+        parameters = entry.parameters
         if parameters is None:
-            if given.data is UNSET:
+            if entry.data is UNSET:
                 raise _one_source()
-            return from_json(given.name, given.datatype, given.shape, given.data)
+            return from_json(entry.name, entry.datatype, entry.shape, entry.data)
         size, region = parameters.binary_data_size, parameters.shared_memory_region
-        set_fields = [value for value in (given.data, size, region) if value is not UNSET]
+        set_fields = [value for value in (entry.data, size, region) if value is not UNSET]
         if len(set_fields) != 1:
             raise _one_source()
-        if given.data is not UNSET:
-            return from_json(given.name, given.datatype, given.shape, given.data)
+        if entry.data is not UNSET:
+            return from_json(entry.name, entry.datatype, entry.shape, entry.data)
         if size is not UNSET:
-            data = self._binary(given.name, size)
+            data = self._binary(entry.name, size)
         else:
-            data = _input_memory(given, parameters, self._regions)
-        return binary_tensor(given.name, given.datatype, given.shape, data)
+            data = _input_memory(entry, parameters, self._regions)
+        return binary_tensor(entry.name, entry.datatype, entry.shape, data)
 
     def _binary(self, name: str, size: int) -> memoryview:
         left = len(self._body) - self._position
@@ -263,14 +277,14 @@ class _Inputs:
         return self._body[start : self._position]
 
 
-def _input_memory(given: _Input, parameters: _InputParameters, regions: SharedMemoryRegions) -> memoryview:
+def _input_memory(entry: _Input, parameters: _InputParameters, regions: SharedMemoryRegions) -> memoryview:
     """Checked against the shape before it is read."""
-    memory = _memory(given.name, parameters, regions)
-    dtype = NUMPY_TYPES.get(given.datatype)
-    count = element_count(given.shape, given.name)
-    if dtype is not None and given.datatype != "BYTES" and count * dtype.itemsize != memory.byte_size:
+    memory = _memory(entry.name, parameters, regions)
+    dtype = NUMPY_TYPES.get(entry.datatype)
+    count = element_count(entry.shape, entry.name)
+    if dtype is not None and entry.datatype != "BYTES" and count * dtype.itemsize != memory.byte_size:
         raise InvalidRequestError(
-            f"unexpected total byte size {memory.byte_size} for input '{given.name[:128]}', expecting "
+            f"unexpected total byte size {memory.byte_size} for input '{entry.name[:128]}', expecting "
             f"{count * dtype.itemsize}"
         )
     return memory.read()
@@ -330,16 +344,16 @@ def raw_input(body: bytes, model: InferModel) -> dict[str, Tensor]:
             f"Raw request must only have 1 input (found 1) to be deduced but got {len(config.input)} inputs in "
             f"'{model.name}' model configuration"
         )
-    given = config.input[0]
-    datatype = datatype_name(given.data_type)
-    dims = [1, *given.dims] if config.max_batch_size > 0 else list(given.dims)
+    only = config.input[0]
+    datatype = datatype_name(only.data_type)
+    dims = [1, *only.dims] if config.max_batch_size > 0 else list(only.dims)
     if datatype == "BYTES":
-        shape = tuple(_filled(dims, 1, given.name))
+        shape = tuple(_filled(dims, 1, only.name))
         body = len(body).to_bytes(4, "little") + body
     else:
         size = NUMPY_TYPES[datatype].itemsize
-        shape = tuple(_filled(dims, len(body) // size, given.name))
-    return {given.name: binary_tensor(given.name, datatype, shape, memoryview(body))}
+        shape = tuple(_filled(dims, len(body) // size, only.name))
+    return {only.name: binary_tensor(only.name, datatype, shape, memoryview(body))}
 
 
 def _filled(dims: Sequence[int], count: int, name: str) -> list[int]:

@@ -35,11 +35,11 @@ async def ready(context: KServe, exchange: Exchange) -> None:
     await _tell(exchange, 200 if good else 400, {"ready": good})
 
 
-async def _tell(exchange: Exchange, status: int, told: dict[str, object]) -> None:
+async def _tell(exchange: Exchange, status: int, shown: dict[str, object]) -> None:
     """KServe's client reads the body that the open inference protocol has. Triton's answer has none, and its scripts
     compare all that `curl` prints with the status: libraries say which encodings they read, curl does not."""
     if b"accept-encoding" in exchange.headers:
-        await exchange.respond(status, msgspec.json.encode(told))
+        await exchange.respond(status, msgspec.json.encode(shown))
     else:
         await exchange.respond(status, b"", content_type=b"text/plain")
 
@@ -53,7 +53,7 @@ async def model_ready(context: KServe, exchange: Exchange, name: str, version: s
     try:
         good = reports_ready(context.models.model(name, version))
     except PenstockError:
-        good = would_load(context, name)
+        good = context.plane.would_load(name)
     if good:
         await _tell(exchange, 200, {"name": name, "ready": True})
     else:
@@ -72,11 +72,9 @@ async def config(context: KServe, exchange: Exchange, name: str, version: str) -
 
 
 async def _described(context: KServe, exchange: Exchange, name: str, version: str) -> InferModel:
-    exchange.context.principal.require_model(name)
     if context.on_demand is not None:
-        exchange.read_deadline()
-        await context.on_demand.describe(name, exchange.context)
-    return context.models.model(name, version)
+        exchange.read_deadline()  # of the load
+    return await context.plane.describe(name, version, exchange.context)
 
 
 async def model_statistics(context: KServe, exchange: Exchange, name: str = "", version: str = "") -> None:
@@ -107,11 +105,6 @@ def server_metadata(context: KServe) -> dict[str, Any]:
     return {"name": context.name, "version": context.version, "extensions": [*_EXTENSIONS, *shared_memory]}
 
 
-def would_load(context: KServe, name: str) -> bool:
-    """Whether a request would load this model, which does not serve."""
-    return context.on_demand is not None and context.on_demand.offers_now(name)
-
-
 def model_metadata(model: InferModel, versions: Sequence[int]) -> dict[str, Any]:
     """name, versions, platform, inputs and outputs. A model that batches has one variable dimension in front."""
     config = model.config
@@ -126,8 +119,8 @@ def model_metadata(model: InferModel, versions: Sequence[int]) -> dict[str, Any]
 
 def _tensors(config: ModelConfig, tensors: Iterable[ModelInput | ModelOutput]) -> list[dict[str, Any]]:
     return [
-        {"name": each.name, "datatype": datatype_name(each.data_type), "shape": _shape(config, each)}
-        for each in tensors
+        {"name": tensor.name, "datatype": datatype_name(tensor.data_type), "shape": _shape(config, tensor)}
+        for tensor in tensors
     ]
 
 
@@ -161,7 +154,7 @@ def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]
         model = models.model(name)
         if isinstance(model, ServedByOthers):
             return model.others()
-        return [models.model(name, str(each)) for each in models.versions(name)] or [model]
+        return [models.model(name, str(one)) for one in models.versions(name)] or [model]
     except ModelNotFoundError:
         if models.versions(name):
             raise InvalidRequestError(f"requested model version is not available for model '{name}'") from None

@@ -134,10 +134,10 @@ def _converted(values: list[Any], dtype: np.dtype[Any]) -> Array:
     if dtype.kind in "iub" or dtype.itemsize == 8:
         return np.array(values, dtype)
     with np.errstate(over="raise"):
-        found = np.array(values, dtype)
-    if dtype.kind != "f" and np.isinf(found).any():  # bfloat16 overflows in silence
+        array = np.array(values, dtype)
+    if dtype.kind != "f" and np.isinf(array).any():  # bfloat16 overflows in silence
         raise OverflowError
-    return found
+    return array
 
 
 def _bytes(text: bytes, count: int, name: str) -> Array:
@@ -147,9 +147,9 @@ def _bytes(text: bytes, count: int, name: str) -> Array:
     values = _flat_strings(text, name) if text.find(b"[", 1) > 0 else _strings(text)
     if len(values) != count:
         raise _wrong_count(name)
-    found = np.empty(count, np.object_)
-    found[:] = [value.encode() for value in values]
-    return found
+    array = np.empty(count, np.object_)
+    array[:] = [value.encode() for value in values]
+    return array
 
 
 def _flat_strings(text: bytes, name: str) -> list[str]:

@@ -158,16 +158,16 @@ def forwarded(headers: Iterable[tuple[str, str]], pattern: re.Pattern[str]) -> d
 
     Raises InvalidRequestError for names that are reserved as parameters, and for too many headers.
     """
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for name, value in headers:
         if len(name) > _MAX_NAME or pattern.fullmatch(name) is None:
             continue
         if name in RESERVED or name.startswith("triton_"):
             raise InvalidRequestError(f"the header '{name}' cannot be forwarded: its name is reserved as a parameter")
-        found.setdefault(name, value)
-        if len(found) > MAX_HEADERS:
+        parameters.setdefault(name, value)
+        if len(parameters) > MAX_HEADERS:
             raise InvalidRequestError(f"a request may forward at most {MAX_HEADERS} headers")
-    return found
+    return parameters
 
 
 def forwarded_http(headers: Iterable[tuple[bytes, bytes]], pattern: re.Pattern[str]) -> dict[str, str]:
@@ -186,7 +186,7 @@ ParameterMap = Mapping[str, Any]
 
 def read_parameters(parameters: ParameterMap) -> dict[str, Parameter]:
     """Raises InvalidRequestError for a parameter without a value."""
-    found: dict[str, Parameter] = {}
+    values: dict[str, Parameter] = {}
     for name, parameter in parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
         if kind is None:
@@ -194,8 +194,8 @@ def read_parameters(parameters: ParameterMap) -> dict[str, Parameter]:
                 f"invalid value type for '{name[:64]}' parameter, expected int64_param, bool_param, or string_param.",
                 param=name,
             )
-        found[name] = getattr(parameter, kind)
-    return found
+        values[name] = getattr(parameter, kind)
+    return values
 
 
 def take_request_parameters(request: InferRequest, parameters: ParameterMap) -> bool:

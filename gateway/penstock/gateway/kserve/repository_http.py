@@ -14,7 +14,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.http_bodies import no_more, read_object
+from penstock.gateway.kserve.json_request import no_more, read_object
 from penstock.gateway.kserve.store import IndexEntry
 
 _MAX_BODY = 1 << 20

@@ -14,7 +14,7 @@ from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.http_bodies import no_more, read_object
+from penstock.gateway.kserve.json_request import no_more, read_object
 from penstock.gateway.kserve.shared_memory import RegionStatus
 from penstock.gateway.kserve.store import ModelStore
 

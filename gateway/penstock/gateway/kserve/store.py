@@ -1,4 +1,4 @@
-"""What the KServe fronts need of whatever keeps the models."""
+"""The store of models, as the KServe fronts see it."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from penstock.classic.base import AdmittedLater, InferModel, ResponseStream
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.intake import WorkPool
 from penstock.gateway.front.record import Stage
-from penstock.gateway.front.work_pool import WorkPool
 from penstock.gateway.kserve.classification import Labels, classified
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
 from penstock.gateway.kserve.store import ModelStore
@@ -29,7 +29,7 @@ LONG_BODY = 1 << 20
 LONG_TEXT = 1 << 16
 LONG_ANSWER = 1 << 17
 """From so many bytes of a request, of its JSON or strings, and elements of an answer, coding them is left to a thread:
-it would hold up all other requests. So is what may read or write shared memory."""
+it would hold up all other requests. So is what may read shared memory, whose size no body shows."""
 
 
 @dataclass(slots=True)
@@ -114,6 +114,17 @@ class TensorPlane:
         model = self._models.model(name, version)
         context.principal.require_model(model.name)
         return model
+
+    async def describe(self, name: str, version: str, context: RequestContext) -> InferModel:
+        """The model, to say what it is; loaded for those who may use it. Raises PenstockError."""
+        context.principal.require_model(name)
+        if self._on_demand is not None:
+            await self._on_demand.describe(name, context)
+        return self._models.model(name, version)
+
+    def would_load(self, name: str) -> bool:
+        """Whether a request would load this model, which does not serve."""
+        return self._on_demand is not None and self._on_demand.offers_now(name)
 
     def regions(self, context: RequestContext, hold: Callable[[int], None]) -> SharedMemoryRegions:
         """Those of the request's caller. `hold` is told of the bytes of each tensor before it is read."""

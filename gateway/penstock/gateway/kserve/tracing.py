@@ -83,13 +83,13 @@ class RequestTrace:
 
     def child(self, model: str, version: int) -> RequestTrace:
         """Written with this one, also after the server's settings have changed."""
-        found = RequestTrace(self._source, self._numbers, model, version, self.request_id, self.id)
-        found._kept = self._kept
+        trace = RequestTrace(self._source, self._numbers, model, version, self.request_id, self.id)
+        trace._kept = self._kept
         if self._sampler is not None and next(self._kept) < _MAX_CHILDREN:
-            found._above = True
-            self._children.append(found)
-        found.mark_now("REQUEST_START")
-        return found
+            trace._above = True
+            self._children.append(trace)
+        trace.mark_now("REQUEST_START")
+        return trace
 
     def include(self, noted: Noted) -> None:
         """What another process has noted of this request and of those that were made for it, which are written with
@@ -116,7 +116,7 @@ class RequestTrace:
         """Writes the trace with those that belong to it, or leaves that to the one that it belongs to. Idempotent."""
         sampler, self._sampler = self._sampler, None
         if sampler is not None and not self._above:
-            sampler.add([each._written() for each in self._family()])
+            sampler.add([trace._written() for trace in self._family()])
 
     def _family(self) -> Iterator[RequestTrace]:
         """Those that have ended; the others are written when they do."""

@@ -10,10 +10,10 @@ from penstock.gateway.front.changes import Changes
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.llm.chat_texts import ChatValues
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import LoadedModel, NameHolder, ServedModel
+from penstock.gateway.llm.prompts import ChatValues
 from penstock.gateway.on_demand.on_demand import OnDemand
 
 

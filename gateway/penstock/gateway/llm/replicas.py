@@ -12,17 +12,22 @@ from penstock.engines.contract.messages import StepRecord
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.spec import DoorSpec
 from penstock.engines.host.content_digest import ModelDigests
+from penstock.engines.host.cores import shares
 from penstock.engines.host.gpus import visible_gpus
-from penstock.engines.host.shares import shares
 from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
-from penstock.engines.replicas.settings import ReplicaSettings, RoutingPolicy
+from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
 from penstock.engines.vllm.contract import is_cpu_build
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.llm.adapters import AdapterSet
-from penstock.gateway.llm.engine_sharing import attached_engine, replicas_elsewhere
-from penstock.gateway.llm.handing_over import check_handover, handover_memory, sharing
+from penstock.gateway.llm.engine_sharing import (
+    attached_engine,
+    check_handover,
+    handover_memory,
+    replicas_elsewhere,
+    sharing,
+)
 from penstock.gateway.llm.models import ModelSource
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
 

@@ -1,1 +1,1 @@
-"""How much memory models take, and who gets it."""
+"""The memory that models take, and the budget that they share."""

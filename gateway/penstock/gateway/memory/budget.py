@@ -1,4 +1,4 @@
-"""Which models fit into the memory together: a ledger that is asked before each is loaded.
+"""A ledger of the memory that models take and want, which is asked before each is loaded.
 
 What a model was counted with stays counted until it is gone, whether its engine has taken that yet or not: KV caches
 are filled by requests, an engine that died comes back, and others may be loading at the same time.

@@ -1,4 +1,4 @@
-"""What a classic model will need of the memory, by its files, before anything is loaded."""
+"""An estimate of the memory that a classic model will need, by its files, before anything is loaded."""
 
 from __future__ import annotations
 

@@ -97,11 +97,11 @@ class CustomMetrics:
             raise ValueError("the values of a metric's labels must be text")
         family = self._family(kind, name, description)
         key = tuple(sorted(labels.items()))
-        found = family.metrics.get(key)
-        if found is None:
-            found = family.metrics[key] = self._new(family.kind, labels, tuple(float(bound) for bound in buckets))
+        metric = family.metrics.get(key)
+        if metric is None:
+            metric = family.metrics[key] = self._new(family.kind, labels, tuple(float(bound) for bound in buckets))
             self._families[name] = family
-        return found
+        return metric
 
     def _family(self, kind: str, name: str, description: str) -> _CustomFamily:
         # a number in one of them would fail each page of metrics

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.intake import Intake
+from penstock.gateway.front.intake import Intake, WorkPools
 from penstock.gateway.front.record import Stage
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.metrics.histogram import Histogram
 
 logger = logging.getLogger(__name__)
@@ -198,7 +197,7 @@ class HttpPortMetrics:
 
     def collect(self) -> Iterator[Metric]:
         text = "Open connections of the HTTP port, by the version of HTTP."
-        found = GaugeMetricFamily("penstock_http_connections", text, labels=["version"])
+        family = GaugeMetricFamily("penstock_http_connections", text, labels=["version"])
         for version, count in self._connections().items():
-            found.add_metric([version], count)
-        yield found
+            family.add_metric([version], count)
+        yield family

@@ -53,25 +53,25 @@ class LatencySettings:
 
 def read_metrics_config(texts: Iterable[str]) -> LatencySettings:
     """From `SETTING=VALUE`; the last one of a name counts. Raises ConfigError."""
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or name not in _SETTINGS:
             raise ConfigError(f"{_FLAG}: {text!r} is not SETTING=VALUE with one of {', '.join(_SETTINGS)}")
-        given[name] = value
+        values[name] = value
     return LatencySettings(
-        counters=_boolean(given, "counter_latencies", default=True),
-        histograms=_boolean(given, "histogram_latencies", default=False),
-        summaries=_boolean(given, "summary_latencies", default=False),
-        quantiles=_quantiles(given["summary_quantiles"]) if "summary_quantiles" in given else _DEFAULT_QUANTILES,
+        counters=_boolean(values, "counter_latencies", default=True),
+        histograms=_boolean(values, "histogram_latencies", default=False),
+        summaries=_boolean(values, "summary_latencies", default=False),
+        quantiles=_quantiles(values["summary_quantiles"]) if "summary_quantiles" in values else _DEFAULT_QUANTILES,
     )
 
 
 _SETTINGS = ("counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles")
 
 
-def _boolean(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = given.get(name)
+def _boolean(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = values.get(name)
     if value is None:
         return default
     if value not in _BOOLEANS:
@@ -210,8 +210,8 @@ class ModelLatencies:
 
 def _buckets(config: ModelConfig) -> tuple[float, ...]:
     """The last of `model_metrics` counts, as in Triton."""
-    given = [control.histogram_options.buckets for control in config.model_metrics.metric_control]
-    return tuple(given[-1]) if given else _FIRST_RESPONSE_BUCKETS
+    buckets = [control.histogram_options.buckets for control in config.model_metrics.metric_control]
+    return tuple(buckets[-1]) if buckets else _FIRST_RESPONSE_BUCKETS
 
 
 def latency_observers(settings: LatencySettings) -> Callable[[InferModel], None] | None:

@@ -18,15 +18,15 @@ from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, Not
 from penstock.gateway.configuration.traffic_rules import Target
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Outcome, outcome_of
-from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat, OtherModel
+from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, OtherModel
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.text_models import TextModel, TextModels
 from penstock.gateway.kserve.store import ModelStore
-from penstock.gateway.llm.chat_texts import ChatValues
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.models import NameHolder
+from penstock.gateway.llm.prompts import ChatValues
 from penstock.gateway.on_demand.on_demand import OnDemand
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane

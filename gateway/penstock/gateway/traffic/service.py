@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from starlette.types import ASGIApp
 
 from penstock.gateway.configuration.traffic_rules import TrafficRule
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.http.inner_request import InnerAnswer, ask_in_background
+from penstock.gateway.http.routes import Handle
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.text_models import TextModel, TextModels
 from penstock.gateway.kserve.store import ModelStore
@@ -114,7 +114,7 @@ class TrafficService:
         self._on_demand = on_demand
         self.table.on_change(self._wire)
 
-    def answer_by(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> None:
+    def answer_by(self, endpoints: Mapping[str, Handle], settings: AppSettings) -> None:
         """By these, which are known by their routes, the server asks shadows what it asks another server."""
         unnoticed = replace(settings, journal=RequestJournal())
 

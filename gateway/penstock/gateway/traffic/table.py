@@ -13,7 +13,7 @@ from typing import Any
 from penstock.gateway.configuration.traffic_rules import Target, TrafficRule
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.llm.chat_texts import ChatValues
+from penstock.gateway.llm.prompts import ChatValues
 from penstock.gateway.traffic.route import Route
 from penstock.gateway.traffic.shadows import Shadows
 

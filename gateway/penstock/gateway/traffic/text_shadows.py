@@ -17,11 +17,11 @@ from penstock.gateway.configuration.traffic_rules import Target
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.record import Outcome
 from penstock.gateway.http.inner_request import InnerAnswer
-from penstock.gateway.llm.chat_texts import ChatValues
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import NameHolder
+from penstock.gateway.llm.prompts import ChatValues
 from penstock.gateway.traffic.shadows import Result, Shadow
 from penstock.gateway.traffic.table import Choice, RoutedCall
 from penstock.tokenizers import Tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import OverloadedError, PenstockError
-from penstock.gateway.generating.stream_frames import COMMENT
+from penstock.gateway.generating.streams import COMMENT
 from penstock.gateway.llm.generation import Usage
 from penstock.gateway.upstream.failures import Redactor, broken_answer, in_band_error
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.engines.errors import AuthenticationError, InvalidRequestError, PenstockError
 from penstock.gateway.errors import UpstreamError, UpstreamTimeoutError, UpstreamUnavailableError
-from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.adapters import CallCounter
 from penstock.gateway.upstream.answer_reading import AnswerReader
 from penstock.gateway.upstream.failures import AttemptFailed, Redactor, broken_answer, failed_answer, retry_seconds
 from penstock.gateway.upstream.http_connection import BrokenAnswer, CannotConnect, HttpConnection

@@ -27,8 +27,7 @@ from penstock.engines.errors import (
 from penstock.gateway.configuration.config import ConfigError, explain
 from penstock.gateway.configuration.plain_values import plain_settings
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.deadline import until
+from penstock.gateway.front.context import RequestContext, until
 from penstock.gateway.llm.kserve.folder_layout import beside, check_one_instance, read_settings
 from penstock.gateway.llm.kserve.language_model import only_response
 from penstock.gateway.llm.kserve.tensor_form import TensorForm, context_of, flag, sampling_object, strings, text

@@ -20,12 +20,11 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings
 from penstock.gateway.errors import UpstreamUnavailableError
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.deadline import until
+from penstock.gateway.front.context import RequestContext, until
 from penstock.gateway.front.record import Stage
-from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
+from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.adapters import CallCounter
 from penstock.gateway.llm.generation import Usage
 from penstock.gateway.upstream.answer_reading import AnswerReader, HeldAnswer, HeldAnswers
 from penstock.gateway.upstream.attempts import CountedAnswer

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.replicas.settings import RoutingPolicy
+from penstock.engines.replicas.state import RoutingPolicy
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings, base_url
 from penstock.gateway.front.bounded_json import decode_checked, decode_json

@@ -1,1 +1,1 @@
-"""What each key has used, by day and model: kept in the database, shown to operators."""
+"""Usage of each key, by day and model: kept in the database, shown to operators."""

@@ -35,8 +35,7 @@ from penstock.engines.contract.messages import (
     UnloadAdapter,
 )
 from penstock.engines.door import messages
-from penstock.engines.door.checks import check_request
-from penstock.engines.door.clients import number_of
+from penstock.engines.door.clients import check_request, number_of
 from penstock.engines.door.door import Door
 from penstock.engines.door.keys import new_key
 from penstock.engines.door.messages import (

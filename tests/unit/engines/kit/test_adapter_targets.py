@@ -10,7 +10,7 @@ import pytest
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.adapter_files import LowRank
 from penstock.engines.formats.safetensors_file import StoredTensor
-from penstock.engines.kit.adapter_targets import fitting_layers
+from penstock.engines.kit.adapter_slots import fitting_layers
 
 
 class Layer(NamedTuple):

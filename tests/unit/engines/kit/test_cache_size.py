@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.engines.errors import ContextLengthError, UnsupportedError
-from penstock.engines.kit.cache_size import max_model_len, num_blocks
-from penstock.engines.kit.layer_groups import group_layers
+from penstock.engines.kit.cache_size import group_layers, max_model_len, num_blocks
 from penstock.kvcache import KVGroup
 
 

@@ -17,7 +17,7 @@ from helpers_runner import Driver, prompt
 from penstock.engines.contract.messages import AddRequest, PoolingParams
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.engines.kit.layer_groups import group_layers
+from penstock.engines.kit.cache_size import group_layers
 
 
 @pytest.mark.parametrize("speculative", ["off", "ngram"])

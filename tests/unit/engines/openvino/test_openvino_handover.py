@@ -48,7 +48,7 @@ def test_tokens_are_the_same(family: str, llama_dir: Path, mistral_dir: Path, ma
     token = ask(first, 1)
     assert [*token, *ask(second, 8, token)] == expected
     assert second.stats.prompt_tokens == 4
-    assert second.stats.handover_missed_tokens == 0
+    assert second.stats.handover.missed_tokens == 0
     close(drivers)
 
 

@@ -65,10 +65,10 @@ def test_tokens_are_the_same(family: str, llama_dir: Path, mistral_dir: Path, co
     for other in OTHERS:
         ask(core, other)
     assert ask(core, PROMPT) == (expected, 96)
-    assert core.stats.offload_loaded
+    assert core.stats.offload.loaded
     core = cores(model)
     assert ask(core, PROMPT) == (expected, 96)
-    assert core.stats.offload_damaged == 0
+    assert core.stats.offload.damaged == 0
 
 
 @pytest.mark.parametrize("kind", ["u8", "u4"])

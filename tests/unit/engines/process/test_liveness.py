@@ -8,8 +8,8 @@ from io import FileIO
 
 import pytest
 
+from penstock.engines.contract.core import Core
 from penstock.engines.contract.messages import Heartbeat
-from penstock.engines.core import Core
 from penstock.engines.process.heartbeat import HeartbeatPipe, HeartbeatThread
 from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
 

@@ -14,7 +14,7 @@ from penstock.engines.contract.messages import (
     StepOutputs,
     StepRecord,
 )
-from penstock.engines.process.publisher import Publisher
+from penstock.engines.process.worker import Publisher
 
 
 class Line:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_stats import EngineStats, TierStats
 from penstock.engines.replicas.merged_stats import MergedStats
 
 grown = st.tuples(st.integers(0, 2), st.integers(0, 5), st.booleans())
@@ -20,10 +20,12 @@ def test_counters_never_fall_and_count_everything(events: list[tuple[int, int, b
             engines[engine] = EngineStats()
             assert merged.merge(engines).steps == total
         engines[engine].steps += more
+        engines[engine].offload = TierStats(saved=engines[engine].steps, blocks=1)
         engines[engine].finished = {"stop": engines[engine].steps}
         total += more
         now = merged.merge(engines)
-        assert now.steps == total
+        assert now.steps == now.offload.saved == total
+        assert now.offload.blocks == sum(stats.offload.blocks for stats in engines)
         assert now.finished.get("stop", 0) == total
 
 

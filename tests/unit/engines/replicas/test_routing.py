@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.replicas.prefix_index import PrefixIndex
-from penstock.engines.replicas.routing import REQUEST_TOKENS, SESSION_TOKENS, ReplicaLoad, Router
-from penstock.engines.replicas.settings import RoutingPolicy
+from penstock.engines.replicas.routing import REQUEST_TOKENS, SESSION_TOKENS, PrefixIndex, ReplicaLoad, Router
+from penstock.engines.replicas.state import RoutingPolicy
 
 BLOCK = 16
 IDLE = [ReplicaLoad(0, num_free_blocks=1000), ReplicaLoad(1, num_free_blocks=1000)]

@@ -12,8 +12,8 @@ import pytest
 
 from helpers_engine import Driver
 from helpers_tensorrt_llm import BLOCK, greedy
+from penstock.engines.contract.core import Core
 from penstock.engines.contract.messages import FinishReason
-from penstock.engines.core import Core
 
 
 def prompt(length, seed=0):

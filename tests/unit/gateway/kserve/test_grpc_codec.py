@@ -20,8 +20,7 @@ from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError
 from penstock.gateway.kserve import tensor_plane
 from penstock.gateway.kserve.classification import classified
-from penstock.gateway.kserve.grpc.decode import Decoded, decode
-from penstock.gateway.kserve.grpc.encode import fill_response
+from penstock.gateway.kserve.grpc.messages import Decoded, decode, fill_response
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.tensor_plane import OutputForm
 

@@ -11,7 +11,7 @@ from penstock.classic.batching.batch import Call
 from penstock.classic.batching.responses import Stream
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import EngineError
-from penstock.gateway.front.pushed_items import PushedItems
+from penstock.gateway.kserve.grpc.infer import PushedResponses
 
 
 def numbered(number: int, *, final: bool = False, error: bool = False) -> InferResponse:
@@ -36,7 +36,7 @@ class Reader:
         return True
 
     async def _read(self) -> None:
-        async for response in PushedItems(self.stream, self._write):
+        async for response in PushedResponses(self.stream, self._write):
             self.by_task.append(response.parameters["number"])
             self.written.append(response.parameters["number"])
             if response.final:

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from helpers_kserve import identity
 from penstock.classic.messages import InferRequest
-from penstock.gateway.kserve.grpc.decode import decode, parse
+from penstock.gateway.kserve.grpc.messages import decode, parse
 from penstock.gateway.kserve.grpc.request_forms import KnownRequest, RequestForms
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 

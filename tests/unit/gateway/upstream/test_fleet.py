@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.engines.errors import InvalidRequestError, PenstockError
-from penstock.engines.replicas.settings import RoutingPolicy
+from penstock.engines.replicas.state import RoutingPolicy
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 from penstock.gateway.errors import UpstreamError, UpstreamRateLimitedError, UpstreamUnavailableError
 from penstock.gateway.upstream.attempts import OpenAnswer, Question

@@ -1,4 +1,4 @@
-"""Runs batches through the model and sends what comes of them."""
+"""The execution of batches by the model, and the sending of what comes of them."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.engines.contract.messages import TokenLogprobs
 from penstock.engines.kit.sampling.drawing import Cuts, Memory, column_maxima, draw, in_order, kth_largest
+from penstock.engines.kit.sampling.plain import largest
 from penstock.engines.kit.sampling.state import SamplingState
 
 Floats = npt.NDArray[np.float32]
@@ -92,9 +93,8 @@ class Sampler:
         numbers. A row is also -1 where no token is allowed, and where a processor fails.
         """
         token_ids = np.empty(len(states), np.int64)
-        if not any(states):  # nothing to look up: at one request in flight that would take longer than the choice
-            self._take_largest(logits, np.arange(len(states)), token_ids)
-            return token_ids
+        if not any(states):
+            return largest(logits)
         if offsets is None:
             offsets = np.zeros(len(states), np.int64)
         numbered = enumerate(zip(states, offsets.tolist(), strict=True))
@@ -139,11 +139,10 @@ class Sampler:
     def _take_largest(self, logits: Floats, rows: Ids, token_ids: Ids) -> None:
         """Fills in `token_ids` of these rows."""
         if len(rows) == len(logits):
-            token_ids[:] = logits.argmax(axis=1)
-        else:
-            token_ids[rows] = [logits[row].argmax() for row in rows.tolist()]
-        # NaN is the argmax of a row that has one, so this one look finds NaN and +inf anywhere, and rows of -inf.
-        token_ids[rows[~np.isfinite(logits[rows, token_ids[rows]])]] = -1
+            token_ids[:] = largest(logits)
+            return
+        token_ids[rows] = [logits[row].argmax() for row in rows.tolist()]
+        token_ids[rows[~np.isfinite(logits[rows, token_ids[rows]])]] = -1  # as in `largest`
 
     def _draw(self, logits: Floats, drawn: list[_Request], token_ids: Ids) -> None:
         """Fills in `token_ids` of these rows, shared among the threads."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engines.contract.messages import GREEDY_BELOW, SamplingParams
+from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import PenstockError
 from penstock.engines.kit.sampling.grammar import GrammarState
 from penstock.engines.kit.sampling.limits import TokenLimits
 from penstock.engines.kit.sampling.masks import TokenMask
+from penstock.engines.kit.sampling.plain import is_plain
 from penstock.engines.kit.sampling.processors import ProcessorChain
 from penstock.engines.kit.sampling.uniform import branch, stream_key
 
@@ -100,21 +101,19 @@ class SamplingState:
         processors: ProcessorChain | None = None,
     ) -> SamplingState | None:
         """None for a plain greedy request: its token is the argmax, and nothing needs to be remembered."""
+        if is_plain(params) and grammar is None and processors is None:
+            return None
         penalized = bool(params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty)
-        adjusted = penalized or params.logit_bias or params.min_tokens
         limits = None
         if params.bad_words or params.allowed_token_ids is not None:
             limits = TokenLimits(params, output)
-        is_random = params.temperature >= GREEDY_BELOW
-        if not (is_random or adjusted or grammar or limits or processors or params.logprobs is not None):
-            return None
         stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         bias = params.logit_bias
         return SamplingState(
             params=params,
             key=stream_key(seed),
             num_output_tokens=len(output),
-            greedy=not is_random,
+            greedy=not params.is_random,
             counts=TokenCounts(prompt, output) if penalized else None,
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)) if bias else None,
             stop_ids=np.array(sorted(stop_ids), np.int64),

@@ -7,12 +7,12 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from penstock.classic.base import InferModel, reports_ready
+from penstock.classic.base import reports_ready
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, UnsupportedError
 from penstock.gateway.front.context import RequestContext, Role
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.rpc import Message
-from penstock.gateway.kserve.http_models import model_metadata, server_metadata, statistics, would_load
+from penstock.gateway.kserve.http_models import model_metadata, server_metadata, statistics
 from penstock.gateway.kserve.settings_http import check_traced_model
 
 
@@ -36,28 +36,23 @@ class Describe:
         try:
             return pb.ModelReadyResponse(ready=reports_ready(self._models.model(request.name, request.version)))
         except (ModelNotFoundError, NotReadyError):
-            return pb.ModelReadyResponse(ready=would_load(self._kserve, request.name))
+            return pb.ModelReadyResponse(ready=self._kserve.plane.would_load(request.name))
 
     async def server_metadata(self, request: Message, context: RequestContext) -> Message:
         return pb.ServerMetadataResponse(**server_metadata(self._kserve))
 
     async def model_metadata(self, request: Message, context: RequestContext) -> Message:
-        model = await self._described(request, context)
+        model = await self._kserve.plane.describe(request.name, request.version, context)
         versions = [model.version] if request.version else self._models.versions(request.name)
         return pb.ModelMetadataResponse(**model_metadata(model, versions))
 
     async def model_config(self, request: Message, context: RequestContext) -> Message:
-        return pb.ModelConfigResponse(config=(await self._described(request, context)).config)
-
-    async def _described(self, request: Message, context: RequestContext) -> InferModel:
-        context.principal.require_model(request.name)
-        if self._kserve.on_demand is not None:
-            await self._kserve.on_demand.describe(request.name, context)
-        return self._models.model(request.name, request.version)
+        model = await self._kserve.plane.describe(request.name, request.version, context)
+        return pb.ModelConfigResponse(config=model.config)
 
     async def model_statistics(self, request: Message, context: RequestContext) -> Message:
-        found = statistics(self._models, context.principal, request.name, request.version)
-        return pb.ModelStatisticsResponse(**found)
+        counters = statistics(self._models, context.principal, request.name, request.version)
+        return pb.ModelStatisticsResponse(**counters)
 
     async def trace_setting(self, request: Message, context: RequestContext) -> Message:
         """Reads, and changes what is named. Raises InvalidRequestError, UnsupportedError, PermissionDeniedError."""

@@ -47,13 +47,13 @@ class Health:
 
     async def watch(self, _: object, rpc: Rpc) -> None:
         """The status now, and whenever it is another one."""
-        told: bool | None = None
+        last: bool | None = None
         while True:
             self._look()  # so that whatever changes after this is noticed as a change
             changed, serving = self._changed, self._last
-            if serving is not told:
+            if serving is not last:
                 await rpc.write(_response(serving).SerializeToString())
-                told = serving
+                last = serving
             await changed.wait()
 
     def watch_handler(self) -> grpc.RpcMethodHandler:

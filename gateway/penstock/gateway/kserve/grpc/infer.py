@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from weakref import WeakValueDictionary
 
@@ -19,12 +20,19 @@ from penstock.classic.messages import InferResponse
 from penstock.engines.errors import DeadlineExceededError, UnsupportedError
 from penstock.gateway.errors import drop_traceback
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.pushed_items import PushedItems
 from penstock.gateway.front.record import REQUEST_ON_STREAM
 from penstock.gateway.grpc_transport.call import Call
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.grpc.decode import Decoded, decode, parse
-from penstock.gateway.kserve.grpc.encode import ResponseEncoder, ResponseForms, empty_final, fill_response, stream_error
+from penstock.gateway.kserve.grpc.messages import (
+    Decoded,
+    ResponseEncoder,
+    ResponseForms,
+    decode,
+    empty_final,
+    fill_response,
+    parse,
+    stream_error,
+)
 from penstock.gateway.kserve.grpc.request_forms import KnownRequest, RequestForms
 from penstock.gateway.kserve.grpc.rpc import Guard, Message, Rpc, call_in_flight
 from penstock.gateway.kserve.grpc.settings import GrpcSettings
@@ -62,8 +70,6 @@ class InferRpcs:
         call = self.plane.begin(model, message.model_version, decoded.request, context, _UNARY_MOMENTS)
         try:
             response = await call.infer()
-            if response.error is not None:
-                raise response.error
             if is_plain(decoded, response):
                 return self.encoder(call).encode(response.outputs or [])
             answer = ModelInferResponse()
@@ -99,9 +105,9 @@ class InferRpcs:
         return decoded
 
     def _takes_long(self, size: int, message: Message) -> bool:
-        if size >= LONG_BODY or (size >= LONG_TEXT and any(each.datatype == "BYTES" for each in message.inputs)):
+        if size >= LONG_BODY or (size >= LONG_TEXT and any(tensor.datatype == "BYTES" for tensor in message.inputs)):
             return True
-        return self.plane.takes_memory and any(each.parameters for each in (*message.inputs, *message.outputs))
+        return self.plane.takes_memory and any(tensor.parameters for tensor in (*message.inputs, *message.outputs))
 
     def encoder(self, call: TensorCall) -> ResponseEncoder:
         """For the plain responses to this request."""
@@ -269,6 +275,44 @@ class InferStream:
                 await self.rpc.write(data)
 
 
+class PushedResponses:
+    """An asynchronous iterator over the responses of one request that need their task: the first, and those that
+    `write` does not take. All others go to `write` as the model has them, without resuming the task for each."""
+
+    def __init__(self, responses: PushedStream, write: Callable[[InferResponse], bool]) -> None:
+        """`write` returns False for a response that it leaves to the task."""
+        self._responses = responses
+        self._write = write
+        self._begun = False
+        self._next: asyncio.Future[InferResponse]
+
+    def __aiter__(self) -> PushedResponses:
+        return self
+
+    async def __anext__(self) -> InferResponse:
+        if not self._begun:
+            self._begun = True
+            return await self._responses.__anext__()
+        self._next = asyncio.get_running_loop().create_future()
+        try:
+            self._responses.listen(self)
+            return await self._next
+        finally:
+            self._responses.listen(None)
+
+    def take(self, response: InferResponse) -> None:
+        if self._next.done():  # the task is being cancelled
+            return
+        try:
+            if self._write(response):
+                return
+        except Exception as error:
+            self._next.set_exception(error)
+        else:
+            self._next.set_result(response)
+        self._responses.listen(None)
+
+
 class _StreamedRequest:
     """One request of an RPC, from its message to its last response."""
 
@@ -331,9 +375,9 @@ class _StreamedRequest:
 
     async def _forward(self, responses: ResponseStream) -> None:
         stream, record = self._stream, self._context.record
-        readable: ResponseStream | PushedItems[InferResponse] = responses
+        readable: ResponseStream | PushedResponses = responses
         if isinstance(responses, PushedStream) and responses.pushes:
-            readable = PushedItems(responses, self._push)
+            readable = PushedResponses(responses, self._push)
         try:
             async for response in readable:
                 self._is_ending = response.final

@@ -14,13 +14,10 @@ from google.protobuf.message import DecodeError
 
 from penstock.engines.errors import InvalidRequestError, NotReadyError, PenstockError
 from penstock.gateway.errors import drop_traceback, public_message
-from penstock.gateway.front.access import PROBE, Access, ApiGroup, Restrictions, check_restriction
-from penstock.gateway.front.auth import ApiKeys
-from penstock.gateway.front.call import Call
+from penstock.gateway.front.access import PROBE, Access, ApiGroup, ApiKeys, Restrictions, check_restriction
+from penstock.gateway.front.call import Call, DrainState, RequestJournal
 from penstock.gateway.front.context import Principal, RequestContext, read_context
-from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import SMALL_BODY, Intake
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.load_report import FORMAT_HEADER, LoadReporter
 from penstock.gateway.kserve.errors import kserve_grpc_status
 
@@ -87,15 +84,15 @@ class Guard:
     def handler(self, path: str, method: Method | None, metadata: Metadata) -> grpc.RpcMethodHandler | None:
         """What serves an RPC whose headers have come, and no message yet. None where there is no such method, of which
         nobody is told without a key."""
-        given = [(key.encode(), _bytes(value)) for key, value in metadata]
-        headers = dict(reversed(given))
+        pairs = [(key.encode(), _bytes(value)) for key, value in metadata]
+        headers = dict(reversed(pairs))
         context = read_context(headers)
         context.record.protocol = "grpc"
         if method is not None:
             context.record.route = path
         try:
             if method is None or method.access.role is not None:
-                context.principal = self._principal(given)
+                context.principal = self._principal(pairs)
             if method is not None:
                 check_restriction(self._restrictions, method.access.group, headers, "protocol")
                 if method.access.role is not None:
@@ -106,10 +103,10 @@ class Guard:
 
     def _principal(self, metadata: list[tuple[bytes, bytes]]) -> Principal:
         """Raises AuthenticationError, InvalidRequestError."""
-        given = [value for key, value in metadata if key == b"authorization"]
-        if len(given) > 1 and self._keys.needed:
+        headers = [value for key, value in metadata if key == b"authorization"]
+        if len(headers) > 1 and self._keys.needed:
             raise InvalidRequestError("Authorization is given more than once.")
-        return self._keys.principal(given[0] if given else None)
+        return self._keys.principal(headers[0] if headers else None)
 
     def _refusal(self, context: RequestContext, error: Exception) -> grpc.RpcMethodHandler:
         """Ends the RPC at once. Only handlers of streams are called before a message has been received, and callers of
@@ -257,12 +254,12 @@ def _name(rpc: Rpc, context: RequestContext, load: tuple[tuple[str, str | bytes]
     """The RPC's end tells what an HTTP answer's headers do: its id, which target has answered, which fields were not
     used, and the load."""
     record = context.record
-    told: tuple[tuple[str, str], ...] = (("x-request-id", context.id),)
+    pairs: tuple[tuple[str, str], ...] = (("x-request-id", context.id),)
     if record.target:
-        told = (*told, ("x-penstock-target", record.target_told))
+        pairs = (*pairs, ("x-penstock-target", record.target_told))
     if record.ignored:
-        told = (*told, ("x-penstock-ignored", record.ignored_told))
-    rpc.set_trailing_metadata((*told, *load))
+        pairs = (*pairs, ("x-penstock-ignored", record.ignored_told))
+    rpc.set_trailing_metadata((*pairs, *load))
 
 
 def _with_deadline(context: RequestContext, rpc: Rpc) -> RequestContext:

@@ -1,4 +1,4 @@
-"""What the operator says about the gRPC port."""
+"""Settings of the gRPC port."""
 
 from __future__ import annotations
 

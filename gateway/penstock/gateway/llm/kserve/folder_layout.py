@@ -1,4 +1,4 @@
-"""What a version folder of a language model holds, by backend: the seam, and what the layouts share."""
+"""Layouts of a language model's version folder, one for each backend: the seam, and what they share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.gateway.configuration.sections.language_model import (
     LanguageModelConfig,
     ReplicaConfig,
 )
-from penstock.gateway.llm.block_hosts import is_block_host
+from penstock.gateway.llm.engine_sharing import is_block_host
 from penstock.gateway.llm.kserve.tensor_form import Form
 
 ENGINES = ("auto", "openvino", "simulated", "tensorrt_llm", "torch", "vllm")

@@ -1,4 +1,4 @@
-"""Loads the language models of a model repository, whatever layout their backend has."""
+"""Loaders of the language models of a model repository, one for each backend."""
 
 from __future__ import annotations
 

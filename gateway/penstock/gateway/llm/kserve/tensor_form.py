@@ -18,9 +18,8 @@ from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import ServedModel
-from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings
+from penstock.gateway.llm.sampling import NUMBERS, SamplingFields, bad_words, bounded, sampling_params, stop_strings
 from penstock.gateway.llm.structured_output import grammar_field
-from penstock.gateway.llm.token_limits import bad_words
 
 PROMPT = "text_input"
 """The one input that is not optional."""
@@ -133,7 +132,7 @@ def flag(request: InferRequest, name: str) -> bool | None:
     return None if value is None else bool(value)
 
 
-def wanted(request: InferRequest, returns: Sequence[str]) -> frozenset[str]:
+def requested_outputs(request: InferRequest, returns: Sequence[str]) -> frozenset[str]:
     """Those of `returns` for which `return_<name>` is true, or that the client names as outputs."""
     return frozenset(name for name in returns if flag(request, f"return_{name}") or name in request.outputs)
 
@@ -162,7 +161,7 @@ _Fields = TypeVar("_Fields", bound=SamplingFields)
 def generate_request(
     request: InferRequest,
     model: ServedModel,
-    given: SamplingFields,
+    fields: SamplingFields,
     prompt: str,
     *,
     model_defaults: Mapping[str, Any],
@@ -170,24 +169,24 @@ def generate_request(
     logprobs: int | None,
     priority: int,
 ) -> GenerateRequest:
-    """Both kinds of defaults are for what `given` leaves open. Raises InvalidRequestError, UnsupportedError."""
-    max_tokens = default_max_tokens if given.max_tokens is None else given.max_tokens
+    """Both kinds of defaults are for what `fields` leaves open. Raises InvalidRequestError, UnsupportedError."""
+    max_tokens = default_max_tokens if fields.max_tokens is None else fields.max_tokens
     return GenerateRequest(
         model=model.name,
         prompts=[prompt],
         params=sampling_params(
-            given,
+            fields,
             model.info,
             model_defaults,
             max_tokens=bounded(max_tokens, "max_tokens", 1, _MAX_TOKENS),
             logprobs=logprobs,
         ),
-        n=1 if given.n is None else bounded(given.n, "n", 1, _MAX_N),
-        stop=stop_strings(given.stop),
-        bad_words=bad_words(given.bad_words),
-        grammar_field=grammar_field(given),
-        include_stop_str_in_output=bool(given.include_stop_str_in_output),
-        skip_special_tokens=given.skip_special_tokens is not False,
+        n=1 if fields.n is None else bounded(fields.n, "n", 1, _MAX_N),
+        stop=stop_strings(fields.stop),
+        bad_words=bad_words(fields.bad_words),
+        grammar_field=grammar_field(fields),
+        include_stop_str_in_output=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=fields.skip_special_tokens is not False,
         priority=priority,
         context=context_of(request),
         tenant=request.tenant,
@@ -204,19 +203,19 @@ def context_of(request: InferRequest) -> RequestContext:
 
 def sampling_object(request: InferRequest) -> dict[str, Any] | None:
     """What the tensor `sampling_parameters` says, None without one. Raises InvalidRequestError."""
-    given = text(request, "sampling_parameters")
-    if given is None:
+    json = text(request, "sampling_parameters")
+    if json is None:
         return None
-    encoded = given.encode() or b"{}"
+    encoded = json.encode() or b"{}"
     if len(encoded) > _MAX_OBJECT_BYTES:
         raise InvalidRequestError(f"sampling_parameters: they are longer than {_MAX_OBJECT_BYTES} bytes")
     return decode_json(encoded, dict[str, Any], field="sampling_parameters")
 
 
-def sampling_fields(given: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
+def sampling_fields(values: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
     """Values may be strings. Raises UnsupportedError for a name that `kind` does not have, InvalidRequestError."""
     try:
-        return msgspec.convert({name: _typed(name, value) for name, value in given.items()}, kind)
+        return msgspec.convert({name: _typed(name, value) for name, value in values.items()}, kind)
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$.")
         name = where.rstrip("`") or None
@@ -227,12 +226,7 @@ def sampling_fields(given: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
         raise InvalidRequestError(f"{name or 'sampling parameters'}: {problem}.", param=name) from None
 
 
-_KINDS = {
-    **dict.fromkeys(("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs", "priority"), int),
-    **dict.fromkeys(
-        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"), float
-    ),
-}
+_KINDS = {**NUMBERS, "logprobs": int, "priority": int}
 _JSON = frozenset(
     {
         *("response_format", "structured_outputs", "guided_choice"),

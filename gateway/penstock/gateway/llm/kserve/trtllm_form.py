@@ -21,11 +21,11 @@ from penstock.gateway.llm.kserve.tensor_form import (
     decoded,
     flag,
     generate_request,
+    requested_outputs,
     sampling_fields,
     scalar,
     strings,
     text,
-    wanted,
 )
 from penstock.gateway.llm.kserve.vllm_form import add_logprobs
 from penstock.gateway.llm.models import ServedModel
@@ -103,67 +103,67 @@ def read_request(request: InferRequest, model: ServedModel, policy: str) -> Text
     if prompt is None:
         raise InvalidRequestError("text_input is missing from the request")
     stream = flag(request, "streaming") or False
-    given = _sampling(request)
-    returns = wanted(request, _RETURNS)
+    sampling = _sampling(request)
+    returns = requested_outputs(request, _RETURNS)
     generate = generate_request(
         request,
         model,
-        given,
+        sampling,
         prompt,
         model_defaults={},
         default_max_tokens=_DEFAULT_MAX_TOKENS,
         logprobs=0 if "cumulative_logprob" in returns else None,
         priority=priority_level(request.priority, policy),
     )
-    prefix = "" if stream or given.exclude_input_from_output else prompt
+    prefix = "" if stream or sampling.exclude_input_from_output else prompt
     return TextRequest(generate, stream, prefix, returns, False, text(request, "lora_name"))
 
 
 def _sampling(request: InferRequest) -> Sampling:
-    given = sampling_fields(request.parameters, Sampling)
+    sampling = sampling_fields(request.parameters, Sampling)
     for name in _SAMPLING:
         value = scalar(request, f"sampling_param_{name}")
         if value is not None:
-            setattr(given, name, value)
+            setattr(sampling, name, value)
     stop = request.inputs.get("sampling_param_stop")
     if stop is not None:
-        given.stop = [decoded(item, "sampling_param_stop") for item in stop.array.flat]
+        sampling.stop = [decoded(item, "sampling_param_stop") for item in stop.array.flat]
     for name in (_GUIDE_TYPE, _GUIDE):
         value = text(request, name)
         if value is not None:
-            setattr(given, name, value)
-    if given.guided_decoding_guide_type or given.guided_decoding_guide:
-        _take_guide(given)
-    if given.best_of not in (None, 1):
+            setattr(sampling, name, value)
+    if sampling.guided_decoding_guide_type or sampling.guided_decoding_guide:
+        _take_guide(sampling)
+    if sampling.best_of not in (None, 1):
         raise UnsupportedError("best_of must be 1: there is no beam search.", param="best_of")
-    if given.return_perf_metrics:
+    if sampling.return_perf_metrics:
         raise UnsupportedError(f"return_perf_metrics is not supported: {_NO_METRICS}.", param="return_perf_metrics")
-    if given.seed is not None and given.seed > 2**63 - 1:
-        given.seed -= 2**64  # UINT64 here, INT64 in the engines: the same 64 bits
-    if _is_greedy(given):
-        given.temperature, given.top_p, given.top_k = 0.0, None, None
-    return given
+    if sampling.seed is not None and sampling.seed > 2**63 - 1:
+        sampling.seed -= 2**64  # UINT64 here, INT64 in the engines: the same 64 bits
+    if _is_greedy(sampling):
+        sampling.temperature, sampling.top_p, sampling.top_k = 0.0, None, None
+    return sampling
 
 
-def _take_guide(given: Sampling) -> None:
+def _take_guide(sampling: Sampling) -> None:
     """What NVIDIA's older backend (inflight_batcher_llm) calls a guide is a structured output here."""
-    kind, guide = given.guided_decoding_guide_type, given.guided_decoding_guide
+    kind, guide = sampling.guided_decoding_guide_type, sampling.guided_decoding_guide
     if kind not in _GUIDES:
         raise InvalidRequestError(f"{_GUIDE_TYPE} must be one of {', '.join(_GUIDES)}.", param=_GUIDE_TYPE)
-    if given.structured_outputs is not None:
+    if sampling.structured_outputs is not None:
         raise InvalidRequestError(f"{_GUIDE_TYPE} cannot be given beside structured_outputs.", param=_GUIDE_TYPE)
     if kind == "json":
-        given.structured_outputs = StructuredOutputs(json=True)
+        sampling.structured_outputs = StructuredOutputs(json=True)
     elif not guide:
         raise InvalidRequestError(f"{_GUIDE} is missing for {_GUIDE_TYPE} {kind}.", param=_GUIDE)
     else:
-        given.structured_outputs = msgspec.convert({_GUIDES[kind]: guide}, StructuredOutputs)
+        sampling.structured_outputs = msgspec.convert({_GUIDES[kind]: guide}, StructuredOutputs)
 
 
-def _is_greedy(given: Sampling) -> bool:
+def _is_greedy(sampling: Sampling) -> bool:
     """TensorRT-LLM's rule: a request that says nothing about sampling is greedy, whatever the model's own defaults."""
-    silent = given.temperature is None and given.top_k is None and given.top_p is None
-    return silent or given.temperature == 0 or given.top_k == 1 or given.top_p == 0
+    silent = sampling.temperature is None and sampling.top_k is None and sampling.top_p is None
+    return silent or sampling.temperature == 0 or sampling.top_k == 1 or sampling.top_p == 0
 
 
 class TrtllmWriter:

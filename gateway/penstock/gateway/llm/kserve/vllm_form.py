@@ -14,21 +14,20 @@ import numpy as np
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.llm.choice_output import ChoiceDelta
+from penstock.gateway.llm.choice_output import ChoiceDelta, TokenLogprob
 from penstock.gateway.llm.kserve.tensor_form import (
     Form,
     TextRequest,
     flag,
     generate_request,
+    requested_outputs,
     sampling_fields,
     sampling_object,
     strings,
     text,
-    wanted,
 )
 from penstock.gateway.llm.models import ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, bounded, priority_level
-from penstock.gateway.llm.token_logprobs import TokenLogprob
 
 RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
 """Outputs that come when `return_<name>` is true, or when the client names them."""
@@ -73,29 +72,29 @@ def read_request(request: InferRequest, model: ServedModel, policy: str) -> Text
     excluded = flag(request, "exclude_input_in_output")
     if stream and excluded is False:
         raise InvalidRequestError("When streaming, exclude_input_in_output = false is not allowed.")
-    returns = wanted(request, RETURNS)
-    given = _parameters(request)
-    if given.logprobs is not None:
-        bounded(given.logprobs, "logprobs", 0, _MAX_LOGPROBS)
-    asks_logprobs = given.logprobs is not None
+    returns = requested_outputs(request, RETURNS)
+    sampling = _parameters(request)
+    if sampling.logprobs is not None:
+        bounded(sampling.logprobs, "logprobs", 0, _MAX_LOGPROBS)
+    asks_logprobs = sampling.logprobs is not None
     generate = generate_request(
         request,
         model,
-        given,
+        sampling,
         prompt,
         model_defaults=model.default_params,
         default_max_tokens=_DEFAULT_MAX_TOKENS,
-        logprobs=given.logprobs if asks_logprobs else 0 if "cumulative_logprob" in returns else None,
-        priority=priority_level(given.priority if given.priority is not None else request.priority, policy),
+        logprobs=sampling.logprobs if asks_logprobs else 0 if "cumulative_logprob" in returns else None,
+        priority=priority_level(sampling.priority if sampling.priority is not None else request.priority, policy),
     )
     prefix = "" if stream or excluded else prompt
-    return TextRequest(generate, stream, prefix, returns, asks_logprobs, given.lora_name)
+    return TextRequest(generate, stream, prefix, returns, asks_logprobs, sampling.lora_name)
 
 
 def _parameters(request: InferRequest) -> SamplingParameters:
     """The tensor's JSON if there is one, else the request's parameters, whose values may be strings."""
-    given = sampling_object(request)
-    return sampling_fields(request.parameters if given is None else given, SamplingParameters)
+    values = sampling_object(request)
+    return sampling_fields(request.parameters if values is None else values, SamplingParameters)
 
 
 class VllmWriter:
@@ -158,12 +157,12 @@ def _logprobs_json(entries: Sequence[TokenLogprob]) -> bytes:
     """vLLM's form: for each token an object of token id -> {logprob, rank, decoded_token}, the sampled one included."""
     shown = []
     for entry in entries:
-        found = {
+        tokens = {
             str(other.token_id): {"logprob": other.logprob, "rank": rank, "decoded_token": other.token}
             for rank, other in enumerate(entry.top, 1)
         }
-        found[str(entry.token_id)] = {"logprob": entry.logprob, "rank": entry.rank, "decoded_token": entry.token}
-        shown.append(found)
+        tokens[str(entry.token_id)] = {"logprob": entry.logprob, "rank": entry.rank, "decoded_token": entry.token}
+        shown.append(tokens)
     return msgspec.json.encode(shown)
 
 

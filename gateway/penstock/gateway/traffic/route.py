@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable
 
 from penstock.gateway.configuration.traffic_rules import Target, TrafficRule
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.metrics.histogram import Histogram
+from penstock.gateway.metrics.requests import Histogram
 from penstock.gateway.traffic.choice import choose
 from penstock.gateway.traffic.pins import SequencePins
 from penstock.gateway.traffic.shift import Shift

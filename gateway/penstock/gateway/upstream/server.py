@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from penstock.gateway.configuration.upstream_settings import BaseUrl, UpstreamSettings, base_url
-from penstock.gateway.metrics.histogram import Histogram
+from penstock.gateway.metrics.requests import Histogram
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.server_health import ServerHealth
 

@@ -1,4 +1,4 @@
-"""The list of models: GET /api/tags, /api/ps and /api/version, POST /api/show."""
+"""Models as Ollama's API shows them: /api/tags, /api/ps, /api/show and /api/pull."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ class Pull:
 
     async def _states(self, tagged_name: str, exchange: Exchange) -> list[dict[str, Any]]:
         """Raises ModelNotFoundError, NotReadyError, PermissionDeniedError."""
-        upstream = self._settings.text_models.by_name
+        upstream = self._settings.text_models.listed()
         name = model_name(tagged_name, upstream.__contains__)
         layers = []
         if name in upstream:

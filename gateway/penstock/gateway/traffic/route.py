@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from penstock.gateway.configuration.traffic_rules import Target, TrafficRule
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.metrics.histogram import Histogram
+from penstock.gateway.metrics.requests import Histogram
 from penstock.gateway.traffic.shift import Shift
 
 MAX_PINS = 1 << 16

@@ -1,4 +1,4 @@
-"""From a request to what the model reads and what it is asked for."""
+"""Chats of the Messages API: what the model reads of a request, and what it is asked for."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from penstock.gateway.generating.answer_shape import NO_TOOLS, ToolUse, check_ar
 from penstock.tokenizers import Tool
 
 # Tools that Anthropic has named and its clients run: shell, text editor, memory. A request says no more than the
-# type. What a model has to know is here, as the documentation has it: https://docs.claude.com/en/docs/agents-and-
-# tools/tool-use/overview.
+# type. What a model has to know is here, as the documentation has it:
+# https://docs.claude.com/en/docs/agents-and-tools/tool-use/overview.
 
 _TYPE = re.compile(r"(bash|text_editor|memory)_([0-9]{8})")
 _RENAMED = "20250429"

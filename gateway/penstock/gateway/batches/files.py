@@ -1,4 +1,4 @@
-"""Files: https://platform.openai.com/docs/api-reference/files."""
+"""Files, and their uploads: https://platform.openai.com/docs/api-reference/files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and batches of a server, in its folder or in memory."""
+"""Files and batches of a server, in its folder or in memory, and the runner that answers their lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a route is for, and who may use it: stated where the route is listed, in every protocol's table."""
+"""Access: what a route is for and who may use it, stated where the route is listed; and API keys, digests only."""
 
 from __future__ import annotations
 

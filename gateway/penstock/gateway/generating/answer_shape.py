@@ -1,4 +1,5 @@
-"""What the answer of a chat consists of, and what it has to be."""
+"""The shape of a chat's answer: the tools that it may call, the parts that it consists of, the grammar that it follows,
+and the bound of its thought."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every endpoint that generates does with a call: body, request, generation, response."""
+"""Endpoints that generate: body, request, generation, response; and chats with models that other servers have."""
 
 from __future__ import annotations
 

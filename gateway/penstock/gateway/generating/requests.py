@@ -1,4 +1,5 @@
-"""Bodies as requests: decoded, and refused where they ask for something that this server does not do."""
+"""Requests in bodies: decoded, refused where they ask for something that this server does not do, and with a model
+where they name none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one choice's tokens to its deltas: detokenizer, stages, stop strings."""
+"""One choice's tokens as deltas: detokenizer, stages, stop strings, log probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From settings to what an engine process is told: its runner, its scheduler's limits, its options."""
+"""Specs of engine processes, from settings: which engine, its runner, its scheduler's limits, its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fronts ask the data plane to generate."""
+"""Requests of fronts to generate, and their texts as tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From settings to a language model: its engine process, its tokenizer, its template."""
+"""The builder of language models, from settings: engine process, tokenizer, template, parsers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The texts of a call as token ids: on which thread they are encoded, and when they are too long."""
+"""Prompts: chats as texts, texts as token ids, and what is done with those that are too long."""
 
 from __future__ import annotations
 

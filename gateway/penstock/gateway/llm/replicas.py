@@ -1,4 +1,4 @@
-"""From settings to several engines of a model. Loaded only where there are some."""
+"""Several engines of a model, from settings. Loaded only where there are some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the sampling fields of a request to SamplingParams: the ranges of OpenAI, vLLM's where OpenAI has none."""
+"""Sampling fields of requests, as SamplingParams: the ranges of OpenAI, vLLM's where OpenAI has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller's fields say that an output has to be: OpenAI's `response_format`, and vLLM's names."""
+"""Structure that a caller's fields ask for: OpenAI's `response_format`, and vLLM's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of models: GET /api/tags, /api/ps and /api/version, POST /api/show."""
+"""Models as Ollama's API shows them: /api/tags, /api/ps, /api/show and /api/pull."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""GET /v1/models and /v1/models/{id}, and loading and unloading as Triton's OpenAI front end has it."""
+"""Models as the OpenAI API shows them; loading and unloading them as Triton's front end has it; their adapters and
+engines as vLLM's server has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes a GenerateRequest of a chat or a text completion of OpenAI's API. All checks that need no engine are here."""
+"""Chats and text completions of OpenAI's API as GenerateRequests. All checks that need no engine are here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a model's folder to a PoolingModel that is ready to be started."""
+"""The builder of pooling models: from a model's folder to a PoolingModel that is ready to be started."""
 
 from __future__ import annotations
 

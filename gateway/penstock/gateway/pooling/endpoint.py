@@ -113,7 +113,7 @@ class PoolingEndpoint(ABC, Generic[_R]):
             if request is None:
                 return
             exchange.read_deadline()
-            await exchange.respond(200, await self.answer(request, exchange.context))  # type: ignore[arg-type]
+            await exchange.respond(200, await self.answer(request, exchange.context))
 
     def _parse(self, body: bytes) -> PoolingRequest:
         return parse(body, self.schema, self.unsupported)

@@ -1,4 +1,4 @@
-"""POST /pooling, as in vLLM: whatever a model gives for a text."""
+"""POST /pooling and /classify, as in vLLM: whatever a model gives for a text, or its classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""POST /rerank, /v1/rerank and /v2/rerank, in the forms of Jina and Cohere, and of Text Embeddings Inference (TEI)."""
+"""Scores of pairs: POST /rerank in the forms of Jina and Cohere, and of Text Embeddings Inference (TEI), and /score as
+in vLLM."""
 
 from __future__ import annotations
 

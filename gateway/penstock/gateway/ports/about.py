@@ -1,4 +1,4 @@
-"""GET /: the server's name and version, where its documentation is, and its routes."""
+"""GET /: the server's name and version, where its documentation is, and its routes; and GET /openapi.json."""
 
 from __future__ import annotations
 

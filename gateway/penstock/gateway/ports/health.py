@@ -1,4 +1,4 @@
-"""Health and metrics."""
+"""Health, metrics, and versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator looks at beyond metrics: the scheduler's state as JSON, once or as a live feed."""
+"""Views for operators beyond metrics: settings, requests in flight, and the scheduler's state, once or as a feed."""
 
 from __future__ import annotations
 

@@ -143,23 +143,23 @@ _SHOWN_CHARS = 64
 
 def check_files(files: Mapping[str, bytes]) -> None:
     """Refuses paths that are not plain names, possibly below folders, inside the model's folder: `1/model.onnx`,
-    `labels.txt`, `warmup/sample`.
+    `labels.txt`, `warmup/sample`. A slash before them means nothing, as in Triton.
 
     Raises InvalidRequestError.
     """
     if len(files) > _MAX_FILES:
         raise InvalidRequestError(f"more than {_MAX_FILES} files in one load request")
-    if BACKEND_FILENAME in files:
+    if BACKEND_FILENAME in map(_relative, files):
         raise InvalidRequestError(
             f"{BACKEND_FILENAME} runs in the server's own process: it has to lie in the repository, and cannot come"
             " with a load request"
         )
     for path in files:
-        parts = path.split("/")
+        parts = _relative(path).split("/")
         if len(parts) > _MAX_PARTS or not all(map(_is_file_name, parts)):
             raise InvalidRequestError(
-                f"the file path {_shown(path)} must be relative, like '<version>/<name>', and lead to a file inside the"
-                " model's folder"
+                f"the file path {_shown(path)} must be like '<version>/<name>', and lead to a file inside the model's"
+                " folder"
             )
 
 
@@ -177,13 +177,17 @@ def write_files(files: Mapping[str, bytes]) -> LocalModel:
 
 
 def _write(folder: Path, path: str, data: bytes) -> None:
-    target = folder / path
+    target = folder / _relative(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("xb") as file:  # the folder is ours alone and new: whatever is there, we have written
             file.write(data)
     except (FileExistsError, NotADirectoryError):
         raise InvalidRequestError(f"two of the files have conflicting paths: {_shown(path)}") from None
+
+
+def _relative(path: str) -> str:
+    return path.removeprefix("/")
 
 
 def _is_file_name(part: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a request asks for, apart from its input, as a request of the chat front, which checks it."""
+"""Requests as requests of the chat front, which checks them: all but their input."""
 
 from __future__ import annotations
 

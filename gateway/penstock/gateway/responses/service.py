@@ -1,4 +1,4 @@
-"""What a server keeps of responses: in its folder, or in memory."""
+"""Everything that a server keeps of responses: in its folder, or in memory."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.errors import kserve_error_body, kserve_status

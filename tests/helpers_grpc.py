@@ -18,10 +18,8 @@ from tritonclient.grpc.aio import InferenceServerClient, InferInput
 
 from helpers_kserve import FakeModel, FakeModelStore
 from helpers_model_host import served_from_a_front
-from penstock.gateway.front.access import Restrictions
-from penstock.gateway.front.auth import ApiKeys
-from penstock.gateway.front.drain import DrainState
-from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.access import ApiKeys, Restrictions
+from penstock.gateway.front.call import DrainState, RequestJournal
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.rpc import Guard
 from penstock.gateway.kserve.grpc.server import GrpcServer

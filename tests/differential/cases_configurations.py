@@ -103,7 +103,7 @@ def any_file(peer: Peer) -> Any:
         "warmup/INPUT0": bytes(8),
         "warmup/WORD": bytes(4),
     }
-    files |= {"config.pbtxt": b"nonsense", "notes/read me.md": b"", "0/x": b"", ".hidden": b""}
+    files |= {"config.pbtxt": b"nonsense", "notes/read me.md": b"", "0/x": b"", ".hidden": b"", "/notes/slash": b""}
     body = {
         "inputs": [tensor("INPUT0", [1, 2], [1, 2]), text("WORD", "w", (1, 1))],
         "outputs": outputs("OUTPUT0", classification=1),

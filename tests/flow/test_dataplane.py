@@ -28,7 +28,7 @@ from penstock.engines.errors import (
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
-from penstock.gateway.llm.token_limits import word_tokens
+from penstock.gateway.llm.sampling import word_tokens
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def test_choices_that_are_the_same_are_computed_once(setup):
         assert (text_of(own, index), tokens_of(own, index)) == (text_of(same), tokens_of(same))
         assert [d.finish_reason for d in own if d.finish_reason] == [d.finish_reason for d in same if d.finish_reason]
     counts = [len(tokens_of(alone))] * 3 + [len(tokens_of(other))] * 3
-    assert generation.usage_by_choice == counts
+    assert [generation.tokens_of(choice) for choice in range(len(counts))] == counts
     assert generation.usage.completion_tokens == sum(counts)
     assert s.engine.stats.admitted == before + 2
     deltas[0].token_ids.append(-1)

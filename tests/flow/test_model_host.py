@@ -362,7 +362,7 @@ async def test_a_front_that_dies_uses_no_region() -> None:
             regions.unregister()
             await hosted.host.spread()
             assert regions.status()
-            hosted.links[0].close()
+            hosted.connections[0].close()
             await until(lambda: not regions.status())
     finally:
         memory.close()

@@ -13,8 +13,8 @@ from helpers_dataplane import Setup, request
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.work_pool import WorkPools
-from penstock.gateway.llm import prompts, request_tokens
+from penstock.gateway.front.intake import WorkPools
+from penstock.gateway.llm import generate_request, prompts
 
 TOO_LONG = (
     "This model's maximum context length is 256 tokens. However, your prompt has more than 255 tokens. Please reduce "
@@ -98,10 +98,10 @@ async def test_the_texts_of_a_call_have_a_limit_together(setup, encoded, monkeyp
 @pytest.mark.parametrize(("n", "asked", "count"), [(2, 4, 100), (3, 4, 150), (2, 5, 120)])
 async def test_the_choices_of_a_call_have_so_many_log_probabilities_of_prompts(setup, monkeypatch, n, asked, count):
     """Else a few kilobytes could ask for gigabytes."""
-    monkeypatch.setattr(request_tokens, "_MAX_PROMPT_LOGPROBS", 100)
+    monkeypatch.setattr(generate_request, "_MAX_PROMPT_LOGPROBS", 100)
     wanted = request(prompts=[[20] * 5, [21] * 5], n=n, params={"prompt_logprobs": asked})
     fits = (
         nullcontext() if count <= 100 else pytest.raises(InvalidRequestError, match=f"have {count} log probabilities")
     )
     with fits:
-        await request_tokens.prompt_tokens(setup.model, wanted, WorkPools().text)
+        await generate_request.prompt_tokens(setup.model, wanted, WorkPools().text)

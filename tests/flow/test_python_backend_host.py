@@ -343,20 +343,42 @@ return counter.value(), gauge.value(), [
     assert refusals[8] == "Error when creating MetricFamily: the metric 'c' is a COUNTER"
 
 
-async def test_a_process_that_the_model_has_forked_leaves_its_connection_alone(tmp_path: Path) -> None:
+async def test_a_process_that_the_model_has_forked_asks_through_the_model_s_own(tmp_path: Path) -> None:
     body = """
-import multiprocessing
-global child
+import asyncio, multiprocessing
+global child, later
+async def later(x): return y(await ask([x]).async_exec())
 def child(x):
     pb_utils.Logger.log_info("from a child")
-    try: return y(ask([x]).exec())
-    except pb_utils.TritonModelException as error: return str(error)
+    large = ask([x] * 100_000).exec().output_tensors()[0].as_numpy()
+    awaited = asyncio.run(later(x))
+    errors = y(ask([-1]).exec())[1][-8:], y(ask([1], name="nowhere").exec())[1][:13]
+    return y(ask([x]).exec()), awaited, *errors, large.sum()
 with multiprocessing.get_context("fork").Pool(2) as pool:
     found = pool.map(child, [1, 2, 3])
-return set(found), y(ask([4]).exec())
+return found, y(ask([4]).exec())
 """
-    refused = "The server cannot be asked here: only the model's own process is connected to it."
-    assert await said(tmp_path, body) == ({refused}, [[8]])
+    found = [([[2.0 * x]], [[2.0 * x]], "negative", "Model nowhere", 200_000 * x) for x in (1, 2, 3)]
+    assert await said(tmp_path, body) == (found, [[8]])
+
+
+async def test_a_process_that_the_model_has_forked_asks_for_no_stream_and_outlives_no_model(tmp_path: Path) -> None:
+    body = """
+import os
+def refused(read, what):
+    try: what()
+    except pb_utils.TritonModelException as error: os.write(read, (str(error) + "|").encode())
+read, write = os.pipe()
+child = os.fork()
+if not child:
+    refused(write, lambda: ask([1]).exec(decoupled=True))
+    refused(write, lambda: pb_utils.is_model_ready("inner"))
+    os._exit(0)
+os.waitpid(child, 0)
+return os.read(read, 1000).decode()
+"""
+    refused = "The server cannot be asked here: only the model's own process is connected to it.|"
+    assert await said(tmp_path, body) == refused * 2
 
 
 @pytest.mark.parametrize(("leaves", "status"), [("sys.exit(7)", 7), ("raise RuntimeError", 1), ("return None", 0)])

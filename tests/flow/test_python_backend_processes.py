@@ -37,11 +37,11 @@ from penstock.classic.base import reports_ready
 from penstock.classic.python import instance as instance_module
 from penstock.classic.python.link import Link
 from penstock.classic.python.process import PythonOptions
-from penstock.classic.python.session import Program, Session
+from penstock.classic.python.session import ModelProgram, Session
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError
 from penstock.engines.host.crash_folder import crashes
-from penstock.gateway.front.journal import current_request, name_request
+from penstock.gateway.front.call import current_request, name_request
 
 CONFIG = f"""
 max_batch_size: 0
@@ -344,7 +344,7 @@ async def test_a_start_is_given_up_whatever_the_process_has_just_said(monkeypatc
 
     monkeypatch.setattr(Link, "connect", connect)
     launch: Any = SimpleNamespace(options=PythonOptions.parse({}))
-    program = Program("m_0", launch, {}, ModelSignature(parsed(ADD_SUB_CONFIG)), FakeHost())
+    program = ModelProgram("m_0", launch, {}, ModelSignature(parsed(ADD_SUB_CONFIG)), FakeHost())
     process: Any = SimpleNamespace(socket=None, files=None)
     for turns in range(8):
         session = Session(program, process)

@@ -202,7 +202,7 @@ def assert_books(model: ClassicModel, admitted: int) -> None:
         (
             ITERATIVE,
             f"requests[0].{RESCHEDULE}; return [pb_utils.InferenceResponse([])]",
-            "must have None in the execute",
+            "Expected a None object in the execute function return list for reschduled request, found type",
         ),
         (ITERATIVE, f"requests[0].{RESCHEDULE}; raise ValueError('late')", "message: ValueError: late"),
         (ITERATIVE, "requests[0].set_release_flags(7)", "Unsupported release flags 7."),

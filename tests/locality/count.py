@@ -17,10 +17,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from helpers_inside import Inside  # noqa: E402
 ROOMS = ("gateway", "engines", "kvcache", "tokenizers", "loadtest")
 DEMO = "gateway/penstock/gateway/demo_model"
 STEP = "penstock/engines/core.py:step"
+IDLE_SECONDS = 3
 REPEATS = 8
 """Times that each request is sent: lines that run less often than this belong to something else."""
 
@@ -74,6 +77,7 @@ class TracedServer:
 
     def __init__(self, checkout: Path, folder: Path, inside: Inside) -> None:
         self.inside = inside
+        self.idle: dict[str, set[int]] = {}
         model = folder / "models/add_sub"
         (model / "1").mkdir(parents=True)
         (model / "config.pbtxt").write_text(ADD_SUB)
@@ -98,6 +102,18 @@ class TracedServer:
                 return ports
         raise SystemExit("the server did not start:\n" + "".join(log))
 
+    @cached_property
+    def model(self) -> str:
+        """The language model's name. Asked for once: it is no part of what is traced."""
+        with urllib.request.urlopen(self.http + "/v1/models", timeout=60) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+
+    def note_idle(self, checkout: Path) -> None:
+        """Notes what runs without a request."""
+        self.inside.command(b"c")
+        time.sleep(IDLE_SECONDS)
+        self.idle = {file: set(lines) for file, lines in ran_lines(self, "all", checkout).items()}
+
     def post(self, path: str, body: dict[str, Any]) -> bytes:
         request = urllib.request.Request(
             self.http + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -111,7 +127,7 @@ class TracedServer:
 
 
 def send_chat(server: TracedServer) -> None:
-    assert b"[DONE]" in server.post("/v1/chat/completions", {"model": model_name(server), **CHAT})
+    assert b"[DONE]" in server.post("/v1/chat/completions", {"model": server.model, **CHAT})
 
 
 def send_infer(server: TracedServer) -> None:
@@ -128,7 +144,7 @@ def send_stream_infer(server: TracedServer) -> None:
         for name, datatype in (("text_input", "BYTES"), ("stream", "BOOL"))
     ]
     request = service_pb2.ModelInferRequest(
-        model_name=model_name(server),
+        model_name=server.model,
         inputs=tensors,
         raw_input_contents=[len(text).to_bytes(4, "little") + text, b"\1"],
         parameters={"max_tokens": service_pb2.InferParameter(int64_param=24)},
@@ -140,11 +156,6 @@ def send_stream_infer(server: TracedServer) -> None:
     assert not responses[0].error_message, responses[0].error_message
 
 
-def model_name(server: TracedServer) -> str:
-    with urllib.request.urlopen(server.http + "/v1/models", timeout=60) as answer:
-        return str(json.load(answer)["data"][0]["id"])
-
-
 SCENARIOS = (
     Scenario("streamed chat", send_chat),
     Scenario("ModelStreamInfer of a language model", send_stream_infer),
@@ -154,19 +165,27 @@ SCENARIOS = (
 
 
 def traced(server: TracedServer, scenario: Scenario, checkout: Path) -> dict[str, list[int]]:
-    """File -> lines that ran at least once for each request, in any process."""
+    """File -> lines that ran at least once for each request, in any process. Files of which nothing ran that does not
+    run on an idle server, too, belong to its health checks."""
     for _ in range(2):
         scenario.send(server)
     server.inside.command(b"c")
     for _ in range(REPEATS):
         scenario.send(server)
+    counts = ran_lines(server, "inside" if scenario.inside else "all", checkout)
+    ran = {file: sorted(line for line, count in lines.items() if count >= REPEATS) for file, lines in counts.items()}
+    idle = {} if scenario.inside else server.idle
+    return {file: lines for file, lines in sorted(ran.items()) if lines and not idle.get(file, set()).issuperset(lines)}
+
+
+def ran_lines(server: TracedServer, where: str, checkout: Path) -> dict[str, Counter[int]]:
+    """File -> line -> how often it ran in any process since the last `c`."""
     counts: dict[str, Counter[int]] = {}
     for answer in server.inside.command(b"r"):
-        for file, lines in answer["inside" if scenario.inside else "all"].items():
+        for file, lines in answer[where].items():
             name = os.path.relpath(file, checkout)
             counts.setdefault(name, Counter()).update({int(line): count for line, count in lines.items()})
-    ran = {file: sorted(line for line, count in lines.items() if count >= REPEATS) for file, lines in counts.items()}
-    return {file: lines for file, lines in sorted(ran.items()) if lines}
+    return counts
 
 
 def traced_rows(files: dict[str, list[int]], checkout: Path) -> tuple[int, int, int, int]:
@@ -283,6 +302,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Inside(Path(folder), tracer, LOCALITY_INSIDE=STEP) as inside:
         server = TracedServer(checkout, Path(folder), inside)
         try:
+            server.note_idle(checkout)
             results = {scenario.name: traced(server, scenario, checkout) for scenario in SCENARIOS}
         finally:
             server.close()

@@ -49,7 +49,8 @@ class ScriptedGeneration(Generation):
         ]
         self.prompt_logprobs: list[list[TokenLogprob | None]] | None = None
         self.usage = Usage(prompt_tokens=sum(map(len, self.prompt_token_ids)), cached_tokens=1)
-        self.usage_by_choice = [0] * (len(request.prompts) * request.n)
+        self._copies = 1
+        self._tokens_of = [0] * (len(request.prompts) * request.n)
 
     def prompt_text(self, prompt: int) -> str:
         return "".join(f"<{token_id}>" for token_id in self.prompt_token_ids[prompt])
@@ -72,7 +73,7 @@ class ScriptedGeneration(Generation):
                 continue
             for each in step:
                 self.usage.completion_tokens += len(each.token_ids)
-                self.usage_by_choice[each.index] += len(each.token_ids)
+                self._tokens_of[each.index] += len(each.token_ids)
             return step
         raise StopAsyncIteration
 

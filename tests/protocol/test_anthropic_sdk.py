@@ -14,7 +14,7 @@ from penstock.engines.errors import QueueFullError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.llm.model_parsers import choose_parsers
+from penstock.gateway.llm.models import choose_parsers
 from penstock.tokenizers import ChatTemplate
 from protocol.conftest import Endpoint, Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane

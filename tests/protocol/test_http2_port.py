@@ -13,8 +13,8 @@ from helpers_http2 import data, headers
 from helpers_keys import api_keys
 from helpers_server import wait_until
 from penstock.gateway.front.browser_rules import BrowserRules
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.stream import ConnectionLimits
 from penstock.gateway.http2 import frames

@@ -16,7 +16,7 @@ from helpers_responses import accumulated, validated_response
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.llm.model_parsers import choose_parsers
+from penstock.gateway.llm.models import choose_parsers
 from penstock.tokenizers import ChatTemplate
 from protocol.conftest import Endpoint, ServerThread
 

@@ -15,13 +15,12 @@ from helpers_dataplane import Setup
 from helpers_keys import api_keys
 from helpers_tokenizers import byte_level, save_folder
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.llm.model_parsers import choose_parsers
-from penstock.gateway.llm.models import TextSettings
+from penstock.gateway.llm.models import TextSettings, choose_parsers
 from penstock.gateway.ports.http_apps import build_app
 from penstock.tokenizers import ChatTemplate, Tokenizer
 from protocol.asgi_client import call

@@ -14,7 +14,7 @@ from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.llm.model_parsers import ModelParsers, choose_parsers
+from penstock.gateway.llm.models import ModelParsers, choose_parsers
 from penstock.tokenizers.hf import FillInMiddle
 from protocol.conftest import ServerThread
 

@@ -75,6 +75,12 @@ def paced(stream: ResponseStream) -> ResponseStream:
     return stream
 
 
+class ResponseListener(Protocol):
+    def take(self, response: InferResponse, /) -> None:
+        """Called on the event loop. Must not raise."""
+        ...
+
+
 class PushedStream(ABC):
     """A ResponseStream that can also call its reader: that saves the resumption of a task for each response."""
 
@@ -85,9 +91,9 @@ class PushedStream(ABC):
     async def __anext__(self) -> InferResponse: ...
 
     @abstractmethod
-    def listen(self, listener: Callable[[InferResponse], None] | None) -> None:
-        """Instead of iterating: `listener` is called on the event loop with each response, beginning with those that
-        wait. It must not raise. None: not any more; what comes then waits for the iterator."""
+    def listen(self, listener: ResponseListener | None) -> None:
+        """Instead of iterating: `listener` gets each response, beginning with those that wait. None: not any more; what
+        comes then waits for the iterator."""
 
 
 class InferModel(Protocol):

@@ -11,7 +11,7 @@ from time import monotonic_ns
 
 from penstock.classic.base import BackendModel, ModelContext, ResponseStream, SaysReady
 from penstock.classic.batching.batch import Call, ExecBatch, UnaryCall, count_batch, count_response
-from penstock.classic.batching.custom import CustomBatcher, Strategy
+from penstock.classic.batching.custom import CustomBatcher, CustomStrategy
 from penstock.classic.batching.fine_timer import FineTimer
 from penstock.classic.batching.queue import DEADLINE_TEXT, DynamicBatcher
 from penstock.classic.batching.ragged import RaggedBatch, ragged_layout
@@ -52,7 +52,7 @@ class ClassicModel(SaysReady):
         backend_model: BackendModel,
         sequences: SequenceBatcher | None = None,
         limits: ModelLimits | None = None,
-        strategy: Strategy | None = None,
+        strategy: CustomStrategy | None = None,
     ) -> None:
         """`sequences` is there for a configuration with `sequence_batching`, `limits` where the rate limiter is on,
         `strategy` for a model with custom batching."""

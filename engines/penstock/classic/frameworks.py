@@ -1,5 +1,5 @@
-"""What backends for the model files of frameworks share: their packages, text and scalars, and what a model file says
-of its own tensors, from which a configuration is filled and against which it is checked.
+"""The common parts of backends for the model files of frameworks: their packages, text and scalars, and what a model
+file says of its own tensors, from which a configuration is filled and against which it is checked.
 
 The rules and the texts are those of Triton's ONNX Runtime and TensorRT backends.
 """

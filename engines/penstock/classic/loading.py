@@ -21,7 +21,7 @@ from penstock.classic.base import (
     InstanceContext,
     ModelContext,
 )
-from penstock.classic.batching.custom import Strategy, load_strategy
+from penstock.classic.batching.custom import CustomStrategy, load_strategy
 from penstock.classic.batching.rate_limiter import ModelLimits, RateLimiter, has_rate_limits
 from penstock.classic.batching.sequences.batcher import SequenceBatcher
 from penstock.classic.classic_model import ClassicModel
@@ -101,7 +101,7 @@ async def _load(
     contexts: Sequence[InstanceContext],
     sequences: SequenceBatcher | None,
     limits: ModelLimits | None,
-    strategy: Strategy | None,
+    strategy: CustomStrategy | None,
 ) -> ClassicModel:
     backend_model = await _in_thread(backend.load_model, context, _unload_model)
     try:
@@ -169,7 +169,7 @@ async def _unload_instance(instance: BackendInstance | AsyncInstance) -> None:
         await asyncio.to_thread(instance.unload)
 
 
-async def _close_strategy(strategy: Strategy | None) -> None:
+async def _close_strategy(strategy: CustomStrategy | None) -> None:
     if strategy is not None:
         await asyncio.to_thread(strategy.close)
 

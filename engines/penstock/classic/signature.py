@@ -1,5 +1,5 @@
-"""What a model's configuration says about its tensors, looked up once and read for every request, and the checks of a
-request against it.
+"""The tensors of a model's configuration, looked up once and read for every request, and the checks of a request
+against them.
 
 The checks, their order and texts are those of Triton's server: clients match on these texts.
 """

@@ -23,7 +23,7 @@ from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.other_models import TrafficConfig
 from penstock.gateway.front.acceptor import cannot_listen
 from penstock.gateway.front.addresses import url_host
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState
 from penstock.gateway.front.quota import Quota
 from penstock.gateway.fronts.front_process import Services
 from penstock.gateway.fronts.messages import REQUESTS, Begin, FromSupervisor, Logs, ReadAgain

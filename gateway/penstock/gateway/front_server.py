@@ -36,14 +36,13 @@ from penstock.gateway.composition.ports import (
 )
 from penstock.gateway.composition.records import RequestRecords
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.access import ApiKeys
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.heap import settle
-from penstock.gateway.front.intake import Intake
+from penstock.gateway.front.intake import Intake, WorkPools
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.server_log import set_up_log
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.fronts.counts import samples_of, take
 from penstock.gateway.fronts.forwarding import Forwarder
 from penstock.gateway.fronts.front_models import FrontModels
@@ -84,9 +83,9 @@ from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.metrics.requests import HttpPortMetrics, IntakeMetrics
 from penstock.gateway.model_host.connection import Connection
 from penstock.gateway.model_host.host_link import HostLink
-from penstock.gateway.model_host.messages import Described, DownMessage, Published, Response
+from penstock.gateway.model_host.messages import DownMessage
 from penstock.gateway.open_ports import begin_drain
-from penstock.gateway.ports.requests_in_flight import chosen
+from penstock.gateway.ports.scheduler_state import chosen
 from penstock.gateway.usage.ledger import usage_of
 
 logger = logging.getLogger("penstock")
@@ -160,7 +159,7 @@ class Supervisor:
         return await self._messages.get()
 
     def _heard(self, message: FromSupervisor | DownMessage, tail: memoryview) -> None:
-        if isinstance(message, Response | Described | Published):
+        if isinstance(message, DownMessage):
             self.link.heard(message, tail)
             return
         if isinstance(message, Begin):

@@ -42,16 +42,16 @@ from penstock.gateway.composition.records import (
 )
 from penstock.gateway.configuration.command_parser import as_flags
 from penstock.gateway.configuration.config import SETTINGS, Config, ConfigError, overlay
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState
 from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.front.first_steps import first_steps, reachable_host
 from penstock.gateway.front.heap import settle
+from penstock.gateway.front.intake import WorkPools
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.loops import loop_factory
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.server_log import log_handler, set_up_log
 from penstock.gateway.front.service_manager import ServiceManager
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.server import HttpServer, ServerSettings
 from penstock.gateway.kserve.grpc.health import Health
 from penstock.gateway.kserve.grpc.rpc import Guard
@@ -62,8 +62,7 @@ from penstock.gateway.metrics.requests import HttpPortMetrics, IntakeMetrics
 from penstock.gateway.open_ports import OpenPorts
 from penstock.gateway.openai.tensor_models import TensorModels
 from penstock.gateway.ports.http_apps import batch_endpoints, build_app, build_metrics_app
-from penstock.gateway.ports.requests_in_flight import Chosen
-from penstock.gateway.ports.scheduler_state import operator_routes
+from penstock.gateway.ports.scheduler_state import Chosen, operator_routes
 from penstock.gateway.served_models import ServedModels
 from penstock.gateway.signals import ServerSignals
 
@@ -177,6 +176,7 @@ class Server:
         )
         """Of RPCs, whatever transport they come by."""
         self._endpoints = batch_endpoints(models.dataplane, self._settings, models.pooling)
+        models.traffic.answer_by(self._endpoints, self._settings)
         self._batches = build_batches(config, self._database, self._endpoints, self._settings)
         self._responses = build_responses(config, self._database, self._settings)
         self.app = build_app(

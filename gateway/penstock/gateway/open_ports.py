@@ -11,7 +11,7 @@ from penstock.gateway.composition.ports import tls_settings
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.acceptor import cannot_listen
 from penstock.gateway.front.addresses import url_host
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState
 from penstock.gateway.front.tls import TlsSettings
 from penstock.gateway.grpc_transport.server import Http2Transport
 from penstock.gateway.http.server import HttpServer

@@ -21,7 +21,7 @@ from helpers_classic import FunctionBackend, Gate, check_books, echo_request, mo
 from penstock.classic.base import InstanceContext
 from penstock.classic.batching import custom
 from penstock.classic.batching.batch import UnaryCall
-from penstock.classic.batching.custom import CustomBatcher, Strategy, StrategyError, waiting_request
+from penstock.classic.batching.custom import CustomBatcher, CustomStrategy, StrategyError, waiting_request
 from penstock.classic.loading import ClassicModel, load_model
 from penstock.classic.messages import InferRequest, WaitingRequest
 from penstock.classic.model_config import config_dict
@@ -91,8 +91,8 @@ async def test_failures_wait_for_no_delay(tmp_path: Path) -> None:
     assert batcher.take(100_000) == [calls[1]]
 
 
-def by_weight() -> Strategy:
-    return Strategy(BatchStrategy(config_dict(model_config(CONFIG))), "m", "")
+def by_weight() -> CustomStrategy:
+    return CustomStrategy(BatchStrategy(config_dict(model_config(CONFIG))), "m", "")
 
 
 def call(request: InferRequest) -> UnaryCall:
@@ -223,7 +223,7 @@ class Recorded:
 
 def asked(strategy: Recorded, *ids: str) -> list[Any]:
     """What becomes of requests of one batch."""
-    of = Strategy(strategy, "m", "")
+    of = CustomStrategy(strategy, "m", "")
     of.begin()
     found: list[Any] = []
     for id in ids:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from penstock.engines.errors import EngineError
-from penstock.engines.formats.safetensors_file import Described, read_header
+from penstock.engines.formats.safetensors_file import TensorHeader, read_header
 
 
 def test_shapes_of_types_that_are_not_loaded(tmp_path: Path) -> None:
@@ -21,9 +21,9 @@ def test_shapes_of_types_that_are_not_loaded(tmp_path: Path) -> None:
     }
     save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
     expected = {
-        "packed": Described("I32", (4, 2), 32),
-        "small": Described("F8_E4M3", (3, 5), 15),
-        "half": Described("BF16", (7,), 14),
+        "packed": TensorHeader("I32", (4, 2), 32),
+        "small": TensorHeader("F8_E4M3", (3, 5), 15),
+        "half": TensorHeader("BF16", (7,), 14),
     }
     assert read_header(tmp_path / "x.safetensors") == expected
 

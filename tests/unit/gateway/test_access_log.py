@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import threading
 
 import pytest
 
@@ -16,9 +18,10 @@ from penstock.engines.errors import (
     QueueFullError,
 )
 from penstock.gateway.errors import HttpError
+from penstock.gateway.front import access_log
 from penstock.gateway.front.access_log import AccessLog
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal, RequestContext, read_context
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.record import Outcome
 from penstock.gateway.llm.generation import Usage
 
@@ -113,6 +116,46 @@ async def test_a_client_cannot_write_lines_of_its_own() -> None:
     [line] = await lines(context)
     assert "id=x2026ACCESSGET/200ok31m" in line
     assert "\x1b" not in line
+
+
+class SlowReader(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.reads = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.begun.set()
+        assert self.reads.wait(20)
+        return super().write(text)
+
+
+@pytest.mark.parametrize("most", [10, 1])
+async def test_what_reads_the_log_slowly_holds_up_no_request(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Until very many lines wait."""
+    monkeypatch.setattr(access_log, "_FLUSH_SECONDS", 0)
+    monkeypatch.setattr(access_log, "_MOST_LINES", most)
+    out = SlowReader()
+    log = AccessLog(out)
+    log(ended("/first"))
+    assert await asyncio.to_thread(out.begun.wait, 20)
+    log(ended("/second"))
+    if most == 1:
+        out.reads.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    out.reads.set()
+    log.flush()
+    assert [" /first " in line for line in out.getvalue().splitlines()] == [True, False]
+
+
+async def test_a_log_that_nobody_reads_any_more_is_no_error() -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    log = AccessLog(Broken())
+    log(ended())
+    log.flush()
 
 
 def test_every_request_ends_once() -> None:

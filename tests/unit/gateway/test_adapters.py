@@ -12,13 +12,13 @@ from penstock.engines.errors import InvalidRequestError, NotFoundError, Unsuppor
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.llm.adapters import (
     AdapterSet,
+    CallCounter,
     check_name,
     find_folder,
     new_adapter,
     parse_adapters,
     parse_directory,
 )
-from penstock.gateway.llm.call_counter import CallCounter
 
 
 @pytest.fixture

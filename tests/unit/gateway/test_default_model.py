@@ -14,7 +14,7 @@ import helpers_pooling
 from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.text_models import TextModels

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.llm import engine_choice
-from penstock.gateway.llm.engine_choice import choose_engine
+from penstock.gateway.llm import engine_spec
+from penstock.gateway.llm.engine_spec import choose_engine
 from penstock.gateway.llm.models import find_model
 
 
@@ -18,9 +18,9 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     """`machine(gpus=..., torch=...)`: what there is."""
 
     def be(*, gpus: int = 0, torch: bool = True, vllm: bool = False) -> None:
-        monkeypatch.setattr(engine_choice, "visible_gpus", lambda: gpus)
+        monkeypatch.setattr(engine_spec, "visible_gpus", lambda: gpus)
         there = {"torch": torch, "transformers": torch, "vllm": vllm}
-        monkeypatch.setattr(engine_choice, "find_spec", lambda name: object() if there[name] else None)
+        monkeypatch.setattr(engine_spec, "find_spec", lambda name: object() if there[name] else None)
 
     return be
 

@@ -15,7 +15,7 @@ from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.fronts.messages import Ask, Ended, Granted, Holds, Spent, Table
 from penstock.gateway.fronts.model_table import FrontHolds, Used
 from penstock.gateway.fronts.quotas import QuotaClient, QuotaDesk, granted_by, keys_message
-from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.adapters import CallCounter
 
 
 class Unloading(RuleBasedStateMachine):

@@ -15,7 +15,7 @@ import pytest
 from penstock.classic.python.link import ArenaFiles
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError, OverloadedError
 from penstock.gateway.configuration.config import Config
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState
 from penstock.gateway.front_server import _run
 from penstock.gateway.fronts.forwarding import Forwarder
 from penstock.gateway.fronts.front_process import FrontProcess, Services

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message
 
 from penstock.gateway.fronts.forwarding import _relay_answer
-from penstock.gateway.fronts.passing import BODY, END, MESSAGE, Answered
+from penstock.gateway.fronts.passing import BODY, END, MESSAGE, AnswerStart
 
 
 class SaidPassage:
@@ -25,7 +25,7 @@ async def relayed(headers: list[tuple[bytes, bytes]], *said: tuple[int, bytes]) 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    answered = Answered(status=200, headers=headers)
+    answered = AnswerStart(status=200, headers=headers)
     passage: Any = SaidPassage((MESSAGE, answered), *said)
     await _relay_answer(passage, send)
     return [(message["body"], message["more_body"]) for message in sent[1:]]

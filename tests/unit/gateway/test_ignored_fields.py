@@ -10,8 +10,8 @@ import pytest
 
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.batches.lines import answered, parse_line
+from penstock.gateway.front.call import RequestJournal, be_strict
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.journal import RequestJournal, be_strict
 from penstock.gateway.front.record import MAX_IGNORED
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engines.errors import CancelledError, OverloadedError
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.intake import SMALL_BODY, BodyBudget, Intake, LoopLag
-from penstock.gateway.front.journal import RequestJournal
-from penstock.gateway.front.work_pool import WorkPool, WorkPools
+from penstock.gateway.front.intake import SMALL_BODY, BodyBudget, Intake, LoopLag, WorkPool, WorkPools
 from penstock.gateway.metrics.requests import IntakeMetrics
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from penstock.engines.errors import AuthenticationError, PermissionDeniedError
 from penstock.gateway.cli import main
 from penstock.gateway.composition.records import open_database
 from penstock.gateway.configuration.config import ConfigError, load_config
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Role
 from penstock.gateway.front.key_file import read_keys
 

@@ -20,11 +20,10 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER
 from penstock.gateway.llm.adapters import new_adapter
-from penstock.gateway.llm.chat_texts import ChatValues, chat_text
 from penstock.gateway.llm.engine_spec import engine_spec
 from penstock.gateway.llm.model_builder import build_model
-from penstock.gateway.llm.model_parsers import choose_parsers
-from penstock.gateway.llm.models import ModelSource, find_model
+from penstock.gateway.llm.models import ModelSource, choose_parsers, find_model
+from penstock.gateway.llm.prompts import ChatValues, chat_text
 from penstock.tokenizers import Tokenizer
 
 DEMO = find_model(None)

@@ -10,11 +10,11 @@ import pytest
 
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.adapters import CallCounter
 from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.llm.model_sleep import ModelSleep
 from penstock.gateway.llm.models import LoadedModel
-from penstock.gateway.ollama.keep_alive import keep, seconds_of
+from penstock.gateway.ollama.generate import keep, seconds_of
 
 
 class Stage:

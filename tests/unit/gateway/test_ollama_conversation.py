@@ -8,10 +8,9 @@ import pytest
 
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.llm.model_parsers import ModelParsers
-from penstock.gateway.ollama.options import sampling_fields
+from penstock.gateway.llm.models import ModelParsers
 from penstock.gateway.ollama.schemas import CalledFunction, ChatRequest, Message, Options, ToolCall
-from penstock.gateway.ollama.translation import openai_chat, template_messages
+from penstock.gateway.ollama.translation import openai_chat, sampling_fields, template_messages
 from penstock.tokenizers import find_reasoning_parser
 from protocol.fake_dataplane import INFO
 

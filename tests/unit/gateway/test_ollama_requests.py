@@ -11,7 +11,7 @@ import pytest
 
 from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.front.journal import RequestJournal, be_strict
+from penstock.gateway.front.call import RequestJournal, be_strict
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, Generation
 from penstock.gateway.ports.http_apps import build_app

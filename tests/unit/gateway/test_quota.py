@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.engines.errors import RateLimitedError
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.front.record import Outcome
 from penstock.gateway.llm.generation import Usage

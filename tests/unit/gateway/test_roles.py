@@ -16,8 +16,8 @@ from helpers_kserve_http import kserve_context
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.access import ApiGroup, RequiredHeader, read_restrictions
 from penstock.gateway.front.context import Role
+from penstock.gateway.http.routes import Match
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.kserve.http_routes import EndpointMatch
 from penstock.gateway.ports.http_apps import build_app, build_metrics_app
 from penstock.gateway.ports.scheduler_state import operator_routes
 from protocol.asgi_client import AsgiCall, call
@@ -113,20 +113,12 @@ async def test_each_route_is_for_one_role(route: str, role: Role) -> None:
 
 def test_the_list_here_has_every_route() -> None:
     app = app_for()
-
-    def kserve_has(path: str) -> bool:
-        return app.kserve.handles(path) and path not in ("/v2/rerank", "/v2/embed")
-
     listed = [route.split(" ") for route in (*(route for route, _ in ROUTES), *PROBES)]
-    kserve = [app.kserve.find({"method": method, "path": path}) for method, path in listed if kserve_has(path)]
-    assert all(isinstance(each, EndpointMatch) for each in kserve)
-    assert {id(each.endpoint) for each in kserve} == {id(each) for each in app.kserve.endpoints()}
-    others = [
-        app.routes.find({"type": "http", "method": method, "path": path})
-        for method, path in listed
-        if not kserve_has(path)
-    ]
-    assert {id(each) for each in others} == {id(each) for each in app.routes.all}
+    headers: tuple[list[tuple[bytes, bytes]], ...] = ([], [(b"anthropic-version", b"2023-06-01")])
+    scopes = [{"method": method, "path": path, "headers": each} for method, path in listed for each in headers]
+    found = [app.routes.find(scope) for scope in scopes]
+    assert all(isinstance(each, Match) for each in found)
+    assert {each.route for each in found} >= {route for route in app.routes.all if "{version}" not in route.name}
 
 
 async def test_a_refusal_in_the_words_of_openai() -> None:

@@ -11,8 +11,8 @@ import pytest
 from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.gateway.composition.records import build_spans
 from penstock.gateway.configuration.config import Config, ConfigError, load_config
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal, RequestContext, read_context
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.record import RequestRecord, Stage
 from penstock.gateway.llm.generation import Usage
 from penstock.gateway.spans import stage_spans

@@ -17,9 +17,9 @@ from penstock.gateway.configuration.triton_flags import (
     TRITON_SERVED,
     TRITON_TUNING,
 )
+from penstock.gateway.front.intake import WorkPools
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.server_log import log_to_file
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.metrics.triton import TritonMetrics
 from penstock.gateway.served_models import ServedModels
 

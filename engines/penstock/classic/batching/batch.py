@@ -129,7 +129,7 @@ SequenceId = tuple[str, int | str]
 """The caller's tenant, and the correlation id: tenants may choose the same ids, and share no sequence."""
 
 
-class Slot:
+class SequenceSlot:
     """A place in an instance. With the direct strategy it is also the place in the instance's batches."""
 
     __slots__ = ("index", "instance", "sequence")
@@ -149,7 +149,7 @@ class CallSequence:
         """Those that wait, in the order of their arrival."""
         self.running = 0
         """Of its requests: those that are executed now."""
-        self.slot: Slot | None = None
+        self.slot: SequenceSlot | None = None
         self.closed = False
         """It takes no further requests."""
         self.states: dict[str, Array] = {}

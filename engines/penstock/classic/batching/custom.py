@@ -75,7 +75,7 @@ class StrategyError(EngineError):
     """The strategy has raised."""
 
 
-class Strategy:
+class CustomStrategy:
     """Forms one batch after the other: `begin`, `joins` for each request in the order of the queue, `end`.
 
     Whatever the class raises, sys.exit() included, the server has to live on.
@@ -126,7 +126,7 @@ class Strategy:
             logger.exception("%s() of the custom batching of model '%s' failed", name, self._model)
 
 
-def load_strategy(context: ModelContext) -> Strategy | None:
+def load_strategy(context: ModelContext) -> CustomStrategy | None:
     """That of the model's folder, None if there is none. In a thread.
 
     Raises ValueError or PenstockError when it cannot be loaded.
@@ -137,7 +137,7 @@ def load_strategy(context: ModelContext) -> Strategy | None:
         return None
     name = f"_penstock_batchstrategy_{next(_numbers)}"
     try:
-        strategy = Strategy(_class(path, name)(config_dict(config)), config.name, name)
+        strategy = CustomStrategy(_class(path, name)(config_dict(config)), config.name, name)
     except BaseException as error:
         sys.modules.pop(name, None)
         logger.exception("%s of model '%s' cannot be loaded", path.name, config.name)
@@ -171,7 +171,9 @@ _WARN_INTERVAL_NS = 60_000_000_000
 
 
 class CustomBatcher(DynamicBatcher[Call]):
-    def __init__(self, config: ModelConfig, strategy: Strategy, fail: Callable[[Call, PenstockError], None]) -> None:
+    def __init__(
+        self, config: ModelConfig, strategy: CustomStrategy, fail: Callable[[Call, PenstockError], None]
+    ) -> None:
         """`fail` ends a request for which the strategy has raised, and takes it out of the queue."""
         super().__init__(config)
         self._joins = self._ask

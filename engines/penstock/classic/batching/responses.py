@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from penstock.classic.base import CancellableStream, PacedStream, PushedStream
+from penstock.classic.base import CancellableStream, PacedStream, PushedStream, ResponseListener
 from penstock.classic.batching.batch import Call
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.engines.errors import OverloadedError, PenstockError
@@ -40,7 +40,7 @@ class Stream(PushedStream, CancellableStream, PacedStream):
         self._unread: deque[InferResponse] = deque()
         self._unread_bytes = 0
         self._reader: Future[None] | None = None
-        self._listener: Callable[[InferResponse], None] | None = None
+        self._listener: ResponseListener | None = None
         self._ended = False
         self.paced = False
         self._reads = 0
@@ -78,7 +78,7 @@ class Stream(PushedStream, CancellableStream, PacedStream):
             self._call = None  # the call knows this stream: no request leaves a cycle
         if self._listener is not None:
             self._ended = response.final
-            self._listener(response)
+            self._listener.take(response)
             return
         heavy = response.outputs and self._unread_bytes > MAX_UNREAD_BYTES
         if heavy or len(self._unread) >= MAX_UNREAD_RESPONSES:
@@ -106,10 +106,10 @@ class Stream(PushedStream, CancellableStream, PacedStream):
     def ready(self) -> InferResponse | None:
         return self._pop() if self._unread else None
 
-    def listen(self, listener: Callable[[InferResponse], None] | None) -> None:
+    def listen(self, listener: ResponseListener | None) -> None:
         self._listener = listener
         while self._listener is not None and self._unread:
-            self._listener(self._pop())
+            self._listener.take(self._pop())
 
     def _pop(self) -> InferResponse:
         response = self._unread.popleft()

@@ -1,4 +1,4 @@
-"""Who waits for whom, where models ask models: finds what would wait for ever. Plain data, no clock.
+"""Waits of models for models: who waits for whom, and what would wait for ever. Plain data, no clock.
 
 A model executes in as many places as it has instances. An execution that has asked another model keeps its place until
 the answer is there. When all places of a model are kept by executions that wait for queues which cannot move either,

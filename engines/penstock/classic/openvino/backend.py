@@ -28,7 +28,7 @@ from penstock.classic.frameworks import (
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import model_path
 from penstock.classic.onnxruntime.files import external_data
-from penstock.classic.openvino.options import Options, core, explain, load_openvino, options
+from penstock.classic.openvino.options import OpenVINOOptions, core, explain, load_openvino, options
 from penstock.classic.parameters import check_options
 from penstock.classic.tensors import NUMPY_TYPES, Array
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
@@ -215,7 +215,7 @@ class OpenVINOBackend(Backend):
 class OpenVINOModel(BackendModel):
     """The instances share the compiled model, and so the weights; it has a stream of threads for each of them."""
 
-    def __init__(self, model: Any, config: ModelConfig, options: Options) -> None:
+    def __init__(self, model: Any, config: ModelConfig, options: OpenVINOOptions) -> None:
         self._config = config
         self._options = options
         self._described = _checked(model, config, options)
@@ -235,7 +235,7 @@ class OpenVINOModel(BackendModel):
         del self._compiled
 
 
-def _prepared(config: ModelConfig, version_folder: Path, options: Options) -> Any:
+def _prepared(config: ModelConfig, version_folder: Path, options: OpenVINOOptions) -> Any:
     """The model with the shapes that the configuration asks for."""
     model = read_model(config, version_folder)
     reshape(model, config, static_batch=options.static_batch, to_config=options.reshapes)
@@ -247,7 +247,7 @@ def _names(config: ModelConfig) -> list[str]:
     return [tensor.name for tensor in (*inputs, *config.output, *state_outputs(config))]
 
 
-def _checked(model: Any, config: ModelConfig, options: Options) -> DescribedModel:
+def _checked(model: Any, config: ModelConfig, options: OpenVINOOptions) -> DescribedModel:
     """What the model tells. Raises ValueError when the configuration is not one of it."""
     described = describe(model, _names(config))
     check(config, _with_any_batch(described) if options.static_batch else described)
@@ -267,7 +267,7 @@ logger = logging.getLogger(__name__)
 
 
 class OpenVINOInstance(BackendInstance):
-    def __init__(self, request: Any, config: ModelConfig, described: DescribedModel, options: Options) -> None:
+    def __init__(self, request: Any, config: ModelConfig, described: DescribedModel, options: OpenVINOOptions) -> None:
         self._request = request
         self._name = config.name
         self._static_batch = config.max_batch_size if options.static_batch else 0

@@ -55,7 +55,7 @@ _EARLIER_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class OpenVINOOptions:
     device: str
     properties: Mapping[str, Any]
     """For compiling."""
@@ -67,14 +67,14 @@ class Options:
     """Inputs get the configured dims."""
 
 
-def options(config: ModelConfig, backend_options: Mapping[str, str]) -> Options:
+def options(config: ModelConfig, backend_options: Mapping[str, str]) -> OpenVINOOptions:
     """Raises ValueError that names what cannot be."""
     found = strings(config)
     for key, reason in _REFUSED.items():
         if key in found:
             raise ValueError(f"parameter '{key}' is not supported: {reason}")
     parameters = {_EARLIER_NAMES.get(key, key): value for key, value in found.items()}
-    return Options(
+    return OpenVINOOptions(
         device=_device(parameters),
         properties=_properties(parameters, config, backend_options),
         static_batch=config.max_batch_size > 0 and flag(parameters, "SKIP_OV_DYNAMIC_BATCHSIZE", False),

@@ -20,7 +20,7 @@ from penstock.classic.base import AsyncInstance, Backend, BackendModel, Instance
 from penstock.classic.model_config import ModelConfig, config_dict, config_json
 from penstock.classic.python.instance import PythonInstance
 from penstock.classic.python.process import Environment, Launch, PythonOptions, find_environment, lines_of, prepared
-from penstock.classic.python.session import Program
+from penstock.classic.python.session import ModelProgram
 from penstock.classic.python.worker.wire import FRAME, decode, frame
 from penstock.classic.signature import ModelSignature
 from penstock.engines.host.black_box import BlackBox
@@ -115,7 +115,7 @@ class PythonModel(BackendModel):
             },
         }
         launch = Launch(self._environment, self._options, f"penstock.models.{context.name}")
-        return PythonInstance(Program(context.name, launch, init, self._signature, model.host))
+        return PythonInstance(ModelProgram(context.name, launch, init, self._signature, model.host))
 
     def unload(self) -> None:
         self._environment.remove()

@@ -9,7 +9,7 @@ from collections import deque
 from contextvars import Context
 
 from penstock.classic.base import AsyncInstance, Batch
-from penstock.classic.python.session import Program, Session
+from penstock.classic.python.session import ModelProgram, Session
 from penstock.engines.errors import EngineError, NotReadyError, PenstockError
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _PROBE_LIMIT = 5.0
 
 
 class PythonInstance(AsyncInstance):
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ModelProgram) -> None:
         self._program = program
         self._session: Session | None = None
         self._supervision: asyncio.Task[None] | None = None

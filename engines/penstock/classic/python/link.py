@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -59,6 +61,53 @@ def _ignore(kind: str, fields: list[Any], tail: memoryview) -> None:
     """For what comes after the end."""
 
 
+class BrokenFrameError(ValueError):
+    """What was received is no frame; nothing behind it can be read either."""
+
+
+class FrameSplitter:
+    """Cuts received bytes into frames: the lengths of head and tail, and these two."""
+
+    def __init__(
+        self, lengths: struct.Struct, alignment: int = 1, most_head: int = sys.maxsize, most_tail: int = sys.maxsize
+    ) -> None:
+        """The lengths and the heads are padded to `alignment` bytes; tails have multiples of it."""
+        self._lengths = lengths
+        self._alignment = alignment
+        self._most_head = most_head
+        self._most_tail = most_tail
+        self._rest = bytearray()
+        self._needed = lengths.size
+
+    def feed(self, data: bytes) -> list[tuple[memoryview, memoryview]]:
+        """Head and tail of each frame that is complete now. They are views: a tail stays usable as long as it is
+        referenced. Raises BrokenFrameError."""
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return []
+            data = bytes(self._rest)
+            self._rest.clear()
+        found = []
+        view = memoryview(data)
+        position, end = 0, len(data)
+        lengths, alignment = self._lengths, self._alignment
+        self._needed = lengths.size
+        while end - position >= lengths.size:
+            head, tail = lengths.unpack_from(data, position)
+            if head > self._most_head or tail > self._most_tail or tail % alignment:
+                raise BrokenFrameError(f"a frame claims to have a head of {head} bytes and a tail of {tail} bytes")
+            size = lengths.size + head + -head % alignment + tail
+            if position + size > end:
+                self._needed = size
+                break
+            start = position + lengths.size
+            position += size
+            found.append((view[start : start + head], view[position - tail : position]))
+        self._rest += view[position:]
+        return found
+
+
 class Link(asyncio.Protocol):
     """Messages both ways. `on_message` gets the kind, the fields and the tail of each as it comes; the arrays over a
     tail are read-only."""
@@ -69,8 +118,7 @@ class Link(asyncio.Protocol):
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._files = files
         self._on_message = on_message
-        self._rest = bytearray()
-        self._needed = FRAME.size
+        self._reader = FrameSplitter(FRAME)
         self._transport: asyncio.Transport | None = None
 
     @classmethod
@@ -86,29 +134,13 @@ class Link(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._needed:
-                return
-            data = bytes(self._rest)
-            self._rest.clear()
-        view = memoryview(data)
-        position, end = 0, len(data)
-        self._needed = FRAME.size
-        while end - position >= FRAME.size:
-            head, tail = FRAME.unpack_from(data, position)
-            if position + FRAME.size + head + tail > end:
-                self._needed = FRAME.size + head + tail
-                break
-            start = position + FRAME.size
-            position = start + head + tail
-            kind, returned, grown, *fields = decode(view[start : start + head])
+        for head, tail in self._reader.feed(data):
+            kind, returned, grown, *fields = decode(head)
             if returned:
                 self.outbox.release(returned)
             if grown:
                 self.inbox.grown(grown)
-            self._on_message(kind, fields, view[start + head : position])
-        self._rest += view[position:]
+            self._on_message(kind, fields, tail)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._files.close()  # what is mapped stays mapped

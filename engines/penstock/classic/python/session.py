@@ -73,7 +73,7 @@ _MANY_STRINGS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Program:
+class ModelProgram:
     """What a model's process is to run."""
 
     name: str
@@ -86,7 +86,7 @@ class Program:
 
 
 class Session:
-    def __init__(self, program: Program, process: ModelProcess) -> None:
+    def __init__(self, program: ModelProgram, process: ModelProcess) -> None:
         self.process = process
         self.has_is_ready = False
         self._program = program
@@ -106,7 +106,7 @@ class Session:
         self._cancellations: Cancellations
 
     @classmethod
-    async def open(cls, program: Program) -> Session:
+    async def open(cls, program: ModelProgram) -> Session:
         """Starts the process and loads the model. Raises EngineError when either fails."""
         try:
             process = await ModelProcess.spawn(program.launch)

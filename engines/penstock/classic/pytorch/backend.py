@@ -27,7 +27,7 @@ from penstock.classic.frameworks import (
 from penstock.classic.model_config import ModelConfig, datatype_name, datatype_value
 from penstock.classic.parameters import check_options
 from penstock.classic.python.backend import PythonBackend
-from penstock.classic.pytorch.options import Options, check_installed, explain, load_torch, options
+from penstock.classic.pytorch.options import PyTorchOptions, check_installed, explain, load_torch, options
 from penstock.classic.pytorch.programs import (
     DICTIONARY,
     STRINGS,
@@ -91,7 +91,7 @@ class PyTorchBackend(Backend):
 
 
 class PyTorchModel(BackendModel):
-    def __init__(self, path: Path, format: Format, config: ModelConfig, options: Options) -> None:
+    def __init__(self, path: Path, format: Format, config: ModelConfig, options: PyTorchOptions) -> None:
         self._path = path
         self._format = format
         self._config = config
@@ -192,7 +192,7 @@ class PyTorchInstance(BackendInstance):
         binding: InputBinding,
         scalars: Iterable[str],
         config: ModelConfig,
-        options: Options,
+        options: PyTorchOptions,
         device: Any,
     ) -> None:
         """`scalars`: inputs that the program takes without dimensions."""

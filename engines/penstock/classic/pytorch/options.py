@@ -43,7 +43,7 @@ _interop_counts: list[int] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PyTorchOptions:
     inference_mode: bool
     """False: gradients are off all the same, but views and versions of tensors are tracked."""
     optimized: bool
@@ -56,14 +56,14 @@ class Options:
     """That an operator may use."""
 
 
-def options(config: ModelConfig) -> Options:
+def options(config: ModelConfig) -> PyTorchOptions:
     """Raises ValueError that names what cannot be."""
     parameters = strings(config)
     for key, kept in _WHOLE_PROCESS.items():
         if flag(parameters, key, kept) != kept:
             raise ValueError(f"parameter '{key}' is not supported: it would change all models of the server")
     _set_interop_threads(thread_count(parameters, "INTER_OP_THREAD_COUNT"))
-    return Options(
+    return PyTorchOptions(
         inference_mode=flag(parameters, "INFERENCE_MODE", True),
         optimized=not flag(parameters, "DISABLE_OPTIMIZED_EXECUTION", False),
         shared_weights=flag(parameters, "ENABLE_WEIGHT_SHARING", False),

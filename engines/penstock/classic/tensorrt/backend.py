@@ -36,7 +36,7 @@ _DATATYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ShapeBounds:
     """Of an input's dimensions in a profile, both included."""
 
     lowest: tuple[int, ...]
@@ -51,7 +51,7 @@ def plan_file(config: ModelConfig, version_folder: Path) -> Path:
     return path
 
 
-class Engine:
+class PlanEngine:
     """On the device that was set when it was made. Raises ValueError for a plan that does not fit it.
 
     Execution contexts of one engine share its weights.
@@ -100,7 +100,7 @@ class Engine:
     def profiles(self) -> int:
         return int(self._engine.num_optimization_profiles)
 
-    def bounds(self, profile: int) -> dict[str, Bounds]:
+    def bounds(self, profile: int) -> dict[str, ShapeBounds]:
         """Of every input, in this profile."""
         found = {}
         for name in filter(self._is_input, self.names):
@@ -108,9 +108,9 @@ class Engine:
             # profiles are for variable dimensions
             if -1 in shape:
                 lowest, _, highest = self._engine.get_tensor_profile_shape(name, profile)
-                found[name] = Bounds(tuple(lowest), tuple(highest))
+                found[name] = ShapeBounds(tuple(lowest), tuple(highest))
             else:
-                found[name] = Bounds(shape, shape)
+                found[name] = ShapeBounds(shape, shape)
         return found
 
     def max_batch_size(self) -> int:
@@ -134,7 +134,7 @@ class TensorRTBackend(Backend):
         """The batch size is the largest one of the engine's profiles."""
         if is_complete(config):
             return
-        engine = Engine(load_tensorrt(), plan_file(config, version_folder))
+        engine = PlanEngine(load_tensorrt(), plan_file(config, version_folder))
         complete(config, engine.describe(), engine.max_batch_size())
 
     def load_model(self, context: ModelContext) -> TensorRTModel:
@@ -146,7 +146,7 @@ class TensorRTModel(BackendModel):
         self._cuda = cuda
         self._path = path
         self._config = config
-        self._engines: dict[int, Engine] = {}
+        self._engines: dict[int, PlanEngine] = {}
         """By device: its instances share them."""
         self._loading = threading.Lock()
 
@@ -165,11 +165,11 @@ class TensorRTModel(BackendModel):
             self._cuda, engine, self._config, context.device_id, self._profiles(context.name, engine.profiles)
         )
 
-    def _engine(self, device_id: int) -> Engine:
+    def _engine(self, device_id: int) -> PlanEngine:
         with self._loading:
             if device_id not in self._engines:
                 self._cuda.call("cudaSetDevice", device_id)
-                self._engines[device_id] = Engine(load_tensorrt(), self._path)
+                self._engines[device_id] = PlanEngine(load_tensorrt(), self._path)
             return self._engines[device_id]
 
     def _profiles(self, instance: str, count: int) -> list[int]:
@@ -189,7 +189,7 @@ class TensorRTModel(BackendModel):
 
 class TensorRTInstance(BackendInstance):
     def __init__(
-        self, cuda: Cuda, engine: Engine, config: ModelConfig, device_id: int, profiles: Sequence[int]
+        self, cuda: Cuda, engine: PlanEngine, config: ModelConfig, device_id: int, profiles: Sequence[int]
     ) -> None:
         self._cuda = cuda
         self._device_id = device_id
@@ -201,7 +201,7 @@ class TensorRTInstance(BackendInstance):
         self._buffers = {name: DeviceBuffer(cuda) for name in engine.names}
         cuda.call("cudaSetDevice", device_id)
         self._stream = cuda.call("cudaStreamCreate")
-        self._contexts: list[tuple[Any, dict[str, Bounds]]] = []
+        self._contexts: list[tuple[Any, dict[str, ShapeBounds]]] = []
         """With the bounds of each one's profile; the first that a batch fits is taken."""
         for profile in profiles:
             context = engine.create_context()
@@ -272,7 +272,7 @@ class TensorRTInstance(BackendInstance):
         self._cuda.call("cudaStreamDestroy", self._stream)
 
 
-def _misfit(name: str, shape: Sequence[int], bounds: Bounds) -> str:
+def _misfit(name: str, shape: Sequence[int], bounds: ShapeBounds) -> str:
     """What is wrong with the shape; empty if nothing is."""
     about = f"request specifies invalid shape for input '{name}'. Error details: model expected "
     if len(shape) != len(bounds.lowest):

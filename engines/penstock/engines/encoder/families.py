@@ -95,7 +95,7 @@ _OLD_NAMES = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class EncoderFamily:
     prefix: str
     """Of the encoder's tensors in a checkpoint that has a head as well."""
     names: tuple[tuple[str, str], ...] = ()
@@ -156,25 +156,25 @@ _SIZES = {
     "layer_norm_eps": 1e-12,
 }
 """What config.json means where it is silent."""
-_ROBERTA = Family(
+_ROBERTA = EncoderFamily(
     prefix="roberta.",
     defaults=_SIZES | {"vocab_size": 50265, "pad_token_id": 1, "layer_norm_eps": 1e-5},
     reserved_positions=_after_padding,
     classifier=_own_dense,
 )
 
-FAMILIES: dict[str, Family] = {
-    "Bert": Family(prefix="bert.", defaults=_SIZES, classifier=lambda c: {"dense": "pooler.dense"}),
+FAMILIES: dict[str, EncoderFamily] = {
+    "Bert": EncoderFamily(prefix="bert.", defaults=_SIZES, classifier=lambda c: {"dense": "pooler.dense"}),
     "Roberta": _ROBERTA,
     "XLMRoberta": _ROBERTA,
     "Camembert": _ROBERTA,
-    "Electra": Family(
+    "Electra": EncoderFamily(
         prefix="electra.",
         defaults=_SIZES
         | {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128},
         classifier=lambda c: _own_dense(c) | {"activation": "gelu"},
     ),
-    "DistilBert": Family(
+    "DistilBert": EncoderFamily(
         prefix="distilbert.",
         names=(
             (r"^transformer\.layer\.", "encoder.layer."),
@@ -198,7 +198,7 @@ FAMILIES: dict[str, Family] = {
         type_rows=lambda c: 0,
         classifier=lambda c: {"dense": "pre_classifier", "activation": "relu"},
     ),
-    "MPNet": Family(
+    "MPNet": EncoderFamily(
         prefix="mpnet.",
         names=(
             (r"\.attention\.attn\.q\.", ".attention.self.query."),
@@ -213,7 +213,7 @@ FAMILIES: dict[str, Family] = {
         distance_buckets=lambda c: c["relative_attention_num_buckets"],
         classifier=_own_dense,
     ),
-    "ModernBert": Family(
+    "ModernBert": EncoderFamily(
         prefix="model.",
         keys={"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"},
         defaults=_SIZES
@@ -275,7 +275,7 @@ def parse_encoder(settings: Settings) -> EncoderSpec:
     return _spec(family, c, classifies=ending == CLASSIFIER)
 
 
-def _architecture(settings: Settings) -> tuple[Family, str] | None:
+def _architecture(settings: Settings) -> tuple[EncoderFamily, str] | None:
     names = settings.get("architectures")
     for name in names if isinstance(names, list) else []:
         for ending in _ENDINGS:
@@ -285,7 +285,7 @@ def _architecture(settings: Settings) -> tuple[Family, str] | None:
     return None
 
 
-def _spec(family: Family, c: Settings, *, classifies: bool) -> EncoderSpec:
+def _spec(family: EncoderFamily, c: Settings, *, classifies: bool) -> EncoderSpec:
     heads, hidden = c["num_attention_heads"], c["hidden_size"]
     if not heads or hidden % heads:
         raise UnsupportedError(f"hidden_size {hidden} is not divided by {heads} attention heads")
@@ -323,7 +323,7 @@ def num_labels(c: Settings) -> int:
     return len(labels) if isinstance(labels, Mapping) and labels else int(c.get("num_labels") or 2)
 
 
-def _renaming(family: Family, *, classifies: bool) -> Callable[[str], str | None]:
+def _renaming(family: EncoderFamily, *, classifies: bool) -> Callable[[str], str | None]:
     patterns = [(re.compile(pattern), text) for pattern, text in (*_OLD_NAMES, *family.names)]
     unused = _OF_THE_TRAINING + (() if classifies else _OFCLASSIFIERS)
 

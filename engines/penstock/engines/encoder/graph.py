@@ -1,8 +1,8 @@
 """Graphs of encoders, from tokens to one vector or one row of logits for each text: built here, or exported as ONNX or
 OpenVINO IR by Optimum and sentence-transformers. `rows` says what goes in.
 
-An exported graph takes a padded row for each text. Its inputs are replaced by what `Rows` makes of a batch, and pooling
-stands behind it, so that an exported model is fed and answers like any other.
+An exported graph takes a padded row for each text. Its inputs are replaced by what `TextRows` makes of a batch, and
+pooling stands behind it, so that an exported model is fed and answers like any other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import openvino.opset15 as ops
 
 from penstock.engines.encoder.families import ClassifierSpec, EncoderSpec, RotarySpec
 from penstock.engines.encoder.model_folder import EncoderOutline, SentenceRecipe
-from penstock.engines.encoder.rows import Attention, Rows
+from penstock.engines.encoder.rows import TextAttention, TextRows
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.exported import read_graph
@@ -27,7 +27,7 @@ def build_encoder(spec: EncoderSpec, recipe: SentenceRecipe, weights: Weights) -
 
     Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore.
     """
-    rows = Rows()
+    rows = TextRows()
     builder = _Builder(spec, weights, rows)
     x = builder.encode()
     if spec.classifier is None:
@@ -45,7 +45,7 @@ def build_encoder(spec: EncoderSpec, recipe: SentenceRecipe, weights: Weights) -
 
 
 class _Builder:
-    def __init__(self, spec: EncoderSpec, weights: Weights, rows: Rows) -> None:
+    def __init__(self, spec: EncoderSpec, weights: Weights, rows: TextRows) -> None:
         self._spec = spec
         self._weights = weights
         self._rows = rows
@@ -60,7 +60,7 @@ class _Builder:
         if spec.distance_buckets:
             shape = (spec.distance_buckets, spec.num_heads)
             table = self._weights.table("encoder.relative_attention_bias.weight", shape)
-        attention = Attention(spec, self._rows, table)
+        attention = TextAttention(spec, self._rows, table)
         for n in range(spec.num_layers):
             x = self._layer(x, f"encoder.layer.{n}.", attention)
         return x
@@ -79,7 +79,7 @@ class _Builder:
         x = self._norm(x, "embeddings.LayerNorm", size)
         return x if size == spec.hidden_size else self._linear(x, "embeddings_project", spec.hidden_size, size)
 
-    def _layer(self, x: Node, prefix: str, attention: Attention) -> Node:
+    def _layer(self, x: Node, prefix: str, attention: TextAttention) -> Node:
         """BERT's: a norm after each part."""
         spec = self._spec
         hidden, inner = spec.hidden_size, spec.intermediate_size
@@ -99,7 +99,7 @@ class _Builder:
         table = "embeddings.tok_embeddings.weight"
         x = self._weights.look_up(self._rows.inputs["input_ids"], table, (spec.vocab_size, hidden))
         x = self._norm(x, "embeddings.norm", hidden, bias=bias)
-        attention = Attention(spec, self._rows)
+        attention = TextAttention(spec, self._rows)
         for n in range(spec.num_layers):
             prefix = f"layers.{n}."
             y = self._norm(x, prefix + "attn_norm", hidden, bias=bias) if n else x
@@ -146,7 +146,7 @@ ACTIVATE: dict[str, Callable[[Node], Node]] = {
 }
 
 
-def text_vectors(x: Node, size: int, rows: Rows, recipe: SentenceRecipe) -> Node:
+def text_vectors(x: Node, size: int, rows: TextRows, recipe: SentenceRecipe) -> Node:
     """[T, size] to [B, size of the vectors], not normalised; without a pooling to [T, size of the vectors]. Raises
     UnsupportedError for a dense layer that does not take what comes before it."""
     parts = [_pooled(x, mode, rows) for mode in recipe.pooling] or [x]
@@ -165,7 +165,7 @@ def text_vectors(x: Node, size: int, rows: Rows, recipe: SentenceRecipe) -> Node
     return pooled
 
 
-def _pooled(x: Node, mode: str, rows: Rows) -> Node:
+def _pooled(x: Node, mode: str, rows: TextRows) -> Node:
     if mode == "cls":
         return rows.first(x)
     if mode == "lasttoken":
@@ -194,7 +194,7 @@ def build_exported(outline: EncoderOutline, recipe: SentenceRecipe) -> ov.Model:
     """
     path = outline.graph_file
     assert path is not None
-    graph, rows = read_graph(path), Rows()
+    graph, rows = read_graph(path), TextRows()
     _connect(graph, rows, path.name)
     result = _result(graph, rows, outline, recipe, path.name)
     used = [node for node in rows.inputs.values() if node.output(0).get_target_inputs()]
@@ -204,7 +204,7 @@ def build_exported(outline: EncoderOutline, recipe: SentenceRecipe) -> ov.Model:
         raise UnsupportedError(f"{path.name} does not take texts of any number and length: {error}") from error
 
 
-def _connect(graph: ov.Model, rows: Rows, file: str) -> None:
+def _connect(graph: ov.Model, rows: TextRows, file: str) -> None:
     """Puts the rows in the place of the graph's inputs."""
     padded = {
         "input_ids": lambda: rows.spread(rows.inputs["input_ids"]),
@@ -220,7 +220,7 @@ def _connect(graph: ov.Model, rows: Rows, file: str) -> None:
         output.replace(ops.convert(padded[name](), output.get_element_type()).output(0))
 
 
-def _result(graph: ov.Model, rows: Rows, outline: EncoderOutline, recipe: SentenceRecipe, file: str) -> Node:
+def _result(graph: ov.Model, rows: TextRows, outline: EncoderOutline, recipe: SentenceRecipe, file: str) -> Node:
     outputs = {name: output for output in graph.outputs for name in output.get_names()}
     if outline.num_labels is not None:
         if _LOGITS not in outputs:

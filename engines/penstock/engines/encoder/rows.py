@@ -61,7 +61,7 @@ def _rounded(count: int) -> int:
     return -(-count // ROUNDED_TO) * ROUNDED_TO
 
 
-class Rows:
+class TextRows:
     """The graph's inputs, and the way between tokens and rows."""
 
     def __init__(self) -> None:
@@ -118,8 +118,8 @@ _MAX_DISTANCE = 128
 """MPNet puts all distances from here on into one bucket."""
 
 
-class Attention:
-    def __init__(self, spec: EncoderSpec, rows: Rows, distance_table: Node | None = None) -> None:
+class TextAttention:
+    def __init__(self, spec: EncoderSpec, rows: TextRows, distance_table: Node | None = None) -> None:
         """`distance_table`: the bias of each head [buckets, heads], by `spec.distance_buckets`."""
         self._spec = spec
         self._rows = rows

@@ -33,7 +33,7 @@ _MISFIT = "tensor {} does not fit its bytes"
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class TensorHeader:
     """What the header says of one tensor."""
 
     dtype: str
@@ -91,7 +91,7 @@ def read_safetensors(
     return _read(path.name, mapping, partial(_tensor, item_bytes), takes), mapping
 
 
-def read_header(path: Path) -> dict[str, Described]:
+def read_header(path: Path) -> dict[str, TensorHeader]:
     """By name, of tensors of any type; of the data nothing is read. Raises EngineError as `read_safetensors`."""
     return _read(path.name, _map(path), lambda name, entry, data: _described(name, entry, data)[0])
 
@@ -139,9 +139,9 @@ def _tensor(
 
 def _described(
     name: str, entry: dict[str, Any], data: npt.NDArray[np.uint8]
-) -> tuple[Described, npt.NDArray[np.uint8]]:
+) -> tuple[TensorHeader, npt.NDArray[np.uint8]]:
     dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     sizes = all(isinstance(size, int) and size >= 0 for size in shape)
     if not isinstance(dtype, str) or not sizes or not 0 <= start <= stop <= len(data):
         raise ValueError(_MISFIT.format(name))
-    return Described(dtype, shape, stop - start), data[start:stop]
+    return TensorHeader(dtype, shape, stop - start), data[start:stop]

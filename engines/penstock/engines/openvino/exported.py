@@ -37,7 +37,7 @@ _RUNTIME_INFO_BYTES = 1 << 20
 _FOUR_BITS, _EIGHT_BITS = (ov.Type.u4, ov.Type.i4), (ov.Type.u8, ov.Type.i8)
 
 
-class ExportedDecoder(NamedTuple):
+class ExportedGraph(NamedTuple):
     model: ov.Model
     """As `decoder_inputs` says, with one group of layers."""
     vocab_size: int
@@ -86,7 +86,7 @@ def read_graph(file: Path) -> ov.Model:
         raise _unreadable(file, error) from error
 
 
-def read_exported(graph: Path) -> ExportedDecoder:
+def read_exported(graph: Path) -> ExportedGraph:
     """Raises as `read_graph`, and UnsupportedError for a graph of another kind."""
     model = read_graph(graph)
     gives_logits = any("logits" in port.get_names() for port in model.outputs[:1])
@@ -128,7 +128,7 @@ def _names(model: ov.Model) -> set[str]:
     return {port.any_name for port in model.inputs}
 
 
-def _with_chosen_tokens(model: ov.Model, name: str, num_layers: int) -> ExportedDecoder:
+def _with_chosen_tokens(model: ov.Model, name: str, num_layers: int) -> ExportedGraph:
     """Logits only where they are asked for, and the hidden states that they come from."""
     logits = model.get_results()[0].input_value(0)
     head = logits.get_node()
@@ -151,7 +151,7 @@ def _with_chosen_tokens(model: ov.Model, name: str, num_layers: int) -> Exported
     vocab_size = whole.output(0).partial_shape[-1]
     if not vocab_size.is_static:
         raise UnsupportedError(f"the logits of {name} have no fixed number of tokens")
-    return ExportedDecoder(whole, vocab_size.get_length(), num_layers, head_size, integers)
+    return ExportedGraph(whole, vocab_size.get_length(), num_layers, head_size, integers)
 
 
 def _integers(model: ov.Model) -> IntegersType | None:

@@ -12,7 +12,7 @@ from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.kit.cache_size import check_model_sizes
 from penstock.engines.openvino import families_dense, families_experts  # noqa: F401  they register themselves
 from penstock.engines.openvino.decoder_spec import DecoderSpec
-from penstock.engines.openvino.family import FAMILIES, LOGITS_CAP, SCORE_CAP, Family
+from penstock.engines.openvino.family import FAMILIES, LOGITS_CAP, SCORE_CAP, DecoderFamily
 
 _REFUSED = {
     "text_config": "multimodal models",
@@ -46,7 +46,7 @@ def parse_config(config: Mapping[str, Any], max_model_len: int | None = None) ->
         raise UnsupportedError(f"config.json lacks {e.args[0]!r}") from None
 
 
-def _family(config: Mapping[str, Any]) -> Family:
+def _family(config: Mapping[str, Any]) -> DecoderFamily:
     names = config.get("architectures")
     names = [str(name) for name in names] if isinstance(names, list) else []
     for name in names:

@@ -22,24 +22,24 @@ Settings = Mapping[str, Any]
 ReadSettings = Callable[[Settings], DecoderSpec]
 
 
-class Family(NamedTuple):
+class DecoderFamily(NamedTuple):
     read: ReadSettings
     """Raises UnsupportedError, or KeyError for a setting that is missing."""
     known: Sequence[str] = ()
     """Settings that it reads, and that are refused in others."""
 
 
-FAMILIES: dict[str, Family] = {}
+FAMILIES: dict[str, DecoderFamily] = {}
 """By architecture."""
 
 SCORE_CAP, LOGITS_CAP = CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def family(*architectures: str, known: Sequence[str] = ()) -> Callable[[ReadSettings], ReadSettings]:
-    """A decorator: the function reads config.json of these architectures. `known`: as `Family.known`."""
+    """A decorator: the function reads config.json of these architectures. `known`: as `DecoderFamily.known`."""
 
     def register(function: ReadSettings) -> ReadSettings:
-        FAMILIES.update(dict.fromkeys(architectures, Family(function, known)))
+        FAMILIES.update(dict.fromkeys(architectures, DecoderFamily(function, known)))
         return function
 
     return register

@@ -50,7 +50,7 @@ _ROWS_OF_EXPERT = 8
 
 
 @dataclass(kw_only=True)
-class DecoderSource:
+class DecoderGraph:
     """A decoder before it is compiled, as a `GraphSource`."""
 
     numerics: Numerics
@@ -98,7 +98,7 @@ class DecoderSource:
 
 
 @dataclass(kw_only=True)
-class BuiltDecoder(DecoderSource):
+class BuiltDecoder(DecoderGraph):
     """Its graph is built here, of weights."""
 
     spec: DecoderSpec
@@ -126,7 +126,7 @@ class BuiltDecoder(DecoderSource):
 
 
 @dataclass(kw_only=True)
-class ExportedDecoder(DecoderSource):
+class ExportedDecoder(DecoderGraph):
     """Its graph is a file that has the weights. All layers keep all tokens; what a step reads and computes is not
     counted."""
 
@@ -144,7 +144,7 @@ class ExportedDecoder(DecoderSource):
 class LoadedDecoder:
     """A decoder that has computed its first tokens, with a cache that is just large enough for them."""
 
-    source: DecoderSource
+    source: DecoderGraph
     """The compiled model may look into its files."""
     compiled: Any
     """The model for the smallest batches; all have the same KV cache."""
@@ -175,7 +175,7 @@ class LoadedDecoder:
             delattr(self, name)
 
 
-def open_decoder(config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None) -> DecoderSource:
+def open_decoder(config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None) -> DecoderGraph:
     """`tap`: of the draft head beside it; exported models have none. Raises UnsupportedError for a model that cannot be
     run, EngineError for a broken one."""
     graph = exported_graph(config.model_dir)
@@ -258,7 +258,7 @@ def _open_exported(config: OpenVINOConfig, file: Path, report: Report) -> Export
     )
 
 
-def load_decoder(config: OpenVINOConfig, source: DecoderSource, report: Report) -> LoadedDecoder:
+def load_decoder(config: OpenVINOConfig, source: DecoderGraph, report: Report) -> LoadedDecoder:
     most_tokens = min(source.model_len, config.max_num_batched_tokens)
     plans = plan_threads(source.weight_bytes, usable_cores(), config.threads, most_tokens)
     if source.numerics.large_steps:
@@ -269,7 +269,7 @@ def load_decoder(config: OpenVINOConfig, source: DecoderSource, report: Report) 
     return loaded
 
 
-def _loaded(config: OpenVINOConfig, source: DecoderSource, plans: list[ThreadPlan], models: list[Any]) -> LoadedDecoder:
+def _loaded(config: OpenVINOConfig, source: DecoderGraph, plans: list[ThreadPlan], models: list[Any]) -> LoadedDecoder:
     """Before its first tokens."""
     block_size, block_bytes = block_layout(models[0], source.groups)
     slots, precision = config.max_loras if source.projections else 0, source.numerics.dtype
@@ -295,7 +295,7 @@ def _loaded(config: OpenVINOConfig, source: DecoderSource, plans: list[ThreadPla
     )
 
 
-def _stored_type(source: DecoderSource) -> np.dtype[Any]:
+def _stored_type(source: DecoderGraph) -> np.dtype[Any]:
     """Of features that are kept."""
     return _STORED[source.numerics.dtype]
 

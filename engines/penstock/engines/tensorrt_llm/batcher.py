@@ -19,16 +19,16 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
 from penstock.engines.tensorrt_llm.config import CheckpointFacts, TensorRTLLMConfig
-from penstock.engines.tensorrt_llm.contract import Sample
+from penstock.engines.tensorrt_llm.contract import IterationSample
 from penstock.engines.tensorrt_llm.sampling import BACKEND, TRTLLM_SAMPLER, bias, guide, sampling_arguments, stop_tokens
-from penstock.engines.tensorrt_llm.streams import Order, Reader, Streams
+from penstock.engines.tensorrt_llm.streams import OutputReader, StreamOrder, Streams
 from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
 from penstock.kvcache import KVGroup
 
 T = TypeVar("T")
 
 
-class LoopThread:
+class TensorRTLLMLoop:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
@@ -98,9 +98,9 @@ class TensorRTLLMBatcher:
         self.watchdog = Watchdog(config.max_num_seqs, patience, clock)
         self._lock = threading.Lock()
         """Guards the orders."""
-        self._orders: list[Order | list[int]] = []
+        self._orders: list[StreamOrder | list[int]] = []
         self._farewell = farewell
-        self._thread = LoopThread("tensorrt-llm")
+        self._thread = TensorRTLLMLoop("tensorrt-llm")
         try:
             self._streams, sample = self._thread.run(self._set_up(interval))
         except BaseException:
@@ -108,7 +108,7 @@ class TensorRTLLMBatcher:
             raise
         self.info = _info(config, checkpoint, version, sample, supports_logprobs=self._sampler != TRTLLM_SAMPLER)
 
-    async def _set_up(self, interval: float) -> tuple[Streams, Sample]:
+    async def _set_up(self, interval: float) -> tuple[Streams, IterationSample]:
         one_token = SamplingParams(end_id=-1, pad_id=0, max_tokens=1, top_k=1, detokenize=False)
         probe = {"inputs": [0], "sampling_params": one_token, "streaming": True}
         streams = Streams(self._llm, self._pipe, self.watchdog, probe, interval)
@@ -138,7 +138,7 @@ class TensorRTLLMBatcher:
             "cache_salt": request.cache_salt or None,
         }
         blocks = -(-len(request.prompt_token_ids) // self.info.block_size)
-        self._order(Order(request.id, arguments, Reader(request, stops, checkpoint.eos_token_ids), blocks))
+        self._order(StreamOrder(request.id, arguments, OutputReader(request, stops, checkpoint.eos_token_ids), blocks))
 
     def _guide(self, grammar: Grammar | None) -> Any:
         return None if grammar is None else GuidedDecodingParams(**guide(grammar, str(self._guides)))
@@ -146,7 +146,7 @@ class TensorRTLLMBatcher:
     def abort(self, ids: Sequence[int]) -> None:
         self._order(list(ids))
 
-    def _order(self, order: Order | list[int]) -> None:
+    def _order(self, order: StreamOrder | list[int]) -> None:
         """Orders of one step of the engine core wake the thread once, and keep their order."""
         with self._lock:
             self._orders.append(order)
@@ -158,7 +158,7 @@ class TensorRTLLMBatcher:
         with self._lock:
             orders, self._orders = self._orders, []
         for order in orders:
-            if isinstance(order, Order):
+            if isinstance(order, StreamOrder):
                 self._streams.begin(order)
             else:
                 for request_id in order:
@@ -195,7 +195,12 @@ class TensorRTLLMBatcher:
 
 
 def _info(
-    config: TensorRTLLMConfig, checkpoint: CheckpointFacts, version: str, sample: Sample, *, supports_logprobs: bool
+    config: TensorRTLLMConfig,
+    checkpoint: CheckpointFacts,
+    version: str,
+    sample: IterationSample,
+    *,
+    supports_logprobs: bool,
 ) -> ModelInfo:
     devices = config.tensor_parallel_size * config.pipeline_parallel_size
     precision = checkpoint.quantization or checkpoint.precision

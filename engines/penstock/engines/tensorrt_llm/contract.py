@@ -62,7 +62,7 @@ CONTRACT = Contract(
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class IterationSample:
     num_active: int
     """Requests that it worked on when the iteration began, those that ended in it included."""
     num_blocks: int
@@ -71,10 +71,12 @@ class Sample:
     block_size: int
 
 
-def read_stats(stats: Mapping[str, Any]) -> Sample:
+def read_stats(stats: Mapping[str, Any]) -> IterationSample:
     """Raises EngineError that names what is missing."""
     cache = stats.get("kvCacheStats") or {}
     missing = [name for name in STATS if name not in stats] + [name for name in KV_CACHE_STATS if name not in cache]
     if missing:
         raise EngineError(f"TensorRT-LLM's statistics are not what this engine was made for: no {', '.join(missing)}")
-    return Sample(stats["numActiveRequests"], cache["maxNumBlocks"], cache["freeNumBlocks"], cache["tokensPerBlock"])
+    return IterationSample(
+        stats["numActiveRequests"], cache["maxNumBlocks"], cache["freeNumBlocks"], cache["tokensPerBlock"]
+    )

@@ -15,13 +15,13 @@ from penstock.engines.autonomous.output_pipe import OutputPipe
 from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens, StartRequest
 from penstock.engines.contract.messages import FinishReason, TokenLogprobs
 from penstock.engines.errors import EngineDeadError, EngineError, InvalidRequestError, NumericalError, PenstockError
-from penstock.engines.tensorrt_llm.contract import Sample, read_stats
+from penstock.engines.tensorrt_llm.contract import IterationSample, read_stats
 from penstock.engines.tensorrt_llm.watchdog import Watchdog
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
-class Reader:
+class OutputReader:
     """One request's."""
 
     def __init__(self, request: StartRequest, stops: Sequence[int], eos_token_ids: Sequence[int]) -> None:
@@ -85,19 +85,19 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Order:
+class StreamOrder:
     """A request as TensorRT-LLM takes it."""
 
     id: int
     arguments: dict[str, Any]
     """Of `LLM.generate_async`."""
-    reader: Reader
+    reader: OutputReader
     num_prompt_blocks: int
 
 
 @dataclass
 class _Stream:
-    order: Order
+    order: StreamOrder
     output: Any
     """TensorRT-LLM's RequestOutput."""
     is_silent: bool = False
@@ -122,7 +122,7 @@ class Streams:
         self.num_free_blocks = 0
         """By the newest statistics, less what prompts have taken since."""
 
-    async def first_sample(self, patience: float) -> Sample:
+    async def first_sample(self, patience: float) -> IterationSample:
         """Runs a request of one token: TensorRT-LLM tells of its KV cache only when it has worked.
 
         Raises EngineError after `patience` seconds.
@@ -142,7 +142,7 @@ class Streams:
         self._spawn(self._listen())
         self._spawn(self._look_after())
 
-    def begin(self, order: Order) -> None:
+    def begin(self, order: StreamOrder) -> None:
         try:
             output = self._llm.generate_async(**order.arguments)
         except ValueError as error:
@@ -222,7 +222,7 @@ class Streams:
         statistics.mark_undone()
         return statistics
 
-    def _take_sample(self, sample: Sample) -> None:
+    def _take_sample(self, sample: IterationSample) -> None:
         self._watchdog.sample(sample.num_active)
         has_grown = sample.num_free_blocks > self.num_free_blocks
         self.num_free_blocks = sample.num_free_blocks

@@ -29,7 +29,7 @@ class Patience:
 
 
 @dataclass
-class Verdict:
+class ProbeVerdict:
     """What is to be done now."""
 
     retry: list[int] = field(default_factory=list)
@@ -110,12 +110,12 @@ class Watchdog:
         limit = (probe if probe is not None else self._heard) - self._patience.abort
         return self._release([i for i, since in self._aborted.items() if since <= limit])
 
-    def check(self) -> Verdict:
+    def check(self) -> ProbeVerdict:
         """Raises EngineDeadError when only a new engine process can help."""
         now = self._clock()
         self._check_seats(now)
         overdue = [i for i, since in self._aborted.items() if now - since >= self._patience.abort]
-        verdict = Verdict()
+        verdict = ProbeVerdict()
         if overdue and self._short_since is not None and now - self._short_since >= self._patience.settle:
             verdict.released = self._release(overdue[: self._short_by])
             self._short_since = None

@@ -180,7 +180,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepTensors:
     """T tokens in the order of the slices."""
 
     token_ids: Tensor
@@ -196,7 +196,7 @@ class Step:
     """[T]: where each of the batch's tokens is in this order."""
 
 
-def make_step(batch: Batch, views: Sequence[View], block_size: int, device: torch.device) -> Step:
+def make_step(batch: Batch, views: Sequence[View], block_size: int, device: torch.device) -> StepTensors:
     """`views` of the cache, whose blocks have `block_size` tokens."""
     plan = list(_plan(batch.computed, batch.scheduled))
     owners = np.concatenate([np.repeat(requests, count) for requests, _, count in plan])
@@ -219,7 +219,7 @@ def make_step(batch: Batch, views: Sequence[View], block_size: int, device: torc
         ]
         slices.append(Slice(start, stop, len(requests), reach_by_view))
         start = stop
-    return Step(packed[0], packed[1], packed[2:], slices, owners, places)
+    return StepTensors(packed[0], packed[1], packed[2:], slices, owners, places)
 
 
 def _reach(queries: Tensor, first: Ints, window: int) -> Reach:
@@ -296,7 +296,7 @@ def _dispatch(
 class PagedAttention:
     """Answers the layers' calls during one forward pass at a time; `step` is set before it."""
 
-    step: Step
+    step: StepTensors
 
     def __init__(self, cache: TorchKVCache) -> None:
         self.cache = cache

@@ -34,7 +34,7 @@ from penstock.engines.kit.batch import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Target:
+class LoraTarget:
     """A linear layer of `inputs` -> `outputs`."""
 
     module: nn.Module
@@ -58,14 +58,14 @@ class Watch:
     """(tokens, tokens whose logits were wanted)"""
     rows: dict[str, list[int]] = field(default_factory=dict)
 
-    def targets(self) -> dict[str, Target]:
+    def targets(self) -> dict[str, LoraTarget]:
         """By path."""
         targets = {}
         for path, module in self.layers.items():
             rows = self.rows.get(path)
             if rows in ([tokens for tokens, _ in self.passes], [kept for _, kept in self.passes]):
                 after_choice = rows != [tokens for tokens, _ in self.passes]
-                targets[path] = Target(module, *_sizes(module), after_choice)
+                targets[path] = LoraTarget(module, *_sizes(module), after_choice)
         return targets
 
 
@@ -100,7 +100,7 @@ def _sizes(module: nn.Module) -> tuple[int, int]:
     return (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
 
 
-Layers = dict[Target, tuple[Tensor, Tensor]]
+Layers = dict[LoraTarget, tuple[Tensor, Tensor]]
 """An adapter's matrices (`_tensors`) for each layer that it changes."""
 
 
@@ -122,7 +122,7 @@ class TorchAdapters:
     `use` belongs to the thread that computes; everything else may be called while that thread is at a step.
     """
 
-    def __init__(self, targets: Mapping[str, Target], max_loras: int, max_rank: int, device: torch.device) -> None:
+    def __init__(self, targets: Mapping[str, LoraTarget], max_loras: int, max_rank: int, device: torch.device) -> None:
         """`targets` by path; max_loras 0: no LoRA."""
         self._targets = targets
         self._device = device
@@ -186,7 +186,7 @@ class TorchAdapters:
     def _places(self, mine: npt.NDArray[np.bool_]) -> Tensor | None:
         return None if mine.all() else torch.from_numpy(np.flatnonzero(mine)).to(self._device)
 
-    def _add(self, target: Target, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+    def _add(self, target: LoraTarget, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         """A forward hook. Inputs and outputs are [..., size], of all tokens or of the wanted ones, in their order."""
         inputs, outputs = args[0].flatten(0, -2), output.view(-1, target.outputs)
         for adapter in self._used.values():
@@ -201,7 +201,7 @@ class TorchAdapters:
                 outputs.index_add_(0, rows, inputs[rows] @ a @ b)
 
 
-def _tensors(path: str, layer: LowRank, target: Target) -> tuple[Tensor, Tensor]:
+def _tensors(path: str, layer: LowRank, target: LoraTarget) -> tuple[Tensor, Tensor]:
     """A.T [inputs, rank] and (scaling * B).T [rank, outputs], where and as the layer's weight is."""
     weight = target.weight
     a = torch.from_numpy(layer.a.f32()).to(weight)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from penstock.engines.kit.batch import Batch, Int32s, Ints, Outputs
-from penstock.engines.torch.attention import PagedAttention, Step, TorchKVCache, attach, make_step
+from penstock.engines.torch.attention import PagedAttention, StepTensors, TorchKVCache, attach, make_step
 from penstock.engines.torch.lora import TorchAdapters, UsedAdapter
 
 
@@ -28,11 +28,11 @@ class PagedModel:
     def device(self) -> torch.device:
         return self._model.device
 
-    def make_step(self, batch: Batch) -> Step:
+    def make_step(self, batch: Batch) -> StepTensors:
         return make_step(batch, self.cache.views, self.cache.block_size, self.device)
 
     @torch.inference_mode()
-    def compute(self, step: Step, logits_at: Tensor, *, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
+    def compute(self, step: StepTensors, logits_at: Tensor, *, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
         """Logits [N, vocab] of the tokens whose indices are `logits_at` [N], and with `hidden` what the decoder gave
         for them, behind its final norm [N, hidden size]; on the device, in f32."""
         self._attention.step = step
@@ -56,7 +56,7 @@ class PagedModel:
 
 
 class _Prepared(NamedTuple):
-    step: Step
+    step: StepTensors
     logits_at: Tensor
     adapters: list[UsedAdapter]
     hidden: bool

@@ -1,7 +1,8 @@
-"""From a request to what the model reads and what it is asked for."""
+"""Chats of the Messages API: what the model reads of a request, and what it is asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,17 +10,125 @@ import msgspec
 
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
 from penstock.gateway.anthropic.conversation import continues, template_messages
-from penstock.gateway.anthropic.retention import cache_retention
-from penstock.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
-from penstock.gateway.anthropic.thinking import shows_thoughts, template_kwargs, thinking_budget
+from penstock.gateway.anthropic.schemas import (
+    Block,
+    CountTokensRequest,
+    MessagesRequest,
+    OutputConfig,
+    Thinking,
+    note_hints,
+    user_id,
+)
 from penstock.gateway.anthropic.tools import offered_tools
-from penstock.gateway.anthropic.unsupported import note_hints, user_id
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.answer_shape import AnswerShape, answer_shape
-from penstock.gateway.generating.fair_tenant import fair_tenant
+from penstock.gateway.generating.answer_shape import AnswerShape, AskedBudget, answer_shape, asked_budget
+from penstock.gateway.generating.requests import fair_tenant
 from penstock.gateway.llm.dataplane import ChatPrompt, DataPlane, GenerateRequest, ServedModel
+from penstock.gateway.llm.models import ModelParsers
 from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings
 from penstock.gateway.llm.structured_output import json_schema
+
+# Whether and how hard the model is to think, as chat templates are told. How long it may is a constraint where it
+# thinks; all else is a hint.
+
+ENABLED = {"enabled": True, "adaptive": True, "disabled": False}
+_BUDGET = "thinking.budget_tokens"
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_DISPLAYS = (None, "summarized", "omitted")
+_NOT_SHOWN = "this model's chat template shows no reasoning (--reasoning-parser)."
+
+
+def template_kwargs(
+    thinking: Thinking | None, output: OutputConfig | None, parsers: ModelParsers, context: RequestContext
+) -> dict[str, Any]:
+    """A model that does not think may answer, too."""
+    kwargs: dict[str, Any] = {}
+    if thinking is not None:
+        check_thinking(thinking, context)
+        if thinking.type == "enabled" and parsers.reasoning is None:
+            context.ignore("thinking", _NOT_SHOWN)
+        elif thinking.type in ENABLED:
+            kwargs["enable_thinking"] = ENABLED[thinking.type]
+    effort = asked_effort(output, context)
+    if effort is not None and parsers.reasoning is not None:
+        kwargs["reasoning_effort"] = effort
+    elif effort is not None:
+        context.ignore("output_config.effort", _NOT_SHOWN)
+    return kwargs
+
+
+def check_thinking(thinking: Thinking, context: RequestContext) -> None:
+    """Notes values that this server does not know."""
+    if thinking.type not in ENABLED:
+        context.ignore("thinking.type", "it is enabled, adaptive or disabled.")
+    if thinking.display not in _DISPLAYS:
+        context.ignore("thinking.display", "it is summarized or omitted.")
+
+
+def asked_effort(output: OutputConfig | None, context: RequestContext) -> str | None:
+    """None, too, for one that this server does not know, which is noted."""
+    effort = None if output is None else output.effort
+    if effort is None or (isinstance(effort, str) and effort in _EFFORTS):
+        return effort
+    context.ignore("output_config.effort", f"it is one of {', '.join(_EFFORTS)}.")
+    return None
+
+
+def shows_thoughts(thinking: Thinking | None) -> bool:
+    return thinking is None or thinking.display != "omitted"
+
+
+def thinking_budget(
+    thinking: Thinking | None, max_tokens: int, context: RequestContext, parsers: ModelParsers | None = None
+) -> AskedBudget | None:
+    """None: no bound, one that `max_tokens` keeps by itself, or one for a model that does not think. `parsers` None:
+    another server's model, which may. Raises InvalidRequestError."""
+    if thinking is None or thinking.budget_tokens is None:
+        return None
+    if parsers is not None and parsers.reasoning is None:
+        context.ignore(_BUDGET, _NOT_SHOWN)
+        return None
+    if thinking.type == "disabled":
+        context.ignore(_BUDGET, "there is no thought to bound.")
+        return None
+    return asked_budget((_BUDGET, thinking.budget_tokens), max_tokens=max_tokens)
+
+
+_SECONDS = {None: 5 * 60, "5m": 5 * 60, "1h": 60 * 60}
+
+
+def cache_retention(request: MessagesRequest, context: RequestContext) -> int:
+    """In seconds: the longest that any `cache_control` names, for the whole prompt; 0 without any. One that is not of
+    Anthropic's form is noted, and keeps nothing longer."""
+    return max((_seconds(control, context) for control in _controls(request) if control is not None), default=0)
+
+
+def _seconds(control: Any, context: RequestContext) -> int:
+    is_known = isinstance(control, dict) and control.get("type") == "ephemeral"
+    ttl = control.get("ttl") if is_known else ""
+    if isinstance(ttl, str | None) and ttl in _SECONDS:
+        return _SECONDS[ttl]
+    context.ignore("cache_control", "its type is ephemeral, its ttl 5m or 1h.")
+    return 0
+
+
+def _controls(request: MessagesRequest) -> Iterator[Any]:
+    yield request.cache_control
+    for tool in request.tools or ():
+        yield tool.get("cache_control")
+    for content in (request.system, *(message.content for message in request.messages)):
+        if isinstance(content, list):
+            yield from _of_blocks(content)
+
+
+def _of_blocks(blocks: Iterable[Block]) -> Iterator[Any]:
+    """A tool's result has blocks of its own; those further below are not read."""
+    for block in blocks:
+        yield block.cache_control
+        if isinstance(block.content, list):
+            for inner in block.content:
+                yield inner.cache_control
+
 
 _MAX_TOKENS = 2**31 - 1
 _COUNTED_BYTES = 16

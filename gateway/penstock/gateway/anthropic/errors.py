@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from penstock.engines.errors import NotReadyError, PenstockError, UnsupportedError
-from penstock.gateway.anthropic.unsupported import THREAD
+from penstock.gateway.anthropic.schemas import THREAD
 from penstock.gateway.errors import public_message, wire_shape
+from penstock.gateway.http.routes import Api
 
 _BUSY = 529
 _OVERLOADED = "overloaded_error"
@@ -55,18 +54,7 @@ def _message(error: Exception) -> str:
 
 
 ANTHROPIC_ERRORS = AnthropicErrors()
-
-
-def is_of_anthropic(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether one of Anthropic's clients asks, where a path is OpenAI's, too."""
-    return b"anthropic-version" in headers
-
-
-def has_form(path: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether this API answers there, if only that there is nothing."""
-    if path.startswith("/v1/messages"):
-        return path[12:13] in ("", "/")
-    return path.startswith("/v1/models") and path[10:11] in ("", "/") and is_of_anthropic(headers)
+ANTHROPIC = Api("anthropic", ANTHROPIC_ERRORS, prefix="/v1/messages")
 
 
 def _type(error: Exception) -> str:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import msgspec
-from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.gateway.anthropic.errors import is_of_anthropic
 from penstock.gateway.front.context import Principal
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import ids_between
 
 _DEFAULT, _MOST = 20, 1000
@@ -35,38 +31,19 @@ class Models(Protocol):
         ...
 
 
-class _ForAnthropic(ABC):
-    """Answers Anthropic's clients, and has `other` answer all others."""
-
-    def __init__(self, models: Models, other: ASGIApp) -> None:
-        self._models = models
-        self._other = other
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        if not is_of_anthropic(exchange.headers):
-            await self._other(scope, receive, send)
-            return
-        await exchange.respond(200, msgspec.json.encode(self._answer(scope, exchange.context.principal)))
-
-    @abstractmethod
-    def _answer(self, scope: Scope, principal: Principal) -> dict[str, Any]:
-        """Raises PenstockError."""
+QUERY = ("limit", "after_id", "before_id")
+"""Of a page."""
 
 
-class ModelPage(_ForAnthropic):
-    query = ("limit", "after_id", "before_id")
-
-    def _answer(self, scope: Scope, principal: Principal) -> dict[str, Any]:
-        models = [_shown(model) for model in self._models.all(principal)]
-        return model_page(models, Request(scope).query_params)
+async def show_models(models: Models, exchange: Exchange) -> None:
+    shown = [_shown(model) for model in models.all(exchange.context.principal)]
+    await exchange.respond(200, msgspec.json.encode(model_page(shown, exchange.query)))
 
 
-class ModelDetail(_ForAnthropic):
-    """The id is all of the path after /v1/models/."""
-
-    def _answer(self, scope: Scope, principal: Principal) -> dict[str, Any]:
-        return _shown(self._models.one(scope["path_params"]["name"], principal))
+async def show_model(models: Models, exchange: Exchange) -> None:
+    """The id is all of the path after /v1/models/. Raises PenstockError."""
+    model = models.one(exchange.names["name"], exchange.context.principal)
+    await exchange.respond(200, msgspec.json.encode(_shown(model)))
 
 
 def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:

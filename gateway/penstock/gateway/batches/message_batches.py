@@ -1,5 +1,5 @@
-"""/v1/messages/batches: https://docs.anthropic.com/en/api/creating-message-batches. The requests of one are the lines
-of a batch, and the results are made of its files."""
+"""Batches of the Messages API: https://docs.anthropic.com/en/api/creating-message-batches. The requests of one are the
+lines of a batch, and the results are made of its files."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from typing import IO, Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw
-from starlette.requests import Request
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError
-from penstock.gateway.batches.batch import MESSAGE_BATCH_PREFIX, Batch
-from penstock.gateway.batches.endpoint import BatchEndpoint
+from penstock.gateway.batches.batch_store import MESSAGE_BATCH_PREFIX, Batch
 from penstock.gateway.batches.file_store import MESSAGE_BATCH
 from penstock.gateway.batches.lines import MAX_LINES, LineError, check_body
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.front.bounded_json import check_json, decode_checked
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.pages import ids_between
-from penstock.gateway.http.settings import AppSettings
 
 ENDPOINT = "/v1/messages"
 _WINDOW_S = 86400.0
 _PAGE, _MOST = 20, 1000
 _PIECE = 1 << 20
-_BESIDE_PARAMS = 256
+BESIDE_PARAMS = 256
 """Bytes of a line that are not its params, at most."""
 _CUSTOM_ID = "^[a-zA-Z0-9_-]{1,64}$"
 _NOTHING = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
@@ -47,7 +44,7 @@ class _Request(msgspec.Struct):
     params: Raw
 
 
-class _CreateRequest(msgspec.Struct):
+class CreateRequest(msgspec.Struct):
     requests: list[_Request]
 
 
@@ -71,47 +68,41 @@ class _CustomIds:
         return _CustomId(given)
 
 
-class CreateMessageBatch(BatchEndpoint):
-    schema = _CreateRequest
-
-    def __init__(self, service: BatchService | None, settings: AppSettings) -> None:
-        super().__init__(service)
-        self._max_params = settings.max_body_bytes - _BESIDE_PARAMS
-
-    async def answer(self, exchange: Exchange, service: BatchService) -> None:
-        with exchange.call():
-            principal, files = exchange.context.principal, service.files
-            await files.check_room(principal.tenant, 1, 0)
-            body = await exchange.body(service.max_file)
-            service.tell_of_loss()
-            batch_id = f"{MESSAGE_BATCH_PREFIX}{uuid.uuid4().hex}"
-            with files.contents.draft() as draft:
-                total = await asyncio.to_thread(_write_lines, body, draft, self._max_params)
-                file = await files.add(principal.tenant, f"{batch_id}_input.jsonl", MESSAGE_BATCH, draft)
-            batch = Batch(
-                id=batch_id,
-                tenant=principal.tenant,
-                key=principal.key,
-                models=principal.models,
-                endpoint=ENDPOINT,
-                input_file_id=file.id,
-                window_s=_WINDOW_S,
-                total=total,
-                volatile=service.volatile,
-            )
-            try:
-                await service.batches.add(batch)
-            except BaseException:
-                await files.forget([file.id])
-                raise
-            service.runner.begin(batch)
-            await exchange.respond(200, msgspec.json.encode(_shown(batch)))
+async def create_batch(max_params: int, service: BatchService, exchange: Exchange) -> None:
+    """`max_params`: bytes that the params of a request may have."""
+    with exchange.call():
+        principal, files = exchange.context.principal, service.files
+        await files.check_room(principal.tenant, 1, 0)
+        body = await exchange.body(service.max_file)
+        service.tell_of_loss()
+        batch_id = f"{MESSAGE_BATCH_PREFIX}{uuid.uuid4().hex}"
+        with files.contents.draft() as draft:
+            total = await asyncio.to_thread(_write_lines, body, draft, max_params)
+            file = await files.add(principal.tenant, f"{batch_id}_input.jsonl", MESSAGE_BATCH, draft)
+        batch = Batch(
+            id=batch_id,
+            tenant=principal.tenant,
+            key=principal.key,
+            models=principal.models,
+            endpoint=ENDPOINT,
+            input_file_id=file.id,
+            window_s=_WINDOW_S,
+            total=total,
+            volatile=service.volatile,
+        )
+        try:
+            await service.batches.add(batch)
+        except BaseException:
+            await files.forget([file.id])
+            raise
+        service.runner.begin(batch)
+        await exchange.respond(200, msgspec.json.encode(_shown(batch)))
 
 
 def _write_lines(body: bytes, out: IO[bytes], max_params: int) -> int:
     """Returns how many there are. `max_params`: bytes that the params of one may have. What is wrong with them is its
     result, if they can be a line at all. Raises InvalidRequestError."""
-    requests = decode_checked(body, _CreateRequest, read=_CustomIds().read).requests
+    requests = decode_checked(body, CreateRequest, read=_CustomIds().read).requests
     if not requests:
         raise InvalidRequestError("requests must not be empty.", param="requests")
     for number, request in enumerate(requests):
@@ -129,63 +120,56 @@ def _write_lines(body: bytes, out: IO[bytes], max_params: int) -> int:
     return len(requests)
 
 
-class ListMessageBatches(BatchEndpoint):
-    query = ("limit", "after_id", "before_id")
-
-    async def answer(self, exchange: Exchange, service: BatchService) -> None:
-        tenant, query = exchange.context.tenant, Request(exchange.scope).query_params
-        ids = await service.batches.ids(tenant, MESSAGE_BATCH_PREFIX)
-        some, has_more = ids_between(ids[::-1], query, default=_PAGE, most=_MOST)
-        kept = await service.batches.find_all(tenant, some)
-        ends = {"first_id": some[0], "last_id": some[-1]} if some else {"first_id": None, "last_id": None}
-        data = [_shown(service.runner.find(batch.id) or batch) for batch in kept]
-        await exchange.respond(200, msgspec.json.encode({"data": data, "has_more": has_more, **ends}))
+async def list_batches(service: BatchService, exchange: Exchange) -> None:
+    tenant, query = exchange.context.tenant, exchange.query
+    ids = await service.batches.ids(tenant, MESSAGE_BATCH_PREFIX)
+    some, has_more = ids_between(ids[::-1], query, default=_PAGE, most=_MOST)
+    kept = await service.batches.find_all(tenant, some)
+    ends = {"first_id": some[0], "last_id": some[-1]} if some else {"first_id": None, "last_id": None}
+    data = [_shown(service.runner.find(batch.id) or batch) for batch in kept]
+    await exchange.respond(200, msgspec.json.encode({"data": data, "has_more": has_more, **ends}))
 
 
-class GetMessageBatch(BatchEndpoint):
-    async def answer(self, exchange: Exchange, service: BatchService) -> None:
-        await exchange.respond(200, msgspec.json.encode(_shown(await _find(exchange, service))))
+async def get_batch(service: BatchService, exchange: Exchange) -> None:
+    await exchange.respond(200, msgspec.json.encode(_shown(await _find(service, exchange))))
 
 
-class CancelMessageBatch(BatchEndpoint):
-    async def answer(self, exchange: Exchange, service: BatchService) -> None:
-        batch = await _find(exchange, service)
-        if not batch.is_open:
-            raise InvalidRequestError("A batch that has ended cannot be canceled.", param="message_batch_id")
-        if batch.status in ("validating", "in_progress"):  # else it ends anyway
-            await service.runner.cancel(batch)
-        await exchange.respond(200, msgspec.json.encode(_shown(batch)))
+async def cancel_batch(service: BatchService, exchange: Exchange) -> None:
+    batch = await _find(service, exchange)
+    if not batch.is_open:
+        raise InvalidRequestError("A batch that has ended cannot be canceled.", param="message_batch_id")
+    if batch.status in ("validating", "in_progress"):  # else it ends anyway
+        await service.runner.cancel(batch)
+    await exchange.respond(200, msgspec.json.encode(_shown(batch)))
 
 
-class DeleteMessageBatch(BatchEndpoint):
-    async def answer(self, exchange: Exchange, service: BatchService) -> None:
-        batch = await _find(exchange, service)
-        if batch.is_open:
-            raise InvalidRequestError("A batch that has not ended cannot be deleted.", param="message_batch_id")
-        await service.batches.delete(batch.id)
-        files = (batch.input_file_id, batch.output_file_id, batch.error_file_id)
-        await service.files.forget([each for each in files if each is not None])
-        deleted = {"id": batch.id, "type": "message_batch_deleted"}
-        await exchange.respond(200, msgspec.json.encode(deleted))
+async def delete_batch(service: BatchService, exchange: Exchange) -> None:
+    batch = await _find(service, exchange)
+    if batch.is_open:
+        raise InvalidRequestError("A batch that has not ended cannot be deleted.", param="message_batch_id")
+    await service.batches.delete(batch.id)
+    files = (batch.input_file_id, batch.output_file_id, batch.error_file_id)
+    await service.files.forget([each for each in files if each is not None])
+    deleted = {"id": batch.id, "type": "message_batch_deleted"}
+    await exchange.respond(200, msgspec.json.encode(deleted))
 
 
-class MessageBatchResults(BatchEndpoint):
-    async def answer(self, exchange: Exchange, service: BatchService) -> None:
-        batch = await _find(exchange, service)
-        if batch.is_open:
-            raise NotFoundError("This batch has no results yet: it has not ended.", param="message_batch_id")
-        with exchange.call() as call, ExitStack() as opened:
-            call.watch()
-            files = [opened.enter_context(await _opened(service, each)) for each in _result_files(batch)]
-            headers = [(b"content-type", b"application/x-jsonl")]
-            await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
-            async for piece in _pieces(batch, files):
-                await exchange.raw_send({"type": "http.response.body", "body": piece, "more_body": True})
-            await exchange.raw_send({"type": "http.response.body", "body": b"", "more_body": False})
+async def batch_results(service: BatchService, exchange: Exchange) -> None:
+    batch = await _find(service, exchange)
+    if batch.is_open:
+        raise NotFoundError("This batch has no results yet: it has not ended.", param="message_batch_id")
+    with exchange.call() as call, ExitStack() as opened:
+        call.watch()
+        files = [opened.enter_context(await _opened(service, each)) for each in _result_files(batch)]
+        headers = [(b"content-type", b"application/x-jsonl")]
+        await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for piece in _pieces(batch, files):
+            await exchange.raw_send({"type": "http.response.body", "body": piece, "more_body": True})
+        await exchange.raw_send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _find(exchange: Exchange, service: BatchService) -> Batch:
-    batch_id = exchange.scope["path_params"]["batch_id"]
+async def _find(service: BatchService, exchange: Exchange) -> Batch:
+    batch_id = exchange.names["batch_id"]
     batch = await service.batches.find(exchange.context.tenant, batch_id, MESSAGE_BATCH_PREFIX)
     return service.runner.find(batch.id) or batch
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
-from starlette.types import ASGIApp
 
 from penstock.engines.errors import EngineDeadError
-from penstock.gateway.batches.answer_line import LineAsker
-from penstock.gateway.batches.lines import Line, WrongLine, read_all, refused
+from penstock.gateway.batches.lines import Line, LineAsker, WrongLine, read_all, refused
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.front.context import ANYONE
+from penstock.gateway.http.routes import Handle
 from penstock.gateway.http.settings import AppSettings
 
 logger = logging.getLogger("penstock")
@@ -53,7 +52,7 @@ class BatchFile:
         self._places = asyncio.Semaphore(lines_in_flight)
         self._lines: Counter[bool] = Counter()
 
-    def check(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> int:
+    def check(self, endpoints: Mapping[str, Handle], settings: AppSettings) -> int:
         """How many lines there are. Before models load, which may take long. Raises ConfigError for what is wrong with
         the file."""
         total = 0
@@ -66,12 +65,10 @@ class BatchFile:
             raise ConfigError(f"{self._source} cannot be read: {error.strerror}") from None
         return total
 
-    def _lines_of(self, endpoints: Mapping[str, ASGIApp], settings: AppSettings) -> Iterator[Line | WrongLine]:
+    def _lines_of(self, endpoints: Mapping[str, Handle], settings: AppSettings) -> Iterator[Line | WrongLine]:
         return read_all(lambda: self._source.open("rb"), endpoints, settings.max_body_bytes)
 
-    async def answer(
-        self, endpoints: Mapping[str, ASGIApp], settings: AppSettings, is_live: Callable[[], bool]
-    ) -> None:
+    async def answer(self, endpoints: Mapping[str, Handle], settings: AppSettings, is_live: Callable[[], bool]) -> None:
         """`is_live` says whether the models can still answer. Raises ConfigError for what is wrong with the files,
         EngineDeadError."""
         total, asker = self.check(endpoints, settings), LineAsker(endpoints, settings, self._lines_in_flight)

@@ -15,17 +15,15 @@ from penstock.engines import __version__
 from penstock.engines.errors import PenstockError
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.front.acceptor import connections_within_limit
-from penstock.gateway.front.access import Restrictions, read_restrictions
-from penstock.gateway.front.auth import ApiKeys, key_digest, key_id
+from penstock.gateway.front.access import ApiKeys, Restrictions, key_digest, key_id, read_restrictions
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, Role
 from penstock.gateway.front.exposure import asks_for_keys, browser_rules
-from penstock.gateway.front.intake import Intake
-from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.intake import Intake, WorkPools
 from penstock.gateway.front.key_file import read_keys
 from penstock.gateway.front.load_report import LoadReporter
 from penstock.gateway.front.server_health import ServerHealth
 from penstock.gateway.front.tls import TlsSettings
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.server import ServerSettings
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.stream import ConnectionLimits

@@ -8,19 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp
-
-from penstock.gateway.batches.room import FileBounds
+from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.database import Database
 from penstock.gateway.front.access_log import AccessLog
-from penstock.gateway.front.journal import Hook, RequestJournal, be_strict
+from penstock.gateway.front.call import Hook, RequestJournal, be_strict
 from penstock.gateway.front.load_report import LoadReporter, ReportForm
+from penstock.gateway.http.routes import Handle
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.metrics.requests import RequestMetrics
-from penstock.gateway.metrics.server_load import EndedRequests, EngineLoad, ServerLoad
+from penstock.gateway.metrics.requests import EndedRequests, RequestMetrics
+from penstock.gateway.metrics.server_load import EngineLoad, ServerLoad
 from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.usage.ledger import UsageLedger
 
@@ -133,7 +132,7 @@ def build_responses(config: Config, database: Database, settings: AppSettings) -
 
 
 def build_batches(
-    config: Config, database: Database, endpoints: Mapping[str, ASGIApp], settings: AppSettings
+    config: Config, database: Database, endpoints: Mapping[str, Handle], settings: AppSettings
 ) -> BatchService | None:
     """None where the server has neither a folder nor memory for them. Raises ConfigError."""
     given = config.data

@@ -1,1 +1,1 @@
-"""What every protocol's front shares: who asks, what may be asked where, the drain. No protocol in here."""
+"""The part that every protocol's front shares: who asks, what may be asked where, the drain. No protocol in here."""

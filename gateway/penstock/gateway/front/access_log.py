@@ -6,6 +6,8 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
@@ -18,13 +20,16 @@ from penstock.gateway.front.record import QUIET_ROUTES, Outcome, RequestRecord
 Form = Literal["text", "json"]
 
 _FLUSH_SECONDS = 0.2
+_MOST_LINES = 1 << 16
+"""That wait while earlier ones are being written. With more, requests wait for the reader of the log."""
 
 _OK = Outcome.OK
 _encode = msgspec.json.Encoder().encode
 
 
 class AccessLog:
-    """Lines are written together, a few times a second: a write for each would cost more than the line.
+    """Lines are written together, a few times a second: a write for each would cost more than the line. A thread writes
+    them: what reads the log may be slow, and all requests would wait for it.
 
     `sample` is the share of good requests that are told, `slow_s` how long one must take to be told. What was not
     answered well is told always.
@@ -46,6 +51,8 @@ class AccessLog:
         self._slow_s = slow_s
         self._chance = chance
         self._lines: list[str] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-access-log")
+        self._writing: Future[None] | None = None
 
     def __call__(self, context: RequestContext) -> None:
         record = context.record
@@ -53,7 +60,7 @@ class AccessLog:
         if record.outcome is _OK and not self._wanted(record, total):
             return
         if not self._lines:
-            asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self.flush)
+            asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._write_behind)
         self._lines.append(self._line(context, total) + self._line_end)
 
     def _wanted(self, record: RequestRecord, total: float) -> bool:
@@ -61,12 +68,27 @@ class AccessLog:
             return False
         return self._sample >= 1 or self._chance() < self._sample
 
-    def flush(self) -> None:
-        """Writes what is there. At the end of the server, too."""
+    def _write_behind(self) -> None:
+        if self._writing is not None and not self._writing.done():
+            if len(self._lines) < _MOST_LINES:
+                asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._write_behind)
+                return
+            self._writing.result()
         lines, self._lines = self._lines, []
+        self._writing = self._thread.submit(self._write, lines)
+
+    def flush(self) -> None:
+        """Returns when everything is written. At the end of the server."""
+        if self._writing is not None:
+            self._writing.result()
+        lines, self._lines = self._lines, []
+        self._write(lines)
+
+    def _write(self, lines: list[str]) -> None:
         if lines:
-            self._stream.write("".join(lines))
-            self._stream.flush()
+            with suppress(OSError):  # nobody reads the log any more
+                self._stream.write("".join(lines))
+                self._stream.flush()
 
 
 class _Text:

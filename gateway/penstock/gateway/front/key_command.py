@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.door.keys import new_key
-from penstock.gateway.front.auth import key_digest
+from penstock.gateway.front.access import key_digest
 from penstock.gateway.front.context import USER_ROLES, Role
 from penstock.gateway.front.key_file import KeyEntry
 

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.front.auth import key_id
+from penstock.gateway.front.access import key_id
 from penstock.gateway.front.context import USER_ROLES, Principal, Role
 from penstock.gateway.front.quota import Limits, Quota
 

@@ -1,4 +1,4 @@
-"""What happens to a request: the layers that it passes fill this in; logs, metrics and spans read it at the end."""
+"""Records of requests: the layers that one passes fill it in; logs, metrics and spans read it at the end."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import NotReadyError, OverloadedError, PenstockError
 from penstock.gateway.errors import error_json
-from penstock.gateway.fronts.passing import BODY, END, MESSAGE, Answered, Asked, Called, Finished, Passage
+from penstock.gateway.fronts.passing import BODY, END, MESSAGE, AnswerStart, CallEnd, Passage, PassedCall, PassedRequest
 from penstock.gateway.http.exchange import ARRIVAL_KEY
 from penstock.gateway.kserve.grpc.rpc import Rpc
 
@@ -65,7 +65,7 @@ class Forwarder:
         """An RPC, whose answers go to `write`. Raises NotReadyError, OverloadedError."""
         passage = await self._passage()
         metadata = list(rpc.invocation_metadata())
-        passage.say(Called(path=path, metadata=metadata, seconds=rpc.time_remaining()))
+        passage.say(PassedCall(path=path, metadata=metadata, seconds=rpc.time_remaining()))
         return ForwardedCall(passage, write, self._give_back)
 
     async def call(self, path: str, rpc: Rpc, first: bytes | None = None) -> None:
@@ -132,7 +132,7 @@ async def _ask(scope: Scope, receive: Receive, passage: Passage, body: bytes | N
     """Sends the request, and closes the connection when the client has left."""
     client, server = scope.get("client"), scope.get("server")
     passage.say(
-        Asked(
+        PassedRequest(
             method=scope["method"],
             path=scope["path"],
             raw_path=scope.get("raw_path") or b"",
@@ -170,7 +170,7 @@ async def _relay_answer(passage: Passage, send: Send) -> None:
         while True:
             kind, data = await passage.receive()
             if kind == MESSAGE:
-                if isinstance(data, Answered):
+                if isinstance(data, AnswerStart):
                     started, left = True, _length(data.headers)
                     await send({"type": "http.response.start", "status": data.status, "headers": data.headers})
             elif started and not is_whole:
@@ -201,7 +201,7 @@ async def _refuse(send: Send, error: PenstockError) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def end_rpc(rpc: Rpc, finished: Finished) -> None:
+async def end_rpc(rpc: Rpc, finished: CallEnd) -> None:
     """As the supervisor has ended it: raises what `abort` does where that is an error."""
     rpc.set_trailing_metadata(tuple(finished.metadata))
     if finished.code:
@@ -217,12 +217,12 @@ async def _send_messages(rpc: Rpc, call: ForwardedCall, first: bytes | None) -> 
         call.end()
 
 
-async def _relay_messages(passage: Passage, write: Callable[[bytes], Awaitable[None]]) -> Finished:
+async def _relay_messages(passage: Passage, write: Callable[[bytes], Awaitable[None]]) -> CallEnd:
     with suppress(ConnectionError):
         while True:
             kind, data = await passage.receive()
             if kind == BODY:
                 await write(data)
-            elif isinstance(data, Finished):
+            elif isinstance(data, CallEnd):
                 return data
-    return Finished(code=grpc.StatusCode.UNAVAILABLE.value[0], details="The server is shutting down.", metadata=[])
+    return CallEnd(code=grpc.StatusCode.UNAVAILABLE.value[0], details="The server is shutting down.", metadata=[])

@@ -15,13 +15,13 @@ from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import ModelNotFoundError, PenstockError, UnsupportedError
 from penstock.engines.host.failure_text import as_load_error
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.fronts.messages import AdapterEntry, Holds, ModelEntry, Table
+from penstock.gateway.fronts.messages import AdapterEntry, FrontModel, Holds, Table
 from penstock.gateway.kserve.store import IndexEntry
 from penstock.gateway.llm.adapters import Adapter, AdapterSet
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.kserve.language_model import LanguageModel
+from penstock.gateway.llm.model_builder import ModelTexts, read_texts, read_tokenizer
 from penstock.gateway.llm.model_metrics import ModelMetrics
-from penstock.gateway.llm.model_texts import ModelTexts, read_texts, read_tokenizer
 from penstock.gateway.llm.models import LoadedModel, TextSettings
 from penstock.gateway.model_host.remote_models import RemoteModels
 
@@ -59,7 +59,7 @@ class FrontModels:
         self._tell = tell
         self._revision = 0
         self._routed: frozenset[str] = frozenset()
-        self._wanted: dict[int, ModelEntry] = {}
+        self._wanted: dict[int, FrontModel] = {}
         self._served: dict[int, _FrontModel] = {}
         self._leaving: dict[int, _FrontModel] = {}
         self._making: dict[int, asyncio.Task[None]] = {}
@@ -142,7 +142,7 @@ class FrontModels:
         self._change(served, entry)
         return True
 
-    def _change(self, served: _FrontModel, entry: ModelEntry) -> None:
+    def _change(self, served: _FrontModel, entry: FrontModel) -> None:
         """Its adapters and KServe names are those of the entry from now on."""
         adapters = served.model.adapters
         wanted = {adapter.key: adapter for adapter in entry.adapters}
@@ -208,7 +208,7 @@ def _read(settings: TextSettings) -> ModelTexts:
     return read_texts(settings, read_tokenizer(settings))
 
 
-def _loaded_model(entry: ModelEntry, engine: Engine, texts: ModelTexts) -> LoadedModel:
+def _loaded_model(entry: FrontModel, engine: Engine, texts: ModelTexts) -> LoadedModel:
     adapters = AdapterSet(map(_adapter, entry.adapters), max_loaded=entry.most_adapters)
     return LoadedModel(
         names=entry.names,

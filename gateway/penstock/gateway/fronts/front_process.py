@@ -7,7 +7,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError
 from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.crash_folder import Crash, keep_evidence
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState
 from penstock.gateway.front.quota import Quota
 from penstock.gateway.fronts.messages import (
     Ask,
@@ -115,13 +115,11 @@ class FrontProcess:
         """Returns when its ports are open. Raises EngineError. `first` gives the first messages; then comes the table.
         Both are asked once messages can be sent: what changes before that nobody tells the front."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, ExitStack() as failing:
+            failing.callback(ours.close)
             try:
                 files = ArenaFiles("penstock-front")
-            except OSError as error:
-                ours.close()
-                raise EngineError(f"front {self.number} cannot be started: {error}") from error
-            try:
+                failing.callback(files.close)
                 self._box = BlackBox()
                 listeners = (each.fileno() for each in self._sockets.values())
                 descriptors = [self._box.descriptor, theirs.fileno(), files.down, files.up, *listeners]
@@ -135,9 +133,8 @@ class FrontProcess:
                     start_new_session=True,  # what a terminal sends is for the supervisor
                 )
             except OSError as error:
-                ours.close()
-                files.close()
                 raise EngineError(f"front {self.number} cannot be started: {error}") from error
+            failing.pop_all()
         self._connection = connection = Connection(files.up, files.down, decode_from_front, self._take, self._lost)
         await connection.open(ours)
         for message in first():

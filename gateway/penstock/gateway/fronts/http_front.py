@@ -7,34 +7,30 @@ model host. The supervisor gets all others as they are, checks them and tells of
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.anthropic.count_tokens import CountTokens
-from penstock.gateway.anthropic.messages import Messages
-from penstock.gateway.errors import HttpError
-from penstock.gateway.front.access import INFER, Access
+from penstock.gateway.anthropic import routes as anthropic
 from penstock.gateway.front.bounded_json import decode_json
-from penstock.gateway.front.call import ClientGone
 from penstock.gateway.fronts.forwarding import Forwarder
 from penstock.gateway.fronts.front_models import FrontModels
 from penstock.gateway.fronts.quotas import QuotaClient
 from penstock.gateway.http.door import Door
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.routes import OPENAI, Handle, Match, Route
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.http_routes import KServeApp
-from penstock.gateway.ollama.generate import Chat, Generate
-from penstock.gateway.ollama.names import model_name
-from penstock.gateway.openai.chat import ChatCompletions
-from penstock.gateway.openai.completions import Completions
-from penstock.gateway.openai.tokenize import Detokenize, Tokenize
+from penstock.gateway.kserve.routes import KSERVE, kserve_routes
+from penstock.gateway.ollama import routes as ollama
+from penstock.gateway.ollama.errors import OLLAMA
+from penstock.gateway.ollama.schemas import model_name
+from penstock.gateway.openai import routes as openai
 from penstock.gateway.ports.http_apps import App
-from penstock.gateway.ports.request_paths import drop_trailing_slash
-from penstock.gateway.ports.routes import GuardedRoute
 
 _OF_CODED_BODY = (b"content-encoding", b"content-length")
 _TENSOR_ENDPOINTS = ("/infer", "/generate", "/generate_stream")
@@ -53,28 +49,28 @@ class FrontApp(App):
     def __init__(
         self, models: FrontModels, settings: AppSettings, kserve: KServe, forwarder: Forwarder, quotas: QuotaClient
     ) -> None:
-        def own(endpoint: ASGIApp, name: Callable[[str], str] = str, *, resumable: bool = False) -> ASGIApp:
-            return _Own(endpoint, lambda body: _is_served(body, models, name, resumable), settings, forwarder, quotas)
-
-        def ollama(given: str) -> str:
+        def ollama_name(given: str) -> str:
             return model_name(given, models.serves)
 
-        dataplane, resumable = models.dataplane, settings.resumable_streams > 0
-        endpoints = {
-            "/v1/chat/completions": own(ChatCompletions(dataplane, settings), resumable=resumable),
-            "/v1/completions": own(Completions(dataplane, settings), resumable=resumable),
-            "/v1/messages": own(Messages(dataplane, settings)),
-            "/v1/messages/count_tokens": own(CountTokens(dataplane, settings)),
-            "/api/chat": own(Chat(dataplane, settings), ollama),
-            "/api/generate": own(Generate(dataplane, settings), ollama),
-            "/tokenize": own(Tokenize(dataplane, settings)),
-            "/detokenize": own(Detokenize(dataplane, settings)),
-        }
-        routes = [GuardedRoute(path, each, INFER, methods=["POST"]) for path, each in endpoints.items()]
-        super().__init__(routes, settings, KServeApp(kserve), _FrontDoor(settings))
+        def own(route: Route) -> Route:
+            name = ollama_name if route.api is OLLAMA else str
+            resumable = settings.resumable_streams > 0 and route.api is OPENAI
+            is_served = partial(_is_served, models, name, resumable)
+            return replace(route, handle=_Own(route.handle, is_served, settings, forwarder, quotas).handle)
+
+        def counted(route: Route) -> Route:
+            return replace(route, handle=partial(_counted, quotas, route.handle))
+
+        texts = (
+            *openai.text_routes(models.dataplane, settings),
+            *anthropic.message_routes(models.dataplane, settings),
+            *ollama.text_routes(models.dataplane, settings),
+            *(route for route in openai.token_routes(models.dataplane, settings) if route.method == "POST"),
+        )
+        routes = [*map(own, texts), *map(counted, kserve_routes(kserve))]
+        super().__init__(routes, settings, _FrontDoor(settings))
         self._models = models
         self._forwarder = forwarder
-        self._quotas = quotas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST" and self._may_serve(scope):
@@ -83,19 +79,16 @@ class FrontApp(App):
             await self._forwarder.http(scope, receive, send)
 
     def _may_serve(self, scope: Scope) -> bool:
-        if self.kserve is not None and self._is_kserve(self.kserve, scope["path"]):
-            found = self.kserve.find(scope)
-            return (
-                not isinstance(found, HttpError)
-                and found.route.endswith(_TENSOR_ENDPOINTS)
-                and self._models.has_tensors(*found.names)
-            )
-        drop_trailing_slash(scope)
-        return self.routes.has(scope["path"])
-
-    async def _admit(self, exchange: Exchange, access: Access | None) -> None:
-        await super()._admit(exchange, access)
-        await self._quotas.count(exchange.context)
+        self.routes.drop_trailing_slash(scope)
+        match = self.routes.find(scope)
+        if not isinstance(match, Match):
+            return False
+        if match.api is not KSERVE:
+            return True
+        names = match.names
+        return match.route.path.endswith(_TENSOR_ENDPOINTS) and self._models.has_tensors(
+            names["model"], names.get("version", "")
+        )
 
 
 class _FrontDoor(Door):
@@ -106,42 +99,44 @@ class _FrontDoor(Door):
         self._lag.check()
 
 
+async def _counted(quotas: QuotaClient, handle: Handle, exchange: Exchange) -> None:
+    await quotas.count(exchange.context)
+    await handle(exchange)
+
+
 class _Own:
-    """An endpoint, for the requests that can be served here."""
+    """A route, for the requests that can be served here."""
 
     def __init__(
         self,
-        endpoint: ASGIApp,
+        handle: Handle,
         is_served: Callable[[bytes], bool],
         settings: AppSettings,
         forwarder: Forwarder,
         quotas: QuotaClient,
     ) -> None:
-        self._endpoint = endpoint
+        self._handle = handle
         self._is_served = is_served
         self._journal = settings.journal
         self._limit = settings.max_body_bytes
         self._forwarder = forwarder
         self._quotas = quotas
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        try:
-            body = await exchange.body(self._limit, from_curl=True)
-        except ClientGone:
-            exchange.context.record.cancelled()
-            return
+    async def handle(self, exchange: Exchange) -> None:
+        """Raises as the route's own, and ClientGone."""
+        body = await exchange.body(self._limit, from_curl=True)
         if not self._is_served(body):
             self._journal.leave(exchange.context)
+            scope = exchange.scope
             headers = [header for header in scope["headers"] if header[0] not in _OF_CODED_BODY]
-            await self._forwarder.http({**scope, "headers": headers}, receive, exchange.raw_send, body)
+            await self._forwarder.http({**scope, "headers": headers}, exchange.receive, exchange.raw_send, body)
             return
         await self._quotas.count(exchange.context)
         exchange.put_back(body)
-        await self._endpoint(scope, receive, send)
+        await self._handle(exchange)
 
 
-def _is_served(body: bytes, models: FrontModels, name: Callable[[str], str], resumable: bool) -> bool:
+def _is_served(models: FrontModels, name: Callable[[str], str], resumable: bool, body: bytes) -> bool:
     """Whether nothing but a model of this front is needed. So is nothing for a body that cannot be read: its error.
     `resumable`: streams outlive their connections, and their clients may come back to another front."""
     try:

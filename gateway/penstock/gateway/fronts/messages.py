@@ -10,7 +10,7 @@ from penstock.gateway.front.context import Role
 from penstock.gateway.fronts.counts import Counts, Samples
 from penstock.gateway.llm.models import TextSettings
 from penstock.gateway.model_host.messages import DownMessage, UpMessage
-from penstock.gateway.ports.requests_in_flight import Chosen
+from penstock.gateway.ports.scheduler_state import Chosen
 from penstock.gateway.usage.ledger import RequestUsage
 
 REQUESTS = "requests"
@@ -40,7 +40,7 @@ class TensorName(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
 
 
-class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+class FrontModel(msgspec.Struct, frozen=True, kw_only=True):
     """Of `llm.models.LoadedModel`: all that a front needs to serve it."""
 
     id: int
@@ -57,7 +57,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorName, ...]
 
 
-class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
+class GrantedKey(msgspec.Struct, frozen=True, kw_only=True):
     """Of a Principal, by the digest of its key."""
 
     digest: bytes
@@ -94,7 +94,7 @@ class Table(_Message, frozen=True, kw_only=True):
 
     revision: int
     """Higher than of the table before."""
-    models: tuple[ModelEntry, ...]
+    models: tuple[FrontModel, ...]
     routed: tuple[str, ...]
     """Names that traffic rules choose a model for: the supervisor answers for them."""
 
@@ -102,7 +102,7 @@ class Table(_Message, frozen=True, kw_only=True):
 class Keys(_Message, frozen=True, kw_only=True):
     """None: no keys are asked for."""
 
-    keys: tuple[KeyEntry, ...] | None
+    keys: tuple[GrantedKey, ...] | None
 
 
 class Granted(_Message, frozen=True, kw_only=True):

@@ -9,10 +9,9 @@ from pathlib import Path
 from penstock.engines.client.engine import Engine
 from penstock.engines.door.spec import DoorAddress, DoorSpec
 from penstock.engines.process.client import ProcessEngine
-from penstock.gateway.fronts.messages import AdapterEntry, Holds, ModelEntry, Table, TensorName
+from penstock.gateway.fronts.messages import AdapterEntry, FrontModel, Holds, Table, TensorName
 from penstock.gateway.kserve.store import ModelStore
-from penstock.gateway.llm.adapters import Adapter
-from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.adapters import Adapter, CallCounter
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.models import LoadedModel
@@ -73,12 +72,12 @@ class ModelTable:
         """None where it has gone."""
         return next((model for model, known in self._known.values() if known == number), None)
 
-    def _entry(self, model: LoadedModel, number: int) -> ModelEntry | None:
+    def _entry(self, model: LoadedModel, number: int) -> FrontModel | None:
         """None: the supervisor alone serves it."""
         door = door_of(model.engine)
         if self._empty or door is None or model.texts is None or not model.sleep.stays_awake:
             return None
-        return ModelEntry(
+        return FrontModel(
             id=number,
             names=model.names,
             root=model.root,

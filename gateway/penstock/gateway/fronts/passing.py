@@ -1,8 +1,8 @@
 """Requests that a front passes on to the supervisor, and their answers: one request at a time on a connection of a
 Unix socket, as frames. What is said here a client cannot say: the socket is in a folder of this user alone.
 
-HTTP:  front: Asked, body frames, END.               supervisor: Answered, body frames, END.
-gRPC:  front: Called, a frame for each message, END. supervisor: a frame for each message, Finished.
+HTTP:  front: PassedRequest, body frames, END.           supervisor: AnswerStart, body frames, END.
+gRPC:  front: PassedCall, a frame for each message, END. supervisor: a frame for each message, CallEnd.
 
 A side that cannot go on closes the connection; so does a front whose client has left.
 """
@@ -26,7 +26,7 @@ _LINGER_SECONDS = 5.0
 Frame: TypeAlias = tuple[int, bytes]
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class PassedRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An HTTP request, in ASGI's words."""
 
     method: str
@@ -42,7 +42,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Of time.monotonic(), which all processes of a machine share."""
 
 
-class Called(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class PassedCall(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An RPC."""
 
     path: str
@@ -52,14 +52,14 @@ class Called(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """That are left of its time."""
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AnswerStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The start of an HTTP answer."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class CallEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of an RPC."""
 
     code: int
@@ -67,7 +67,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     metadata: list[tuple[str, Any]]
 
 
-_decode = msgspec.msgpack.Decoder(Asked | Called | Answered | Finished).decode
+_decode = msgspec.msgpack.Decoder(PassedRequest | PassedCall | AnswerStart | CallEnd).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -83,7 +83,7 @@ class Passage:
         """Raises OSError."""
         return cls(*await asyncio.open_unix_connection(path, limit=_BUFFER))
 
-    def say(self, message: Asked | Called | Answered | Finished) -> None:
+    def say(self, message: PassedRequest | PassedCall | AnswerStart | CallEnd) -> None:
         self._write(MESSAGE, _encode(message))
 
     async def send(self, data: bytes) -> None:

@@ -14,7 +14,7 @@ import grpc
 from starlette.types import ASGIApp, Message
 
 from penstock.engines.errors import PenstockError
-from penstock.gateway.fronts.passing import BODY, Answered, Asked, Called, Finished, Passage
+from penstock.gateway.fronts.passing import BODY, AnswerStart, CallEnd, Passage, PassedCall, PassedRequest
 from penstock.gateway.http.exchange import ARRIVAL_KEY
 from penstock.gateway.kserve.grpc.rpc import status
 
@@ -59,9 +59,9 @@ class PrivatePort:
         passage = Passage(reader, writer)
         try:
             _, asked = await passage.receive()
-            if isinstance(asked, Asked):
+            if isinstance(asked, PassedRequest):
                 await _answer(self._app, asked, passage)
-            elif isinstance(asked, Called):
+            elif isinstance(asked, PassedCall):
                 await _Rpc(asked, passage).run(self._find_handler)
             await passage.until_closed()
         except (ConnectionError, asyncio.CancelledError):
@@ -72,7 +72,7 @@ class PrivatePort:
             passage.close()
 
 
-async def _answer(app: ASGIApp, asked: Asked, passage: Passage) -> None:
+async def _answer(app: ASGIApp, asked: PassedRequest, passage: Passage) -> None:
     async def receive() -> Message:
         try:
             kind, data = await passage.receive()
@@ -83,7 +83,7 @@ async def _answer(app: ASGIApp, asked: Asked, passage: Passage) -> None:
     async def send(message: Message) -> None:
         with suppress(ConnectionError):  # the task that watches learns of it by `receive`
             if message["type"] == "http.response.start":
-                passage.say(Answered(status=message["status"], headers=list(message["headers"])))
+                passage.say(AnswerStart(status=message["status"], headers=list(message["headers"])))
                 return
             await passage.send(message.get("body", b""))
             if not message.get("more_body", False):
@@ -115,7 +115,7 @@ class _Ended(Exception):
 class _Rpc:
     """What a handler sees of an RPC (`kserve.grpc.rpc.Rpc`)."""
 
-    def __init__(self, called: Called, passage: Passage) -> None:
+    def __init__(self, called: PassedCall, passage: Passage) -> None:
         self._called = called
         self._passage = passage
         self._until = None if called.seconds is None else time.monotonic() + called.seconds
@@ -170,7 +170,7 @@ class _Rpc:
     async def _finish(self, code: int, details: str) -> None:
         """Raises CancelledError where the caller has left."""
         try:
-            self._passage.say(Finished(code=code, details=details, metadata=self._trailing))
+            self._passage.say(CallEnd(code=code, details=details, metadata=self._trailing))
             await self._passage.flush()
         except ConnectionError:
             raise asyncio.CancelledError from None

@@ -9,7 +9,7 @@ from itertools import count
 from penstock.engines.errors import NotReadyError, RateLimitedError
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.quota import Limits, Quota
-from penstock.gateway.fronts.messages import Ask, Ended, Granted, KeyEntry, Keys, Spent
+from penstock.gateway.fronts.messages import Ask, Ended, Granted, GrantedKey, Keys, Spent
 
 _Tell = Callable[[Ask | Spent | Ended], None]
 _RETRY_AFTER = 1.0
@@ -135,8 +135,8 @@ def keys_message(granted: Mapping[bytes, Principal] | None) -> Keys:
     return Keys(keys=None if granted is None else tuple(_entry(*each) for each in granted.items()))
 
 
-def _entry(digest: bytes, principal: Principal) -> KeyEntry:
-    return KeyEntry(
+def _entry(digest: bytes, principal: Principal) -> GrantedKey:
+    return GrantedKey(
         digest=digest,
         key=principal.key,
         tenant=principal.tenant,
@@ -152,7 +152,7 @@ def granted_by(message: Keys) -> dict[bytes, Principal] | None:
     return None if message.keys is None else {entry.digest: _principal(entry) for entry in message.keys}
 
 
-def _principal(entry: KeyEntry) -> Principal:
+def _principal(entry: GrantedKey) -> Principal:
     return Principal(
         tenant=entry.tenant,
         key=entry.key,

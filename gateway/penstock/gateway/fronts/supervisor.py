@@ -21,7 +21,7 @@ from penstock.gateway.fronts.messages import FromSupervisor, Reported, Table
 from penstock.gateway.fronts.model_table import ModelTable, Used
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.llm.kserve.language_model import LanguageModel
-from penstock.gateway.ports.requests_in_flight import Chosen
+from penstock.gateway.ports.scheduler_state import Chosen
 
 # The ports of a server with several fronts: bound once by the supervisor, which keeps them while fronts come and go.
 #

@@ -1,1 +1,1 @@
-"""What fronts that generate text share: the way of a call, its stream, and what looks for parts in its answer."""
+"""The part that all APIs which generate text share: the way of a call, its stream, the parts of its answer."""

@@ -1,23 +1,74 @@
-"""What every endpoint that generates does with a call: body, request, generation, response."""
+"""Endpoints that generate: body, request, generation, response; and chats with models that other servers have."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
-from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
-from starlette.types import Receive, Scope, Send
+import msgspec
 
-from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.default_model import language_model, no_model, with_model
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.generating.requests import RequestReader, language_model
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
+from penstock.gateway.llm.dataplane import ChoiceDelta, DataPlane, GenerateRequest, Generation, Usage
 
 if TYPE_CHECKING:
     from penstock.gateway.generating.resumable_streams import ResumableStreams
+
+
+@dataclass(frozen=True, slots=True)
+class OtherChat:
+    """A chat request for another server."""
+
+    fields: Mapping[str, Any]
+    """Of OpenAI's chat API, without model and stream."""
+    show_reasoning: bool = True
+
+
+class OtherAnswer(Protocol):
+    """Iterated as a Generation with one choice. The usage is complete with the delta that has the finish reason."""
+
+    usage: Usage
+
+    def __aiter__(self) -> AsyncIterator[list[ChoiceDelta]]: ...
+
+    async def __anext__(self) -> list[ChoiceDelta]: ...
+
+
+class OtherModel(Protocol):
+    def chat(
+        self, exchange: Exchange, chat: OtherChat, *, pulse: float | None
+    ) -> AbstractAsyncContextManager[OtherAnswer | str]:
+        """Gives the answer once it has begun, or the name of the model of this server that is to answer instead.
+        `pulse`: seconds without anything to show after which the answer has an empty list. Raises PenstockError."""
+        ...
+
+
+def chat_fields(given: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`given` without what is None; `messages` are as chat templates know them. What the model thought in earlier turns
+    is left out: some servers refuse it."""
+    fields = {name: value for name, value in given.items() if value is not None}
+    return fields | {"messages": [_message(each) for each in messages]}
+
+
+def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in given.items() if name != "reasoning_content"}
+    if "tool_calls" in shown:
+        shown["tool_calls"] = [_call(each) for each in shown["tool_calls"]]
+    return shown
+
+
+def _call(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates get arguments as an object, servers as JSON in a text."""
+    function = given["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments).decode()
+    return {**given, "function": {**function, "arguments": arguments}}
 
 
 class Streamable(Protocol):
@@ -30,8 +81,8 @@ _R = TypeVar("_R", bound=Streamable)
 
 
 class GeneratingEndpoint(ABC, Generic[_R]):
-    """An ASGI application; a protocol fills in the abstract methods. Every step of the engine resumes all coroutines
-    that await a stream, so nothing but `__call__` stands between the stream and the server."""
+    """A protocol fills in the abstract methods. Every step of the engine resumes all coroutines
+    that await a stream, so nothing but `handle` stands between the stream and the server."""
 
     text_api: ClassVar[str | None] = None
     """The API by which models of other servers are asked with the same body; None: they cannot be."""
@@ -41,16 +92,17 @@ class GeneratingEndpoint(ABC, Generic[_R]):
         self._dataplane = dataplane
         self._settings = settings
         self._resumable = resumable
+        self._reader = RequestReader(settings, self._parse, self._model_name, self._default_model, self.text_api)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
+    async def handle(self, exchange: Exchange) -> None:
         with exchange.call() as call:
             body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
             call.watch()
             if exchange.counts_late:
                 reads = self._resumable is not None and self._resumable.is_read_by(exchange, body)
                 exchange.context.count(reads=reads)
-            request = await self._own_request(exchange, body)
+            given = await self._reader.read(exchange, body)
+            request = None if given is None else await self._for_own_model(exchange, given)
             if request is None:
                 return
             exchange.read_deadline()
@@ -77,26 +129,12 @@ class GeneratingEndpoint(ABC, Generic[_R]):
             finally:
                 generation.close()
 
-    async def _own_request(self, exchange: Exchange, body: bytes) -> _R | None:
-        """As `_for_own_model`. A request that names no model has one from here on."""
-        own_body = await self._settings.text_models.answer(exchange, self.text_api, body)
-        if own_body is None:
-            return None
-        try:
-            request = self._parse(own_body)
-            if not self._model_name(request):
-                raise no_model()
-        except InvalidRequestError as error:
-            context, models = exchange.context, self._dataplane.models
-            named = with_model(
-                own_body, error, context, lambda: language_model(self._settings, context, models, self.text_api)
-            )
-            return await self._own_request(exchange, named)
-        return await self._for_own_model(exchange, request)
-
     async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
         """The request for a model of this server; None when another server has answered it. Raises PenstockError."""
         return request
+
+    def _default_model(self, context: RequestContext) -> str:
+        return language_model(self._settings, context, self._dataplane.models, self.text_api)
 
     async def _answer_at_once(self, exchange: Exchange, request: _R) -> bool:
         """Answers a request that needs no generation. False: this one does."""
@@ -119,3 +157,41 @@ class GeneratingEndpoint(ABC, Generic[_R]):
         self, exchange: Exchange, request: _R, wanted: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
         """The whole response, streamed or not."""
+
+
+class TranslatingEndpoint(GeneratingEndpoint[_R]):
+    async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
+        model = self._settings.text_models.find(self._model_name(request), exchange.context, "chat")
+        if model is None:
+            return request
+        name = await self._answered_elsewhere(exchange, request, cast("OtherModel", model))
+        return None if name is None else self._renamed(request, name)
+
+    async def _answered_elsewhere(self, exchange: Exchange, request: _R, model: OtherModel) -> str | None:
+        """None when that is done; else the model of this server that is to answer. Raises PenstockError."""
+        exchange.context.principal.require_model(self._model_name(request))
+        if await self._answered_without_text(exchange, request):
+            return None
+        chat = await self._other_chat(request, exchange.context)
+        pulse = self._settings.heartbeat_s if request.stream else None
+        async with model.chat(exchange, chat, pulse=pulse or None) as answer:
+            if isinstance(answer, str):
+                return answer
+            await self._respond_from(exchange, request, answer)
+        return None
+
+    async def _answered_without_text(self, exchange: Exchange, request: _R) -> bool:
+        """True if the request has its answer: some need nothing from the other server. Raises PenstockError."""
+        return False
+
+    @abstractmethod
+    async def _other_chat(self, request: _R, context: RequestContext) -> OtherChat:
+        """The request for a model of another server. Raises PenstockError."""
+
+    @abstractmethod
+    def _renamed(self, request: _R, model: str) -> _R:
+        """For another model."""
+
+    @abstractmethod
+    def _respond_from(self, exchange: Exchange, request: _R, answer: OtherAnswer) -> Awaitable[None]:
+        """The whole response, streamed or not, of another server's answer."""

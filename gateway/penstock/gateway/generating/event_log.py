@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.generating.stream_frames import COMMENT
+from penstock.gateway.generating.streams import COMMENT
 
 
 class EventLog:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 from starlette.types import Message
 
 from penstock.engines.errors import CancelledError, InvalidRequestError, NotFoundError
-from penstock.gateway.front.call import Call
+from penstock.gateway.front.call import Call, Detached
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.event_log import EventLog
+from penstock.gateway.generating.streams import send_frames
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import Generation
@@ -34,6 +36,7 @@ _LONGEST_NUMBER = 9
 _ROUTE = "resumable stream"
 """Of the work, in records and metrics; who reads is a request of the public route."""
 
+Generate = Callable[[RequestContext], Awaitable[Generation]]
 Respond = Callable[[Exchange, Generation], Awaitable[None]]
 
 
@@ -97,7 +100,7 @@ class ResumableStreams:
         self,
         exchange: Exchange,
         body: bytes,
-        generate: Callable[[RequestContext], Awaitable[Generation]],
+        generate: Generate,
         respond: Respond,
     ) -> None:
         """Makes the answer in a task of its own, and sends it while the client is there. Raises what `generate` does.
@@ -148,59 +151,41 @@ class ResumableStream:
         self._leaving: asyncio.TimerHandle | None = None
         self.forgotten: asyncio.TimerHandle | None = None
         """When an answer that is whole is kept no longer."""
-        self._task: asyncio.Task[None] | None = None
+        self._work: Detached | None = None
 
-    async def begin(
-        self,
-        exchange: Exchange,
-        generate: Callable[[RequestContext], Awaitable[Generation]],
-        respond: Respond,
-    ) -> None:
+    async def begin(self, exchange: Exchange, generate: Generate, respond: Respond) -> None:
         """Returns when the answer has begun; a client that leaves before gives it up. Raises what `generate` does."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         begun.add_done_callback(lambda done: done.cancelled() or done.exception())  # its client may have left
-        self._task = asyncio.create_task(self._run(exchange, generate, respond, begun))
-        self._task.add_done_callback(self._done)
+        work = partial(self._run, exchange, generate, respond, begun)
+        self._work = Detached(self._context, self._streams.settings.journal, work, self._ended)
+        self._work.start()
         try:
             await asyncio.shield(begun)
         except asyncio.CancelledError:
-            self._task.cancel()
+            self._work.cancel()
             raise
 
-    async def _run(
-        self,
-        exchange: Exchange,
-        generate: Callable[[RequestContext], Awaitable[Generation]],
-        respond: Respond,
-        begun: asyncio.Future[None],
-    ) -> None:
-        settings, record = self._streams.settings, self._context.record
+    async def _run(self, exchange: Exchange, generate: Generate, respond: Respond, begun: asyncio.Future[None]) -> None:
         recorder = _Recorder(exchange, self._context, self._write)
-        settings.journal.begin(self._context)
         try:
-            with Call(settings.drain, self._context):
+            with Call(self._streams.settings.drain, self._context):
                 generation = await generate(self._context)
                 begun.set_result(None)
                 try:
                     await respond(recorder, generation)
                 finally:
                     generation.close()
-        except asyncio.CancelledError:
-            record.failed(CancelledError("The client did not come back."))
-            raise
         except Exception as error:
             if begun.done():
                 await recorder.fail(error)
             else:
-                record.failed(error)
+                self._context.record.failed(error)
                 begun.set_exception(error)
-        finally:
-            settings.journal.end(self._context)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._context.end()  # for a task that was cancelled before it ran
+    def _ended(self, error: BaseException | None) -> None:
         self.log.end()
-        if task.cancelled():  # the answer is not whole
+        if isinstance(error, asyncio.CancelledError):  # the answer is not whole
             self._streams.forget(self)
         else:
             self._streams.ended(self)
@@ -218,16 +203,17 @@ class ResumableStream:
         if self._leaving is not None:
             self._leaving.cancel()
         try:
-            await exchange.start_stream()
-            async for frames in self.log.follow(after, self._streams.settings.heartbeat_s or None):
-                await exchange.raw_send({"type": "http.response.body", "body": frames, "more_body": True})
-            if self._task is not None and self._task.cancelled():  # just as this client came back
-                raise CancelledError("The stream was ended: its client did not come back in time.")
-            await exchange.finish(b"")
+            await send_frames(exchange, self._frames(after))
         finally:
             self._num_readers -= 1
-            if not self._num_readers and self._task is not None:
-                self._leaving = asyncio.get_running_loop().call_later(self._streams.seconds, self._task.cancel)
+            if not self._num_readers and self._work is not None:
+                self._leaving = asyncio.get_running_loop().call_later(self._streams.seconds, self._work.cancel)
+
+    async def _frames(self, after: int) -> AsyncIterator[bytes]:
+        async for frames in self.log.follow(after, self._streams.settings.heartbeat_s or None):
+            yield frames
+        if self._work is not None and self._work.cancelled:  # just as this client came back
+            raise CancelledError("The stream was ended: its client did not come back in time.")
 
 
 class _Recorder(Exchange):

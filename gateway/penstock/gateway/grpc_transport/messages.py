@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
-from penstock.gateway.front.work_pool import WorkPool
+from penstock.gateway.front.intake import WorkPool
 
 PREFIX_BYTES = 5
 _MANY_PIECES = 64

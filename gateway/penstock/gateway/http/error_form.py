@@ -1,4 +1,4 @@
-"""How errors look in an HTTP answer. Each protocol has its own form; what belongs to none has OpenAI's."""
+"""Forms of errors in HTTP answers. Each protocol has its own; what belongs to none has OpenAI's."""
 
 from __future__ import annotations
 

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError, drop_traceback, error_headers
 from penstock.gateway.front.bounded_json import BYTE_ORDER_MARK
-from penstock.gateway.front.call import Call, ClientGone
+from penstock.gateway.front.call import Call, ClientGone, DrainState
 from penstock.gateway.front.context import read_context, timeout_seconds
-from penstock.gateway.front.drain import DrainState
-from penstock.gateway.front.intake import SMALL_BODY, BodyBudget
+from penstock.gateway.front.intake import SMALL_BODY, BodyBudget, WorkPool
 from penstock.gateway.front.load_report import FORMAT_HEADER, LoadReporter
 from penstock.gateway.front.record import METHODS, OTHER_METHOD
-from penstock.gateway.front.work_pool import WorkPool
 from penstock.gateway.http.compression import content_coding, decompress
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 
 Headers = list[tuple[bytes, bytes]]
 
-SCOPE_KEY = "penstock.exchange"
 ARRIVAL_KEY = "penstock.arrival"
 """In the scope: when the request's first byte came, of time.monotonic()."""
 SENDER_KEY = "penstock.sender"
@@ -45,12 +43,8 @@ _STREAM_HEADERS = [
 ]
 
 
-class BodyWriter(Protocol):
-    """Shortcuts beside ASGI: past `send`, for more of a body that has begun; past `receive`, to learn that the client
-    has left."""
-
-    written: int
-    """Bytes of the response so far, its head and framing with them."""
+class StreamWriter(Protocol):
+    """More of a body that has begun."""
 
     def write_body(self, data: bytes) -> bool:
         """`data` is not empty. False: wait with `drain` before the next call."""
@@ -60,10 +54,35 @@ class BodyWriter(Protocol):
         """Returns when the client has taken most of what was written, or has left."""
         ...
 
+
+class BodyWriter(StreamWriter, Protocol):
+    """Shortcuts beside ASGI: past `send`, for more of a body that has begun; past `receive`, to learn that the client
+    has left."""
+
+    written: int
+    """Bytes of the response so far, its head and framing with them."""
+
     def watch_client(self, left: Callable[[], None]) -> Callable[[], object]:
         """Calls `left` if the client leaves before its answer is complete, which may be at once. To be called after the
         body has been read. Call what this returns to end the watch."""
         ...
+
+
+class _SendWriter:
+    """Writes with ASGI's `send`, where the server has no shortcut."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._waiting: list[bytes] = []
+
+    def write_body(self, data: bytes) -> bool:
+        self._waiting.append(data)
+        return False
+
+    async def drain(self) -> None:
+        data, self._waiting = b"".join(self._waiting), []
+        if data:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 class Exchange:
@@ -101,11 +120,22 @@ class Exchange:
         self.counts_late = False
         """It may only read another request's stream, which the body tells: its endpoint counts it against the quota."""
         self.error_form: ErrorForm = OPENAI_ERRORS
+        self.names: Mapping[str, str] = {}
+        """What the path has in place of its route's {names}."""
         self.context = read_context(self.headers)
         self.context.arrival = scope.get(ARRIVAL_KEY, self.context.arrival)
         self.context.record.method = scope["method"] if scope["method"] in METHODS else OTHER_METHOD
         self.context.record.http_version = scope.get("http_version", "")
         self.body_writer: BodyWriter | None = scope.get(SENDER_KEY)
+
+    @property
+    def query(self) -> QueryParams:
+        return QueryParams(self.scope["query_string"])
+
+    @property
+    def writer(self) -> StreamWriter:
+        """For the rest of a stream that has begun."""
+        return self.body_writer or _SendWriter(self.raw_send)
 
     def close_record(self) -> None:
         """At the end of the request, however it ended."""

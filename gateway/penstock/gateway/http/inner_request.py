@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from starlette.types import ASGIApp, Message
+from starlette.types import Message
 
 from penstock.engines.errors import PenstockError
-from penstock.gateway.front.context import Principal
+from penstock.gateway.front.call import Detached
+from penstock.gateway.front.context import Principal, RoutedName
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.routes import Handle
 from penstock.gateway.http.settings import AppSettings
 
 logger = logging.getLogger(__name__)
@@ -30,15 +33,16 @@ class InnerAnswer:
 
 
 async def ask_in_background(
-    endpoint: ASGIApp,
+    handle: Handle,
     route: str,
     body: bytes,
     principal: Principal,
     settings: AppSettings,
     error_form: ErrorForm = OPENAI_ERRORS,
+    routed: RoutedName | None = None,
 ) -> InnerAnswer:
-    """POSTs JSON to the endpoint of a route, and awaits the whole answer, an error's too. It has the access log, the
-    metrics and the drain of all requests, and computes in idle steps alone."""
+    """POSTs JSON to a route, and awaits the whole answer, an error's too. It has the access log, the
+    metrics and the drain of all requests, and computes in idle steps alone. `routed`: the target of its model."""
     sent = False
 
     async def receive() -> Message:
@@ -63,23 +67,20 @@ async def ask_in_background(
     }
     exchange = Exchange(scope, receive, send, settings.drain)
     exchange.error_form = error_form
-    scope[SCOPE_KEY] = exchange
     context = exchange.context
+    context.routed = routed
     answer = InnerAnswer(context.id)
     context.principal, context.background, context.record.route = principal, True, route
-    settings.journal.begin(context)
+    await Detached(context, settings.journal, partial(_answered, exchange, handle)).run()
+    answer.reason, answer.warnings = context.record.reason, context.record.warnings
+    return answer
+
+
+async def _answered(exchange: Exchange, handle: Handle) -> None:
     try:
-        await endpoint(scope, receive, exchange.send)
-    except asyncio.CancelledError:
-        context.record.cancelled()
-        raise
+        await handle(exchange)
     except PenstockError as error:
         await exchange.fail(error)
     except Exception as error:
         logger.exception("Unexpected error")
         await exchange.fail(error)
-    finally:
-        exchange.close_record()
-        answer.reason, answer.warnings = context.record.reason, context.record.warnings
-        settings.journal.end(context)
-    return answer

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from penstock.gateway.front.access import Restrictions
-from penstock.gateway.front.auth import ApiKeys
+from penstock.gateway.front.access import ApiKeys, Restrictions
 from penstock.gateway.front.browser_rules import BrowserRules
-from penstock.gateway.front.drain import DrainState
-from penstock.gateway.front.intake import Intake
-from penstock.gateway.front.journal import RequestJournal
+from penstock.gateway.front.call import DrainState, RequestJournal
+from penstock.gateway.front.intake import Intake, WorkPools
 from penstock.gateway.front.load_report import LoadReporter
 from penstock.gateway.front.server_health import ServerHealth
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.http.text_models import TextModels
 
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from penstock.gateway.front.intake import WorkPools
 from penstock.gateway.front.server_health import ServerHealth
-from penstock.gateway.front.work_pool import WorkPools
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.kserve.store import ModelStore
 from penstock.gateway.kserve.tensor_plane import TensorPlane

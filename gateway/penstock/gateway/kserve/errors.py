@@ -25,3 +25,21 @@ def kserve_error_body(error: Exception) -> bytes:
 def kserve_grpc_status(error: Exception) -> str:
     """The name of a grpc.StatusCode member. A full queue is UNAVAILABLE, as in Triton."""
     return "UNAVAILABLE" if isinstance(error, QueueFullError) else wire_shape(error).grpc
+
+
+class KServeErrors:
+    """The error form of all paths below /v2."""
+
+    id_headers = (b"x-request-id",)
+
+    def status(self, error: Exception) -> int:
+        return kserve_status(error)
+
+    def body(self, error: Exception, request_id: str) -> bytes:
+        return kserve_error_body(error)
+
+    def last_events(self, error: Exception, request_id: str) -> bytes:
+        return b"data: " + kserve_error_body(error) + b"\n\n"
+
+
+KSERVE_ERRORS = KServeErrors()

@@ -15,8 +15,8 @@ from penstock.classic.base import AdmittedLater, InferModel, ResponseStream
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.intake import WorkPool
 from penstock.gateway.front.record import Stage
-from penstock.gateway.front.work_pool import WorkPool
 from penstock.gateway.kserve.classification import Labels, classified
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
 from penstock.gateway.kserve.store import ModelStore
@@ -106,7 +106,7 @@ class TensorPlane:
     async def find(self, name: str, version: str, context: RequestContext) -> InferModel:
         """The model that serves the request, which is loaded for it if need be. Raises PenstockError."""
         if self._on_demand is not None:
-            await self._on_demand.use(name, context)
+            await self._on_demand.use(name, context, version)
         return self._usable(name, version, context)
 
     def _usable(self, name: str, version: str, context: RequestContext) -> InferModel:

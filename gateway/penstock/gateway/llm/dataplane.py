@@ -20,21 +20,16 @@ from penstock.engines.errors import (
     InvalidRequestError,
     UnsupportedError,
 )
-from penstock.gateway.front.context import RequestContext, deadline_exceeded
-from penstock.gateway.front.deadline import until
+from penstock.gateway.front.context import RequestContext, deadline_exceeded, until
+from penstock.gateway.front.intake import WorkPool, WorkPools
 from penstock.gateway.front.record import Stage, outcome_of
-from penstock.gateway.front.work_pool import WorkPool, WorkPools
 from penstock.gateway.llm.adapters import Adapter
-from penstock.gateway.llm.chat_texts import ChatValues, chat_text
-from penstock.gateway.llm.choice_output import ChoiceDelta
-from penstock.gateway.llm.generate_request import GenerateRequest
+from penstock.gateway.llm.choice_output import Candidate, ChoiceDelta, TokenLogprob
+from penstock.gateway.llm.generate_request import GenerateRequest, prompt_tokens, tokenized_params
 from penstock.gateway.llm.generation import Generation, Usage
-from penstock.gateway.llm.language_models import LanguageModels
+from penstock.gateway.llm.language_models import AcceptedCall, LanguageModels
 from penstock.gateway.llm.models import LoadedModel, ServedModel
-from penstock.gateway.llm.name_routing import AcceptedCall
-from penstock.gateway.llm.prompts import encode_prompts
-from penstock.gateway.llm.request_tokens import prompt_tokens, tokenized_params
-from penstock.gateway.llm.token_logprobs import Candidate, TokenLogprob
+from penstock.gateway.llm.prompts import ChatValues, chat_text, encode_prompts
 from penstock.tokenizers import ChatTemplateError, Tokenizer
 
 __all__ = [

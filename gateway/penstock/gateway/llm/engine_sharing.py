@@ -15,6 +15,8 @@ from penstock.engines.contract.messages import StepRecord
 from penstock.engines.door.spec import DoorAddress, DoorSpec
 from penstock.engines.host.content_digest import ModelDigests
 from penstock.engines.process.liveness import WatchdogConfig
+from penstock.engines.registry import EngineSpec
+from penstock.engines.vllm.contract import is_cpu_build
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.language_model import (
     DoorConfig,
@@ -26,8 +28,63 @@ from penstock.gateway.configuration.sections.server import ServerConfig
 from penstock.gateway.llm.adapters import AdapterSet
 from penstock.gateway.llm.models import ModelSource
 
+BLOCK_HOSTS = "the openvino engine, and vllm on CPUs,"
+
+
+def is_block_host(engine: str) -> bool:
+    """As far as it is known before the engine is started."""
+    return engine in ("openvino", "simulated") or (engine == "vllm" and is_cpu_build())
+
+
 if TYPE_CHECKING:
     from penstock.engines.door.attached import AttachedEngine
+    from penstock.engines.handover.memory import HandoverMemory
+
+
+def check_handover(config: Config, spec: EngineSpec | None) -> None:
+    """Raises ConfigError where no blocks can be handed over, or nothing asks for it."""
+    given, none = config.replication, ReplicaConfig()
+    if not given.prefill_replicas:
+        for name in ("handover_bytes", "handover_min_tokens"):
+            if getattr(given, name) != getattr(none, name):
+                raise ConfigError(f"{name.replace('_', '-')}: nothing is handed over without prefill-replicas")
+        return
+    if given.replica_address or spec is None:
+        raise ConfigError("prefill-replicas: blocks are handed over on one machine, so replica-address does not fit")
+    if not is_block_host(spec.runner):
+        raise ConfigError(f"prefill-replicas: only {BLOCK_HOSTS} hand blocks over, not {spec.runner}")
+    if spec.scheduling == "engine":
+        raise ConfigError("prefill-replicas: does not apply to an engine that uses its own scheduler")
+    if given.prefill_replicas >= given.replicas:
+        raise ConfigError(
+            f"prefill-replicas: {given.prefill_replicas} of {given.replicas} replicas leave none that generates"
+        )
+    if given.resume == "off":
+        raise ConfigError("prefill-replicas: a request goes on at another replica, so resume cannot be off")
+    if not config.cache.prefix_caching:
+        raise ConfigError("prefill-replicas: blocks are found by way of the prefix cache, so prefix-caching must be on")
+    if config.cache.kv_offload_dir is not None:
+        raise ConfigError("prefill-replicas: blocks come from shared memory or from kv-offload-dir, not from both")
+
+
+def handover_memory(config: Config) -> HandoverMemory | None:
+    """None: nothing is handed over. Raises ConfigError."""
+    given = config.replication
+    if not given.prefill_replicas:
+        return None
+    from penstock.engines.handover.memory import HandoverMemory  # few have it
+
+    try:
+        return HandoverMemory(given.prefill_replicas, given.handover_bytes)
+    except OSError as error:
+        raise ConfigError(f"prefill-replicas: no shared memory: {error}") from error
+
+
+def sharing(spec: EngineSpec, memory: HandoverMemory, number: int, num_prefill: int) -> EngineSpec:
+    """Replica `number`: the first ones write what they compute, all read."""
+    handover = memory.config(number if number < num_prefill else None)
+    return msgspec.structs.replace(spec, scheduler=msgspec.structs.replace(spec.scheduler, handover=handover))
+
 
 _TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9a-fA-F:.%a-z]+\]):[0-9]{1,5}")
 _KEPT = {"model", "revision", "served_model_name", "chat_template", "chat_template_content_format"}

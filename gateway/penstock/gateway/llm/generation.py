@@ -12,14 +12,13 @@ from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import RequestOutput
 from penstock.engines.errors import EngineError, PenstockError
 from penstock.gateway.front.record import Outcome, Stage, outcome_of
-from penstock.gateway.llm.choice_output import ChoiceDelta, ChoiceOutput, StagedChoiceOutput
+from penstock.gateway.llm.choice_output import ChoiceDelta, ChoiceOutput, StagedChoiceOutput, TokenLogprob, with_text
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.model_metrics import ModelMetrics
-from penstock.gateway.llm.token_logprobs import TokenLogprob, with_text
 from penstock.tokenizers import StopStrings, Tokenizer
 
 if TYPE_CHECKING:
-    from penstock.gateway.llm.name_routing import AcceptedCall
+    from penstock.gateway.llm.language_models import AcceptedCall
 
 
 @dataclass(slots=True)
@@ -80,13 +79,13 @@ class Generation:
         """Counts up while the generation is consumed. prompt_tokens counts each prompt once, whatever n is."""
         self._record = request.context.record
         self._record.usage = self.usage
-        self.usage_by_choice = [0] * (len(prompts) * request.n)
-        """Completion tokens of each choice."""
         self._stream = stream
         self._tokenizer = tokenizer
         self._n = request.n
-        self._more_copies = request.n // len(ids[0]) - 1
-        """How many choices beside its own each of the engine's samples is."""
+        self._copies = request.n // len(ids[0])
+        """How many choices each of the engine's samples is."""
+        self._tokens_of = [0] * (len(prompts) * len(ids[0]))
+        """By sample."""
         self._metrics = metrics
         self._abort = abort
         self._arrival = request.context.arrival
@@ -118,6 +117,10 @@ class Generation:
     def queue_seconds(self) -> float:
         """How long the first prompt waited; known with its first delta."""
         return self._record.queue_seconds
+
+    def tokens_of(self, choice: int) -> int:
+        """Completion tokens of a choice so far."""
+        return self._tokens_of[choice // self._copies]
 
     def prompt_text(self, prompt: int) -> str:
         """The text of a prompt that was given as token ids."""
@@ -193,8 +196,8 @@ class Generation:
         except PenstockError as error:
             self._end_all(f"error:{error.code}", outcome_of(error))
             raise
-        if self._more_copies:
-            deltas = [delta.copy_for(delta.index + copy) for delta in deltas for copy in range(self._more_copies + 1)]
+        if self._copies > 1:
+            deltas = [delta.copy_for(delta.index + copy) for delta in deltas for copy in range(self._copies)]
         if deltas:
             self._last_shown_at = now
             if self._call is not None:
@@ -220,29 +223,26 @@ class Generation:
             self._prompt_done(choice, output)
         if output.guessed is not None:
             right, wrong = output.guessed
-            self.usage.accepted_prediction_tokens += (self._more_copies + 1) * (right - choice.guessed[0])
-            self.usage.rejected_prediction_tokens += (self._more_copies + 1) * (wrong - choice.guessed[1])
+            self.usage.accepted_prediction_tokens += self._copies * (right - choice.guessed[0])
+            self.usage.rejected_prediction_tokens += self._copies * (wrong - choice.guessed[1])
             choice.guessed = output.guessed
         delta = choice.advance(output, self._tokenizer)
-        count = len(delta.token_ids)
-        usage = self.usage
-        usage.completion_tokens += count
-        usage.reasoning_tokens += delta.reasoning_tokens
-        self.usage_by_choice[choice.index] += count
-        if self._more_copies:
-            self._count_copies(choice, delta, count, now)
+        count, copies = len(delta.token_ids), self._copies
+        self.usage.completion_tokens += copies * count
+        self.usage.reasoning_tokens += copies * delta.reasoning_tokens
+        self._tokens_of[choice.index // copies] += count
         if choice.held_token_ids or delta.logprobs is not None:
             choice.rejoin(delta)
         if count:
             if self._record.first_token_at is None:
                 self._record.first_token_at = now
                 self._record.enter(Stage.DECODING)
-            self._metrics.tokens(count, choice.last_token_at, now, self._arrival)
+            self._metrics.tokens(count, choice.last_token_at, now, self._arrival, copies)
             choice.last_token_at = now
         if delta.finish_reason is not None:
             del self._choices[output.id]
-            self._record.finish_reasons += (delta.finish_reason,)
-            self._metrics.finished(delta.finish_reason, now - self._arrival)
+            self._record.finish_reasons += (delta.finish_reason,) * copies
+            self._metrics.finished(delta.finish_reason, now - self._arrival, copies)
             if output.finish_reason is None:  # a stop string, of which the engine does not know
                 self._abort([output.id])
             if not self._choices:
@@ -251,18 +251,6 @@ class Generation:
             choice.held_token_ids += delta.token_ids
             return None
         return delta
-
-    def _count_copies(self, choice: ChoiceOutput, delta: ChoiceDelta, count: int, now: float) -> None:
-        """What `_advance` counts for a choice, for those that are the same."""
-        self.usage.completion_tokens += self._more_copies * count
-        self.usage.reasoning_tokens += self._more_copies * delta.reasoning_tokens
-        for copy in range(self._more_copies):
-            self.usage_by_choice[choice.index + 1 + copy] += count
-            if count:
-                self._metrics.tokens(count, choice.last_token_at, now, self._arrival)
-            if delta.finish_reason is not None:
-                self._record.finish_reasons += (delta.finish_reason,)
-                self._metrics.finished(delta.finish_reason, now - self._arrival)
 
     def _prompt_done(self, choice: ChoiceOutput, output: RequestOutput) -> None:
         prompt = output.prompt
@@ -281,9 +269,8 @@ class Generation:
         if self._call is not None:
             self._call.end(outcome)
         elapsed = time.monotonic() - self._arrival
-        for _ in range(len(self._choices) * (self._more_copies + 1)):
-            self._metrics.finished(reason, elapsed)
         if self._choices:
+            self._metrics.finished(reason, elapsed, len(self._choices) * self._copies)
             self._choices.clear()
             self._on_end()
         if self._timer is not None:

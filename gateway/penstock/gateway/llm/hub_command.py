@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.gateway.front.loading_board import LoadingBoard
-from penstock.gateway.front.terminal_log import TerminalLog
+from penstock.gateway.front.server_log import TerminalLog
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo

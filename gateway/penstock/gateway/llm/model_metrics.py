@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import StepRecord
 from penstock.engines.process.liveness import Liveness
-from penstock.engines.replicas.state import Replicated
+from penstock.engines.replicas.state import ReplicaState, Replicated
 from penstock.gateway.llm.adapters import AdapterSet
-from penstock.gateway.llm.replica_metrics import replica_metrics
-from penstock.gateway.metrics.histogram import Histogram
+from penstock.gateway.metrics.requests import Histogram
 
 _LATENCY = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _GAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
@@ -94,26 +93,26 @@ class ModelMetrics:
         self._batch.observe(step.num_requests)
         self._batch_tokens.observe(step.num_tokens)
 
-    def tokens(self, count: int, last: float | None, now: float, arrival: float) -> None:
-        """`count` tokens of a choice came at `now`; the one before at `last`, None if these are the first.
+    def tokens(self, count: int, last: float | None, now: float, arrival: float, choices: int = 1) -> None:
+        """`count` tokens of so many equal choices came at `now`; the one before at `last`, None if these are the first.
 
         Tokens that come together share the time since the last one evenly.
         """
         if last is not None:
-            self._itl.observe((now - last) / count, count)
+            self._itl.observe((now - last) / count, count * choices)
             return
-        self._ttft.observe(now - arrival)
+        self._ttft.observe(now - arrival, choices)
         if count > 1:
-            self._itl.observe(0.0, count - 1)
+            self._itl.observe(0.0, (count - 1) * choices)
 
     def queued(self, seconds: float) -> None:
         self._queue.observe(seconds)
 
-    def finished(self, reason: str, seconds: float) -> None:
-        """A choice has ended: stop, length, abort, or error:<code>. Only complete ones have a duration to speak of."""
-        self._finished[reason] += 1
+    def finished(self, reason: str, seconds: float, choices: int = 1) -> None:
+        """Choices have ended: stop, length, abort, or error:<code>. Only complete ones have a duration to speak of."""
+        self._finished[reason] += choices
         if reason in ("stop", "length"):
-            self._e2e.observe(seconds)
+            self._e2e.observe(seconds, choices)
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_engine()
@@ -171,3 +170,80 @@ class ModelMetrics:
         gauge = GaugeMetricFamily(f"penstock_{name}", text, labels=list(self._labels))
         gauge.add_metric(list(self._labels.values()), value)
         return gauge
+
+
+def _usage(stats: EngineStats) -> float:
+    return 1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0
+
+
+_REPLICA_GAUGES: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
+    ("ready", "1 while the replica serves.", lambda r: float(r.ready)),
+    ("requests_running", "Requests in its running batch.", lambda r: r.stats.num_running),
+    ("requests_waiting", "Requests in its queue.", lambda r: r.stats.num_waiting),
+    ("kv_cache_usage_ratio", "Share of its blocks that requests hold, 0 to 1.", lambda r: _usage(r.stats)),
+)
+_REPLICA_COUNTERS: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
+    ("routed", "Samples that it was sent.", lambda r: r.routed),
+    ("restarts", "How often all that it held was lost.", lambda r: r.restarts),
+    (
+        "prefix_cache_queries",
+        "Prompt tokens looked up in its prefix cache since its start.",
+        lambda r: r.stats.prefix_queries,
+    ),
+    ("prefix_cache_hits", "Prompt tokens found there.", lambda r: r.stats.prefix_hits),
+    ("generation_tokens", "Tokens that it has generated since its start.", lambda r: r.stats.generation_tokens),
+)
+
+
+_HANDOVER_GAUGES: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
+    ("handover_bytes", "Shared memory that its blocks take.", lambda r: r.stats.handover.bytes),
+)
+_HANDOVER_COUNTERS: tuple[tuple[str, str, Callable[[ReplicaState], float]], ...] = (
+    ("handover_saved_blocks", "Blocks that it has put into shared memory.", lambda r: r.stats.handover.saved),
+    ("handover_loaded_blocks", "Blocks that it has taken from there.", lambda r: r.stats.handover.loaded),
+    ("handover_lost_blocks", "Blocks that were overwritten before it read them.", lambda r: r.stats.handover.lost),
+    (
+        "handover_missed_tokens",
+        "Prompt tokens in full blocks that it computed again although another replica had.",
+        lambda r: r.stats.handover.missed_tokens,
+    ),
+    ("handover_waits", "Requests that waited for their blocks.", lambda r: r.stats.handover.waits),
+    ("handover_wait_seconds", "How long they waited, together.", lambda r: r.stats.handover.wait_seconds),
+)
+
+
+def replica_metrics(engine: Replicated, labels: dict[str, str]) -> Iterator[Metric]:
+    """Of each replica, and of requests that changed theirs."""
+    names, values, state = [*labels, "replica"], list(labels.values()), engine.replica_states()
+    for name, text, value in (*_REPLICA_GAUGES, *(_HANDOVER_GAUGES if engine.has_roles else ())):
+        gauge = GaugeMetricFamily(f"penstock_replica_{name}", text, labels=names)
+        for each in state:
+            gauge.add_metric([*values, str(each.replica)], value(each))
+        yield gauge
+    for name, text, value in (*_REPLICA_COUNTERS, *(_HANDOVER_COUNTERS if engine.has_roles else ())):
+        counter = CounterMetricFamily(f"penstock_replica_{name}", text, labels=names)
+        for each in state:
+            counter.add_metric([*values, str(each.replica)], value(each))
+        yield counter
+    if engine.has_roles:
+        handovers = CounterMetricFamily(
+            "penstock_replica_handovers",
+            "Samples that went on at another replica than the one that computed their prompt.",
+            labels=list(labels),
+        )
+        handovers.add_metric(values, engine.moves.handed_over)
+        yield handovers
+    yield from _moves(engine, list(labels), values)
+
+
+def _moves(engine: Replicated, names: Sequence[str], values: Sequence[str]) -> Iterator[Metric]:
+    moves = engine.moves
+    family = CounterMetricFamily(
+        "penstock_replica_moves",
+        "Samples whose replica died or refused them: sent to another before their first token (failed_over), gone on "
+        "with behind their tokens (resumed), or ended with an error (given_up).",
+        labels=[*names, "outcome"],
+    )
+    for outcome in ("failed_over", "resumed", "given_up"):
+        family.add_metric([*values, outcome], getattr(moves, outcome))
+    yield family

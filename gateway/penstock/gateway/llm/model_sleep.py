@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.errors import NotReadyError, PenstockError, QueueFullError
-from penstock.gateway.llm.call_counter import CallCounter
+from penstock.gateway.llm.adapters import CallCounter
 
 logger = logging.getLogger(__name__)
 

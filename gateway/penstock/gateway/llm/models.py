@@ -2,32 +2,160 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import re
+import shutil
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from penstock.engines.client.engine import Drainable, Engine
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.errors import EngineError
-from penstock.engines.formats.gguf.files import SUFFIX, all_parts
-from penstock.engines.formats.model_files import read_json_if_any
+from penstock.engines.errors import EngineError, PenstockError
+from penstock.engines.formats.gguf.files import SUFFIX, all_parts, config_of, read_parts, sampling_of
+from penstock.engines.formats.model_files import read_json_if_any, real_path
+from penstock.engines.host.user_cache import user_cache
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.llm.adapters import Adapter, AdapterSet
-from penstock.gateway.llm.call_counter import CallCounter
-from penstock.gateway.llm.gguf_model import unpack
+from penstock.gateway.llm.adapters import Adapter, AdapterSet, CallCounter
 from penstock.gateway.llm.model_metrics import ModelMetrics
-from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
 from penstock.gateway.llm.model_sleep import ModelSleep
-from penstock.tokenizers import ChatTemplate, ContentFormat, SpecialTextGuard, Tokenizer
+from penstock.tokenizers import (
+    ChatTemplate,
+    ContentFormat,
+    ReasoningParser,
+    SpecialTextGuard,
+    Tokenizer,
+    TokenizerError,
+    ToolParser,
+    detect_reasoning_parser,
+    detect_tool_parser,
+    find_reasoning_parser,
+    find_tool_parser,
+)
+from penstock.tokenizers.gguf_tokenizer import end_token_ids_of, tokenizer_config_of, tokenizer_of
+from penstock.tokenizers.parsing import harmony
 from penstock.tokenizers.token_table import DecoderFamily
+
+_LAYOUT = "4"
+"""Of what is made here: a change makes new folders."""
+
+
+def unpack(path: Path) -> Path:
+    """The folder, in the user's cache; made at the first start with a file, and found again at the next ones.
+
+    Raises ConfigError for a file that cannot be read, and for a model that cannot be described in this way.
+    """
+    try:
+        parts = all_parts(path)
+        folder = user_cache("gguf") / _digest(parts)
+        if not folder.is_dir():
+            _fill(folder, parts)
+    except (PenstockError, TokenizerError) as error:
+        reason = str(getattr(error, "message", error))
+        raise ConfigError(f"model: {reason if path.name in reason else f'{path.name}: {reason}'}") from None
+    except OSError as error:
+        raise ConfigError(
+            f"model: {path.name} cannot be unpacked: {error.strerror}: {error.filename}; XDG_CACHE_HOME names another "
+            "place for the cache"
+        ) from None
+    return folder
+
+
+def _digest(parts: list[Path]) -> str:
+    """Of what these files are now: another file at the same place has another size or time."""
+    known = [(str(real_path(part)), (stat := part.stat()).st_size, stat.st_mtime_ns) for part in parts]
+    return hashlib.sha256(repr((_LAYOUT, known)).encode()).hexdigest()[:32]
+
+
+def _fill(folder: Path, parts: list[Path]) -> None:
+    metadata, tensors, _ = read_parts(parts)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # In a folder of its own first: another server may be at it, and this one may be ended.
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        tokenizer_of(metadata).save(str(made / "tokenizer.json"))
+        _write(made / "tokenizer_config.json", tokenizer_config_of(metadata))
+        _write(made / "config.json", config_of(metadata, tensors))
+        _write(made / "generation_config.json", {"eos_token_id": end_token_ids_of(metadata), **sampling_of(metadata)})
+        for part in parts:  # by their names here: what these lead to may be called by a checksum
+            (made / part.name).symlink_to(real_path(part))
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False))
+
+
+AUTO, NONE = "auto", "none"
+_THOUGHT_TAGS = ("<think>", "</think>")
+_P = TypeVar("_P")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParsers:
+    tools: ToolParser | None = None
+    """None: calls cannot be told from text, so requests cannot have tools."""
+    reasoning: ReasoningParser | None = None
+    shown_tokens: frozenset[int] = frozenset()
+    """Special tokens that the parsers look for."""
+    added_texts: Mapping[str, int] = field(default_factory=dict)
+    """`Tokenizer.added_texts`: grammars write these tokens by number."""
+    own_tags: frozenset[str] = frozenset(_THOUGHT_TAGS)
+    """What clients may send back in an assistant's content as the model wrote it."""
+
+
+NO_PARSERS = ModelParsers()
+
+
+def choose_parsers(tools: str, reasoning: str, template: ChatTemplate | None, tokenizer: Tokenizer) -> ModelParsers:
+    """`tools`, `reasoning`: a parser's name, auto, or none. Raises ConfigError for names that there are not."""
+    calls, thoughts = _detected(template)
+    tool_parser = _chosen("tool-parser", tools, calls, find_tool_parser)
+    reasoning_parser = _chosen("reasoning-parser", reasoning, thoughts, find_reasoning_parser)
+    markers = [marker for parser in (tool_parser, reasoning_parser) if parser for marker in parser.markers]
+    return ModelParsers(
+        tool_parser,
+        reasoning_parser,
+        shown_tokens=tokenizer.special_ids_of(markers),
+        added_texts=tokenizer.added_texts,
+        # Those of gpt-oss also begin and end turns, and no client ever sees them.
+        own_tags=frozenset([*_THOUGHT_TAGS, *markers]) - set(harmony.MARKERS),
+    )
+
+
+def _detected(template: ChatTemplate | None) -> tuple[str | None, str | None]:
+    """For calls and for reasoning. A template that is for chats with tools alone is the one that shows calls."""
+    if template is None:
+        return None, None
+    with_tools = template.with_tools.source
+    reasoning = detect_reasoning_parser(template.source) or detect_reasoning_parser(with_tools)
+    return detect_tool_parser(with_tools), reasoning
+
+
+def _chosen(flag: str, given: str, detected: str | None, find: Callable[[str], _P]) -> _P | None:
+    name = detected if given == AUTO else given
+    if name is None or name == NONE:
+        return None
+    try:
+        return find(name)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+
 
 logger = logging.getLogger("penstock")
 

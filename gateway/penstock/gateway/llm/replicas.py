@@ -1,4 +1,4 @@
-"""From settings to several engines of a model. Loaded only where there are some."""
+"""Several engines of a model, from settings. Loaded only where there are some."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
 from penstock.engines.vllm.contract import is_cpu_build
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.llm.adapters import AdapterSet
-from penstock.gateway.llm.engine_sharing import attached_engine, replicas_elsewhere
-from penstock.gateway.llm.handing_over import check_handover, handover_memory, sharing
+from penstock.gateway.llm.engine_sharing import (
+    attached_engine,
+    check_handover,
+    handover_memory,
+    replicas_elsewhere,
+    sharing,
+)
 from penstock.gateway.llm.models import ModelSource
 from penstock.gateway.memory.budgeted_engine import BudgetedEngine
 

@@ -1,8 +1,8 @@
-"""What a caller's fields say that an output has to be: OpenAI's `response_format`, and vLLM's names."""
+"""Structure that a caller's fields ask for: OpenAI's `response_format`, and vLLM's names."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -10,9 +10,6 @@ from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.bounded_json import decode_json
 from penstock.tokenizers import lark
-
-if TYPE_CHECKING:
-    from penstock.gateway.llm.sampling import SamplingFields
 
 MAX_GRAMMAR_CHARS = 1 << 18
 MAX_CHOICES = 1024
@@ -61,7 +58,18 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     disable_any_whitespace: bool | None = None
 
 
-def wanted_grammar(fields: SamplingFields) -> tuple[Grammar, str] | None:
+class StructureFields(msgspec.Struct, kw_only=True):
+    """What a caller may say about the form of an output. None: silent."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+def wanted_grammar(fields: StructureFields) -> tuple[Grammar, str] | None:
     """What the output has to be, and the field that says so. Raises InvalidRequestError, also for two that do, and
     UnsupportedError."""
     grammars: list[tuple[Grammar, str]] = []
@@ -85,7 +93,7 @@ def wanted_grammar(fields: SamplingFields) -> tuple[Grammar, str] | None:
     return grammars[0] if grammars else None
 
 
-def grammar_field(fields: SamplingFields) -> str | None:
+def grammar_field(fields: StructureFields) -> str | None:
     """The one of these fields that says what the output has to be, if one does."""
     if fields.response_format is not None and fields.response_format.type != "text":
         return "response_format"

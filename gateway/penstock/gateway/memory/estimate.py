@@ -18,7 +18,7 @@ from penstock.engines.formats.gguf.files import gguf_files, read_parts
 from penstock.engines.formats.model_files import exported_graph, read_json, weight_files, weights_of
 from penstock.engines.formats.model_settings import context_length, is_eagle3, text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
-from penstock.engines.formats.safetensors_file import Described, read_header
+from penstock.engines.formats.safetensors_file import TensorHeader, read_header
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.memory import parse_memory
 from penstock.engines.offload import READING_BYTES, WRITING_BYTES
@@ -151,7 +151,7 @@ def _sizes(path: Path, bits: int | None) -> list[StoredSize]:
     return [_size(name, found, bits) for name, found in read_header(path).items()]
 
 
-def _size(name: str, found: Described, bits: int | None) -> StoredSize:
+def _size(name: str, found: TensorHeader, bits: int | None) -> StoredSize:
     if bits is not None and found.dtype == "I32" and name.endswith(_PACKED_WORDS):
         return StoredSize(f"int{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
     if bits is not None and found.dtype == "U8" and name.endswith(".weight"):  # of bitsandbytes

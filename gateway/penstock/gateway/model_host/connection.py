@@ -17,14 +17,12 @@ from typing import Any, cast
 
 from msgspec import MsgspecError
 
-from penstock.classic.python.link import Copies, pack, unpack
+from penstock.classic.python.link import BrokenFrameError, Copies, FrameSplitter, pack, unpack
 from penstock.classic.python.worker.wire import Buffer, Packer, ReceiveArena, SendArena
 from penstock.classic.tensors import Tensor, element_count
 from penstock.engines.errors import EngineError, InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.model_host.messages import Grown, Place, Returned, encode
 
-# Frames of the border between a front and the model host: the bytes of messages, apart from any socket.
-#
 # A frame is two lengths (16 bytes, little-endian), a head, which is a msgpack message, and a tail: the raw bytes of
 # the small tensors in that message. Everything is padded to 16 bytes. So the elements of a tensor are aligned in
 # memory wherever its frame stands in what has been received, and models need no copies of them.
@@ -39,10 +37,6 @@ MAX_TAIL_BYTES = 1 << 30
 """Each tensor in a tail is small (`wire.INLINE_LIMIT`), so there would have to be tens of thousands."""
 
 
-class BrokenFrameError(ValueError):
-    """What was received is no frame; nothing behind it can be read either."""
-
-
 def frame(head: bytes, parts: Sequence[Buffer] = (), tail_bytes: int = 0) -> bytes:
     """`parts` make up the tail; `tail_bytes` is their sum, a multiple of 16. Raises BrokenFrameError for a head that
     the other side would refuse."""
@@ -51,39 +45,8 @@ def frame(head: bytes, parts: Sequence[Buffer] = (), tail_bytes: int = 0) -> byt
     return b"".join((_LENGTHS.pack(len(head), tail_bytes), head, _PADDING[: -len(head) % ALIGNMENT], *parts))
 
 
-class FrameReader:
-    """Cuts received bytes into frames."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-        self._needed = ALIGNMENT
-
-    def feed(self, data: bytes) -> list[tuple[memoryview, memoryview]]:
-        """Head and tail of each frame that is complete now. They are views: a tail stays usable as long as it is
-        referenced. Raises BrokenFrameError."""
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._needed:
-                return []
-            data = bytes(self._rest)
-            self._rest.clear()
-        found = []
-        view = memoryview(data)
-        position, end = 0, len(data)
-        self._needed = ALIGNMENT
-        while end - position >= ALIGNMENT:
-            head, tail = _LENGTHS.unpack_from(data, position)
-            if head > MAX_HEAD_BYTES or tail > MAX_TAIL_BYTES or tail % ALIGNMENT:
-                raise BrokenFrameError(f"a frame claims to have a head of {head} bytes and a tail of {tail} bytes")
-            size = ALIGNMENT + head + -head % ALIGNMENT + tail
-            if position + size > end:
-                self._needed = size
-                break
-            start = position + ALIGNMENT
-            position += size
-            found.append((view[start : start + head], view[position - tail : position]))
-        self._rest += view[position:]
-        return found
+def frame_splitter() -> FrameSplitter:
+    return FrameSplitter(_LENGTHS, ALIGNMENT, MAX_HEAD_BYTES, MAX_TAIL_BYTES)
 
 
 logger = logging.getLogger(__name__)
@@ -134,7 +97,7 @@ class Connection(asyncio.Protocol):
         self._decode = decode
         self._on_message = on_message
         self._on_lost = on_lost
-        self._reader = FrameReader()
+        self._reader = frame_splitter()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()

@@ -15,9 +15,9 @@ from penstock.engines.contract.loading import silent
 from penstock.engines.encoder.model_folder import makes_vectors
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.intake import WorkPools
 from penstock.gateway.front.loading_board import LoadingBoard
-from penstock.gateway.front.work_pool import WorkPools
-from penstock.gateway.generating.collect import collect
+from penstock.gateway.generating.streams import collect
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.llm.hub import fetch_draft_model, fetch_model
@@ -25,7 +25,7 @@ from penstock.gateway.llm.model_builder import build_model
 from penstock.gateway.llm.models import LoadedModel, ModelSource
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.offline.outputs import Answer, chat_answer, completion_answer
-from penstock.gateway.openai.chat_generation import chat_generation
+from penstock.gateway.openai.chat import chat_generation
 from penstock.gateway.openai.messages import template_messages
 from penstock.gateway.openai.schemas import ChatRequest, CompletionRequest
 from penstock.gateway.openai.tools import tool_use

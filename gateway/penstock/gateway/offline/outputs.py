@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.gateway.generating.collect import Collected
+from penstock.gateway.generating.streams import Collected
 from penstock.gateway.llm.dataplane import Generation, TokenLogprob, Usage
-from penstock.gateway.openai.message_parts import finish_reason, has_call, message
+from penstock.gateway.openai.objects import finish_reason, has_call, message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

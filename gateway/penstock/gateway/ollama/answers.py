@@ -11,8 +11,7 @@ import msgspec
 
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.dataplane import ChoiceDelta, TokenLogprob, Usage
-from penstock.gateway.openai.logprobs import chat_logprobs
-from penstock.gateway.openai.objects import TopLogprob
+from penstock.gateway.openai.objects import TopLogprob, chat_logprobs
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 LOADED_BEFORE = 1

@@ -8,8 +8,7 @@ import msgspec
 
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.ollama.answers import LOADED_BEFORE
-from penstock.gateway.ollama.names import model_name
-from penstock.gateway.ollama.schemas import EmbedRequest, OldEmbedRequest
+from penstock.gateway.ollama.schemas import EmbedRequest, OldEmbedRequest, model_name
 from penstock.gateway.pooling.embeddings import embed, require_one_vector
 from penstock.gateway.pooling.endpoint import PoolingEndpoint
 from penstock.gateway.pooling.plane import PoolingPlane

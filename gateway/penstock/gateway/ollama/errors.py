@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.gateway.errors import public_message, wire_shape
+from penstock.gateway.http.routes import Api
 
 
 class OllamaErrors:
@@ -23,8 +24,4 @@ class OllamaErrors:
 
 
 OLLAMA_ERRORS = OllamaErrors()
-
-
-def has_path(path: str) -> bool:
-    """Whether this API answers there, if only that there is nothing."""
-    return path.startswith("/api/")
+OLLAMA = Api("ollama", OLLAMA_ERRORS, prefix="/api")

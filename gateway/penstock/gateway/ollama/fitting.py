@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +10,10 @@ import msgspec
 
 from penstock.engines.errors import ContextLengthError
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.generating.fitting import longest_that_fits, only_prompt, within
 from penstock.gateway.llm.dataplane import GenerateRequest
-from penstock.gateway.ollama.options import whole
 from penstock.gateway.ollama.schemas import Options
+from penstock.gateway.ollama.translation import whole
 
 Messages = list[dict[str, Any]]
 Render = Callable[[Messages, bool], Awaitable[GenerateRequest]]
@@ -24,11 +24,6 @@ _FEWEST = 4
 """Ollama's smallest context."""
 _KEPT = 4
 """Ollama's default of `num_keep`."""
-_TRIES = 8
-"""Renderings of a conversation that is too long. Three or four find the place."""
-_CHARS_OF_A_TOKEN = 3.0
-_CHARS_OF_A_MESSAGE = 16
-"""That a template writes around each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +82,20 @@ async def fitted_chat(
 ) -> GenerateRequest:
     """The request whose prompt fits: the oldest messages are left out, but for those of the system, and of a last one
     that is too long by itself some tokens. Not `cut`: raises ContextLengthError."""
-    whole_chat = await _within(bounds.most, messages, render)
+    whole_chat = await within(bounds.most, render(messages, False))
     if whole_chat is not None:
         return whole_chat
     if not cut:
         raise too_long(bounds)
     note_cut("messages", context)
     starts = _starts(messages)
-    shorter = await _longest_that_fits(messages, starts, render, bounds.rest)
+    shorter = await longest_that_fits(
+        messages, starts, lambda start: render(_from(messages, start), False), bounds.rest
+    )
     if shorter is not None:
         return shorter
     wanted = await render(_from(messages, starts[-1] if starts else 0), True)
     return with_prompt(wanted, bounds.cut(only_prompt(wanted)))
-
-
-def only_prompt(wanted: GenerateRequest) -> list[int]:
-    """Of a chat, which is tokens by now."""
-    [prompt] = wanted.prompts
-    return list(prompt) if isinstance(prompt, list) else []
 
 
 def with_prompt(wanted: GenerateRequest, prompt: list[int]) -> GenerateRequest:
@@ -120,40 +111,6 @@ def too_long(bounds: Window) -> ContextLengthError:
     return ContextLengthError(message, param="truncate")
 
 
-async def _within(most: int, messages: Messages, render: Render) -> GenerateRequest | None:
-    try:
-        wanted = await render(messages, False)
-    except ContextLengthError:
-        return None
-    return wanted if len(only_prompt(wanted)) <= most else None
-
-
-async def _longest_that_fits(
-    messages: Messages, starts: Sequence[int], render: Render, most: int
-) -> GenerateRequest | None:
-    """Of the conversations that begin at one of `starts`, the longest one of at most `most` tokens, or one that is
-    almost as long; None: there is none. Each look renders and encodes a conversation, so it is guessed from the
-    messages' lengths where to look, and what was seen makes the next guess better."""
-    lengths = _lengths(messages, starts)
-    best: GenerateRequest | None = None
-    too_early, fits = -1, len(starts)
-    chars_of_a_token = _CHARS_OF_A_TOKEN
-    for tries_left in reversed(range(_TRIES)):
-        if fits - too_early <= 1:
-            break
-        guess = bisect_left(lengths, -most * chars_of_a_token)
-        if best is None and not tries_left:
-            guess = len(starts)
-        place = min(max(guess, too_early + 1), fits - 1)
-        wanted = await _within(most, _from(messages, starts[place]), render)
-        if wanted is None:
-            too_early, chars_of_a_token = place, chars_of_a_token * 0.7
-        else:
-            best, fits = wanted, place
-            chars_of_a_token = -lengths[place] / len(only_prompt(wanted))
-    return best
-
-
 def _starts(messages: Messages) -> list[int]:
     """Where a shorter conversation may begin: at a user's message, or, where not even the last of these fits, at an
     answer behind it. Never at a tool's result, which would be parted from its call."""
@@ -165,21 +122,3 @@ def _starts(messages: Messages) -> list[int]:
 
 def _from(messages: Messages, start: int) -> Messages:
     return [each for each in messages[:start] if each["role"] == "system"] + messages[start:]
-
-
-def _lengths(messages: Messages, starts: Sequence[int]) -> list[int]:
-    """Characters of the conversation from each start on, negative, so that they ascend."""
-    total = sum(_length(each) for each in messages if each["role"] == "system")
-    lengths: list[int] = []
-    end = len(messages)
-    for start in reversed(starts):
-        total += sum(_length(each) for each in messages[start:end] if each["role"] != "system")
-        lengths.append(-total)
-        end = start
-    return lengths[::-1]
-
-
-def _length(message: Mapping[str, Any]) -> int:
-    calls = message.get("tool_calls")
-    extra = 0 if calls is None else len(msgspec.json.encode(calls))
-    return len(message["content"]) + len(message.get("reasoning_content", "")) + extra + _CHARS_OF_A_MESSAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Awaitable, Sequence
@@ -10,31 +11,65 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.quantities import parse_duration
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
-from penstock.gateway.generating.sse import stream
-from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
+from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint
+from penstock.gateway.generating.fitting import only_prompt
+from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.streams import stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.dataplane import GenerateRequest as WantedText
 from penstock.gateway.llm.dataplane import Generation, ServedModel
+from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.llm.models import LoadedModel
 from penstock.gateway.ollama.answers import Answer, Lines, now
-from penstock.gateway.ollama.fitting import Window, fitted_chat, only_prompt, window, with_prompt
-from penstock.gateway.ollama.keep_alive import keep, lets_go, seconds_of
-from penstock.gateway.ollama.names import model_name
-from penstock.gateway.ollama.options import sampling_fields, whole, widened, within_openai
-from penstock.gateway.ollama.schemas import ChatRequest, GenerateRequest, Options
+from penstock.gateway.ollama.fitting import Window, fitted_chat, window, with_prompt
+from penstock.gateway.ollama.schemas import ChatRequest, GenerateRequest, Options, model_name
 from penstock.gateway.ollama.translation import (
     openai_chat,
     openai_completion,
+    sampling_fields,
     template_messages,
+    whole,
+    widened,
     with_images,
+    within_openai,
 )
-from penstock.gateway.openai.chat_generation import chat_generation
-from penstock.gateway.openai.other_chat import other_chat
+from penstock.gateway.openai.chat import chat_generation, other_chat
 from penstock.gateway.openai.validation import WHAT_FITS, completion_generate_request
 from penstock.tokenizers import ANY_ROLE
+
+_FOR_EVER = 100 * 365 * 86400.0
+"""As long as that, or longer: neither timers nor dates go on for ever."""
+
+
+def seconds_of(keep_alive: float | str) -> float:
+    """Of a number of seconds, or a text such as "5m" or "1h30m". Negative: for ever. Raises InvalidRequestError."""
+    negative = isinstance(keep_alive, str) and keep_alive.startswith("-")
+    try:
+        seconds = parse_duration(keep_alive.removeprefix("-")) if isinstance(keep_alive, str) else float(keep_alive)
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        message = 'keep_alive must be a number of seconds, or a duration such as "5m".'
+        raise InvalidRequestError(message, param="keep_alive")
+    return -seconds if negative else seconds
+
+
+def lets_go(keep_alive: float | str | None) -> bool:
+    """Whether the model is to go when its requests have ended. Raises InvalidRequestError."""
+    return keep_alive is not None and not seconds_of(keep_alive)
+
+
+def keep(models: LanguageModels, model: LoadedModel, keep_alive: float | str, context: RequestContext) -> bool:
+    """Carries it out for models that fall asleep or are loaded on demand. False: this one stays loaded.
+    Raises InvalidRequestError."""
+    seconds = seconds_of(keep_alive)
+    followed = models.keep(model, seconds if 0 <= seconds < _FOR_EVER else None, context)
+    if not (followed or seconds):
+        context.ignore("keep_alive", "this model stays loaded.")
+    return followed
+
 
 _JSON_LINES = b"application/x-ndjson"
 _PROMPT_ALONE = re.compile(r"\{\{-?\s*\.Prompt\s*-?\}\}")

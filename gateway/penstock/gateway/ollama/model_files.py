@@ -14,7 +14,7 @@ from typing import Any
 from penstock.engines.errors import PenstockError
 from penstock.engines.formats.gguf.files import gguf_files, read_parts
 from penstock.engines.formats.model_files import read_json_if_any, weight_files
-from penstock.engines.formats.safetensors_file import Described, read_header
+from penstock.engines.formats.safetensors_file import TensorHeader, read_header
 
 _LICENSES = ("license", "licence", "copying")
 _LONGEST_LICENSE = 1 << 18
@@ -166,7 +166,7 @@ def _of_gguf(paths: list[Path]) -> tuple[int, str, dict[str, Any]]:
 def _of_safetensors(paths: list[Path], config: Mapping[str, Any], family: str) -> tuple[int, str, dict[str, Any]]:
     from penstock.engines.formats.quantized.schemes import parse_scheme  # servers start without it
 
-    tensors: dict[str, Described] = {}
+    tensors: dict[str, TensorHeader] = {}
     for path in paths:
         tensors |= read_header(path)
     bytes_of: Counter[str] = Counter()
@@ -189,7 +189,7 @@ def _level(scheme: str, bits: int, config: Mapping[str, Any]) -> str:
     return "MXFP4" if scheme == "mxfp4" else f"INT{bits}"
 
 
-def _weights_in(name: str, tensor: Described, bits: int) -> int:
+def _weights_in(name: str, tensor: TensorHeader, bits: int) -> int:
     """How many parameters a tensor of a quantized checkpoint holds."""
     if name.endswith(_BESIDE_WEIGHTS):
         return 0

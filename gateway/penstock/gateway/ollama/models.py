@@ -1,4 +1,4 @@
-"""The list of models: GET /api/tags, /api/ps and /api/version, POST /api/show."""
+"""Models as Ollama's API shows them: /api/tags, /api/ps, /api/show and /api/pull."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
-from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
+from penstock.gateway.generating.requests import parse
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.text_models import TextModel, TextModels
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.language_models import LanguageModels
 from penstock.gateway.ollama.model_files import ModelFiles, read_model_files
-from penstock.gateway.ollama.names import model_name
-from penstock.gateway.ollama.schemas import ShowRequest
+from penstock.gateway.ollama.schemas import PullRequest, ShowRequest, model_name
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
 
@@ -165,37 +163,23 @@ def _text_model(name: str, model: TextModel) -> _Model:
     )
 
 
-class Running:
-    """GET /api/ps: those that are awake, and how long they stay so."""
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        await exchange.respond(200, msgspec.json.encode({"models": await self._models.running(exchange)}))
+async def show_running(models: Models, exchange: Exchange) -> None:
+    """Those that are awake, and how long they stay so."""
+    await exchange.respond(200, msgspec.json.encode({"models": await models.running(exchange)}))
 
 
-class Tags:
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        await exchange.respond(200, msgspec.json.encode({"models": await self._models.listed(exchange)}))
+async def show_all(models: Models, exchange: Exchange) -> None:
+    await exchange.respond(200, msgspec.json.encode({"models": await models.listed(exchange)}))
 
 
-class Show:
-    schema = ShowRequest
+async def show(models: Models, settings: AppSettings, exchange: Exchange) -> None:
+    request = parse(await exchange.body(settings.max_body_bytes, from_curl=True), ShowRequest, {})
+    await exchange.respond(200, msgspec.json.encode(await models.shown(named_model(request), exchange)))
 
-    def __init__(self, models: Models, settings: AppSettings) -> None:
-        self._models = models
-        self._settings = settings
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        request = parse(await exchange.body(self._settings.max_body_bytes, from_curl=True), ShowRequest, {})
-        await exchange.respond(200, msgspec.json.encode(await self._models.shown(named_model(request), exchange)))
+async def show_version(settings: AppSettings, exchange: Exchange) -> None:
+    body = {"version": OLLAMA_VERSION, "penstock_version": settings.version}
+    await exchange.respond(200, msgspec.json.encode(body))
 
 
 def named_model(request: ShowRequest) -> str:
@@ -204,15 +188,6 @@ def named_model(request: ShowRequest) -> str:
     if not tagged_name:
         raise InvalidRequestError("model is missing.", param="model")
     return tagged_name
-
-
-class OllamaVersion:
-    def __init__(self, settings: AppSettings) -> None:
-        self._body = msgspec.json.encode({"version": OLLAMA_VERSION, "penstock_version": settings.version})
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        await exchange.respond(200, self._body)
 
 
 def _entry(model: _Model, files: ModelFiles) -> dict[str, Any]:
@@ -262,3 +237,59 @@ def _modified(model: _Model, files: ModelFiles) -> str:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(min(seconds, _LAST_SECOND), UTC).isoformat().replace("+00:00", "Z")
+
+
+_JSON_LINES = b"application/x-ndjson"
+_encode = msgspec.json.Encoder().encode
+
+
+class Pull:
+    """POST /api/pull. Clients ask for a model before they use it: for one that is here, all is done already."""
+
+    def __init__(self, models: Models, settings: AppSettings) -> None:
+        self._models = models
+        self._settings = settings
+
+    async def handle(self, exchange: Exchange) -> None:
+        request = parse(await exchange.body(self._settings.max_body_bytes, from_curl=True), PullRequest, {})
+        states = await self._states(named_model(request), exchange)
+        if request.stream is False:
+            await exchange.respond(200, _encode(states[-1]))
+        else:
+            body = b"".join(_encode(state) + b"\n" for state in states)
+            await exchange.respond(200, body, content_type=_JSON_LINES)
+
+    async def _states(self, tagged_name: str, exchange: Exchange) -> list[dict[str, Any]]:
+        """Raises ModelNotFoundError, NotReadyError, PermissionDeniedError."""
+        upstream = self._settings.text_models.listed()
+        name = model_name(tagged_name, upstream.__contains__)
+        layers = []
+        if name in upstream:
+            exchange.context.principal.require_model(name)
+        else:
+            layers = await self._layers(tagged_name, exchange)
+        texts = ("verifying sha256 digest", "writing manifest", "success")
+        return [{"status": "pulling manifest"}, *layers, *({"status": text} for text in texts)]
+
+    async def _layers(self, tagged_name: str, exchange: Exchange) -> list[dict[str, Any]]:
+        """None while the size is not known: clients divide by it."""
+        try:
+            entry = await self._models.entry(tagged_name, exchange)
+        except ModelNotFoundError:
+            message = (
+                "pull model manifest: file does not exist. The models of this server are those of GET /api/tags: its "
+                "operator downloads others (`penstock pull`), and no request does."
+            )
+            raise ModelNotFoundError(message, param="model") from None
+        digest, size = entry["digest"], entry["size"]
+        if not size:
+            return []
+        return [{"status": f"pulling {digest[:12]}", "digest": f"sha256:{digest}", "total": size, "completed": size}]
+
+
+async def operators_only(exchange: Exchange) -> None:
+    """/api/create, /api/copy, /api/delete and /api/push: models are the operator's."""
+    raise UnsupportedError(
+        "The models of this server are chosen by its operator, and no request creates, copies, deletes or pushes "
+        "them: start it with `penstock serve MODEL` or a model repository."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -124,3 +125,11 @@ class ShowRequest(msgspec.Struct, kw_only=True):
 
 class PullRequest(ShowRequest, kw_only=True):
     stream: bool | None = True
+
+
+_TAG = ":latest"
+
+
+def model_name(given: str, is_known: Callable[[str], bool]) -> str:
+    """Clients put a tag behind names that have none."""
+    return given.removesuffix(_TAG) if given.endswith(_TAG) and not is_known(given) else given

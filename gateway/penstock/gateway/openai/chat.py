@@ -2,36 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.collect import Collected, collect, collecting
-from penstock.gateway.generating.endpoint import GeneratingEndpoint
-from penstock.gateway.generating.sse import stream
+from penstock.gateway.generating.answer_shape import answer_shape, asked_budget
+from penstock.gateway.generating.endpoint import GeneratingEndpoint, OtherChat, chat_fields
+from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.streams import Collected, collect, collecting, stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation
-from penstock.gateway.openai.chat_generation import chat_generation
-from penstock.gateway.openai.frames import Frames
-from penstock.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
-from penstock.gateway.openai.message_parts import FUNCTIONS, call_forms, finish_reason, has_call, message
-from penstock.gateway.openai.messages import echoed_text, template_messages
-from penstock.gateway.openai.metadata import kept_metadata, with_metadata
-from penstock.gateway.openai.objects import ChatChoice, Head, chat_usage, new_head, running_usage, spliced
-from penstock.gateway.openai.part_frames import FormedCallFrames, NamedCallFrames, PartFrames
-from penstock.gateway.openai.schemas import ChatRequest, StreamOptions
-from penstock.gateway.openai.service_tier import real_tier
-from penstock.gateway.openai.stored_chat import ID_PREFIX, ChatKeeper, StoredChat, shown_messages
-from penstock.gateway.openai.unsupported import CHAT
+from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation, ServedModel
+from penstock.gateway.openai.frames import FormedCallFrames, Frames, NamedCallFrames, PartFrames
+from penstock.gateway.openai.messages import (
+    echoed_text,
+    generation_prompt,
+    template_documents,
+    template_kwargs,
+    template_messages,
+)
+from penstock.gateway.openai.objects import (
+    FUNCTIONS,
+    ChatChoice,
+    Head,
+    call_forms,
+    chat_logprobs,
+    chat_usage,
+    finish_reason,
+    has_call,
+    message,
+    new_head,
+    prompt_logprobs,
+    running_usage,
+    spliced,
+)
+from penstock.gateway.openai.schemas import CHAT, ChatMessage, ChatRequest, StreamOptions
+from penstock.gateway.openai.tools import tool_use
+from penstock.gateway.openai.validation import chat_generate_request, kept_metadata, real_tier, with_metadata
 
 if TYPE_CHECKING:
     from penstock.gateway.generating.resumable_streams import ResumableStreams
+_NO_REASONING = "this model's chat template shows no reasoning (--reasoning-parser)."
+
+
+async def chat_generation(
+    dataplane: DataPlane,
+    settings: AppSettings,
+    request: ChatRequest,
+    messages: list[dict[str, Any]],
+    context: RequestContext,
+) -> GenerateRequest:
+    """`messages` are as chat templates know them; those of `request` are not read. Raises PenstockError."""
+    model = dataplane.model(request.model, context)
+    opens, continues = generation_prompt(request)
+    use = tool_use(request, context)
+    thinks_never = _thinks_never(request, model, context)
+    kwargs = template_kwargs(request, model.template_variables, context)
+    documents = template_documents(request, model.template_variables)
+    wanted = chat_generate_request(request, model, settings, context)
+    budget = (
+        None
+        if thinks_never
+        else asked_budget(
+            ("thinking_token_budget", request.thinking_token_budget),
+            ("max_reasoning_tokens", request.max_reasoning_tokens),
+            max_tokens=wanted.params.max_tokens,
+        )
+    )
+    show_reasoning = request.include_reasoning is not False
+    shape = answer_shape(model, use, wanted.params.grammar, show_reasoning=show_reasoning, budget=budget)
+    prompt = await dataplane.chat_prompt(
+        request.model,
+        messages,
+        context,
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+        tools=use.shown if use.tools else None,
+        documents=documents,
+        template_kwargs=kwargs,
+        cut=wanted.truncation is not None,
+    )
+    return shape.applied(wanted, prompt)
+
+
+def _thinks_never(request: ChatRequest, model: ServedModel, context: RequestContext) -> bool:
+    """Then what a request says about thinking is ignored: a bound of it is kept anyway."""
+    if model.parsers.reasoning is not None:
+        return False
+    for name in ("thinking_token_budget", "max_reasoning_tokens"):
+        if getattr(request, name) is not None:
+            context.ignore(name, _NO_REASONING)
+    if request.reasoning_effort not in (None, "none"):
+        context.ignore("reasoning_effort", _NO_REASONING)
+    return True
+
+
+ID_PREFIX = "chatcmpl"
+"""Of what chats' answers are called."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChat:
+    id: str
+    model: str
+    completion: bytes
+    """JSON of the answer, without metadata."""
+    messages: bytes
+    """JSON of `shown_messages`."""
+    metadata: Mapping[str, str]
+
+
+class ChatKeeper(Protocol):
+    @property
+    def enabled(self) -> bool:
+        """False: nothing is kept."""
+        ...
+
+    def keep(self, tenant: str, chat: StoredChat) -> object:
+        """Does not wait."""
+        ...
+
+
+def shown_messages(chat_id: str, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The request's messages as OpenAI shows those of a stored chat: with ids, and parts apart from texts."""
+    return [_shown(f"{chat_id}-{number}", message) for number, message in enumerate(messages)]
+
+
+def _shown(message_id: str, message: ChatMessage) -> dict[str, Any]:
+    given = present(msgspec.to_builtins(message))
+    content = given.pop("content", None)
+    if "tool_calls" in given:
+        given["tool_calls"] = [present(call) for call in given["tool_calls"]]
+    in_parts = isinstance(content, list)
+    contents = {"content": None if in_parts else content, "content_parts": content if in_parts else None}
+    return {"id": message_id, "name": None, **given, **contents}
+
 
 _text_frames = partial(Frames, opening=b'"delta":{"content":', closing=b"}")
 _part_frames = partial(PartFrames, opening=b'"delta":')
@@ -40,7 +150,6 @@ _formed_call_frames = partial(FormedCallFrames, opening=b'"delta":')
 
 
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
-    schema, unsupported = ChatRequest, CHAT
     text_api = "chat"
 
     def __init__(
@@ -55,7 +164,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         self._keeper = keeper
 
     def _parse(self, body: bytes) -> ChatRequest:
-        request = parse(body, self.schema, self.unsupported)
+        request = parse(body, ChatRequest, CHAT)
         if request.store and self._keeper is None:
             raise UnsupportedError("store: lines of batches are not kept.", param="store")
         if request.store and self._keeper is not None and not self._keeper.enabled:
@@ -171,3 +280,23 @@ def _choice(request: ChatRequest, index: int, collected: Collected) -> ChatChoic
 def _names_tool(request: ChatRequest) -> bool:
     choice = request.function_call if request.functions else request.tool_choice
     return isinstance(choice, dict) and not choice.keys().isdisjoint(("function", "custom", "name"))
+
+
+def other_chat(request: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> OtherChat:
+    """`messages` are as chat templates know them; those of `request` are not read."""
+    fields = msgspec.to_builtins(request)
+    shows = fields.pop("include_reasoning") is not False
+    most = fields.pop("max_completion_tokens")
+    if most is not None:
+        fields["max_tokens"] = most  # more servers know it by this name
+    if request.response_format is not None:
+        form = present(fields["response_format"])
+        if "json_schema" in form:
+            form["json_schema"] = present(form["json_schema"])
+        fields["response_format"] = form
+    return OtherChat(chat_fields(fields, messages), show_reasoning=shows)
+
+
+def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}

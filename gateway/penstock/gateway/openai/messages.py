@@ -12,8 +12,8 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import media_note
-from penstock.gateway.generating.tool_use import MALFORMED
+from penstock.gateway.generating.answer_shape import MALFORMED
+from penstock.gateway.generating.requests import media_note
 from penstock.gateway.openai.schemas import ChatMessage, ChatRequest, ContentPart, ToolCall
 from penstock.gateway.openai.tools import custom_arguments
 from penstock.tokenizers import ANY_ROLE, ChatTemplateError, check_kwargs

@@ -1,19 +1,26 @@
-"""GET /v1/models and /v1/models/{id}, and loading and unloading as Triton's OpenAI front end has it."""
+"""Models as the OpenAI API shows them; loading and unloading them as Triton's front end has it; their adapters and
+engines as vLLM's server has them."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
-from penstock.engines.errors import InvalidRequestError, ModelNotFoundError
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
+from penstock.gateway.errors import HttpError
+from penstock.gateway.front.bounded_json import decode_json
 from penstock.gateway.front.context import Principal
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.http.text_models import TextModel, TextModels
 from penstock.gateway.kserve.store import ModelStore, NotExplicitError
+from penstock.gateway.llm.adapter_control import AdapterControl
 from penstock.gateway.llm.dataplane import DataPlane, ServedModel
+from penstock.gateway.llm.models import LoadedModel
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
 
@@ -43,7 +50,7 @@ class ModelObjects:
         objects = [_model_object(model) for model in self._dataplane.models.served()]
         objects += [_pooling_object(name, model) for name, model in self._pooling.loaded_names()]
         objects += [_unloaded(name) for name in self._dataplane.models.names_on_demand()]
-        objects += [_text_object(name, model) for name, model in self._others.by_name.items()]
+        objects += [_text_object(name, model) for name, model in self._others.listed().items()]
         return [each for each in objects if principal.may_use(each.id)]
 
     def one(self, name: str, principal: Principal) -> ModelObject:
@@ -52,69 +59,51 @@ class ModelObjects:
         principal.require_model(name)
         return found
 
+    async def show_all(self, exchange: Exchange) -> None:
+        data = self.all(exchange.context.principal)
+        await exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
+
+    async def show(self, exchange: Exchange) -> None:
+        """The id is all of the path after /v1/models/: names may hold slashes."""
+        await exchange.respond(200, msgspec.json.encode(self.one(exchange.names["name"], exchange.context.principal)))
+
     def _found(self, name: str) -> ModelObject:
         pooling = dict(self._pooling.loaded_names()).get(name)
+        if pooling is None and self._pooling.has(name):
+            pooling = self._pooling.find_own(name)  # says that it is loading
         if pooling is not None:
             return _pooling_object(name, pooling)
-        if name in self._others.by_name:
-            return _text_object(name, self._others.by_name[name])
+        others = self._others.listed()
+        if name in others:
+            return _text_object(name, others[name])
         if name in self._dataplane.models.names_on_demand():
             return _unloaded(name)
         return _model_object(self._dataplane.model(name))
 
 
-class ModelList:
-    def __init__(self, objects: ModelObjects) -> None:
-        self._objects = objects
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        data = self._objects.all(exchange.context.principal)
-        await exchange.respond(200, msgspec.json.encode({"object": "list", "data": data}))
-
-
-class ModelDetail:
-    """The id is all of the path after /v1/models/: names may hold slashes."""
-
-    def __init__(self, objects: ModelObjects) -> None:
-        self._objects = objects
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        found = self._objects.one(scope["path_params"]["name"], exchange.context.principal)
-        await exchange.respond(200, msgspec.json.encode(found))
-
-
-class LoadModel:
-    """POST /v1/models/{id}/load, where models are loaded by request: the answer comes when the model is ready."""
+class ModelControl:
+    """Loading and unloading by request."""
 
     def __init__(self, models: ModelStore, objects: ModelObjects) -> None:
         self._models = models
         self._objects = objects
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        name = scope["path_params"]["name"]
+    async def load(self, exchange: Exchange) -> None:
+        """The answer comes when the model is ready."""
+        name = exchange.names["name"]
         with exchange.call():
             if self._models.versions(name):
                 raise InvalidRequestError(f"The model `{name[:64]}` is already loaded.", param="model")
             await _explicitly(self._models.load(name))
             try:
-                found = self._objects.one(name, exchange.context.principal)
+                loaded = self._objects.one(name, exchange.context.principal)
             except ModelNotFoundError:  # a model that this API cannot ask
-                found = msgspec.structs.replace(_unloaded(name), created=int(time.time()))
-            await exchange.respond(200, msgspec.json.encode(found))
+                loaded = msgspec.structs.replace(_unloaded(name), created=int(time.time()))
+            await exchange.respond(200, msgspec.json.encode(loaded))
 
-
-class UnloadModel:
-    """POST /v1/models/{id}/unload: new requests are refused from then on, what runs goes on."""
-
-    def __init__(self, models: ModelStore) -> None:
-        self._models = models
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        name = scope["path_params"]["name"]
+    async def unload(self, exchange: Exchange) -> None:
+        """New requests are refused from then on, what runs goes on."""
+        name = exchange.names["name"]
         with exchange.call():
             loaded = bool(self._models.versions(name))
             await _explicitly(self._models.unload(name))
@@ -151,3 +140,108 @@ _CAPABILITIES = {"chat": "chat", "completions": "completion", "embeddings": "emb
 def _text_object(name: str, model: TextModel) -> ModelObject:
     capabilities = [_CAPABILITIES[api] for api in model.apis]
     return ModelObject(name, model.created, model.root, None, None, capabilities, owned_by=model.owner)
+
+
+# POST /sleep, /wake_up and /reset_prefix_cache, and GET /is_sleeping, as vLLM's server has them.
+#
+# Each acts on all language models, or on the one that `?model=` names.
+
+_LEVELS = ("1", "2")
+_MODES = ("abort", "wait")
+
+Act = Callable[[Sequence[LoadedModel], Mapping[str, str]], Awaitable[bytes]]
+"""What is done to models, as the query says. Gives the answer's body. Raises PenstockError."""
+
+
+async def control(dataplane: DataPlane, act: Act, takes: Sequence[str], exchange: Exchange) -> None:
+    """`takes`: names in the query."""
+    query = dict(exchange.query)
+    for name in query.keys() - set(takes):
+        raise InvalidRequestError(f"{name[:64]} is not supported here.", param=name[:64])
+    if "model" in query:
+        exchange.context.principal.require_model(query["model"])
+        models = [dataplane.models.find(query["model"])[0]]
+    else:
+        models = [model for _, model in dataplane.models.loaded()]
+    with exchange.call() as call:
+        call.watch()
+        await exchange.respond(200, await act(models, query))
+
+
+async def reset_prefix_cache(models: Sequence[LoadedModel], query: Mapping[str, str]) -> bytes:
+    for model in models:
+        if not model.sleep.asleep:  # else there is nothing left to forget
+            await model.engine.reset_prefix_cache()
+    return b""
+
+
+async def sleep(models: Sequence[LoadedModel], query: Mapping[str, str]) -> bytes:
+    level, mode = query.get("level", "1"), query.get("mode", "abort")
+    if level not in _LEVELS:
+        raise InvalidRequestError("level must be 1 or 2.", param="level")
+    if mode not in _MODES:
+        raise InvalidRequestError("mode must be abort or wait.", param="mode")
+    await asyncio.gather(*(model.sleep.sleep(wait=mode == "wait") for model in models))
+    return b""
+
+
+async def wake_up(models: Sequence[LoadedModel], query: Mapping[str, str]) -> bytes:
+    for model in models:  # one after the other: each finds out what the others leave of the memory
+        await model.sleep.wake()
+    return b""
+
+
+async def is_sleeping(models: Sequence[LoadedModel], query: Mapping[str, str]) -> bytes:
+    return msgspec.json.encode({"is_sleeping": bool(models) and all(model.sleep.asleep for model in models)})
+
+
+_TEXT = b"text/plain; charset=utf-8"
+
+
+class LoadRequest(msgspec.Struct):
+    lora_name: str
+    lora_path: str
+    base_model_name: str | None = None
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
+class UnloadRequest(msgspec.Struct):
+    lora_name: str
+
+
+_R = TypeVar("_R", LoadRequest, UnloadRequest)
+
+
+async def load_adapter(adapters: AdapterControl, settings: AppSettings, exchange: Exchange) -> None:
+    with exchange.call() as call:
+        request = await _read(exchange, adapters, settings, LoadRequest)
+        if request.is_3d_lora_weight:
+            raise UnsupportedError("is_3d_lora_weight is not supported.", param="is_3d_lora_weight")
+        call.watch()
+        await adapters.load(
+            request.lora_name, request.lora_path, base=request.base_model_name, replace=request.load_inplace
+        )
+        await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' added successfully.")
+
+
+async def unload_adapter(adapters: AdapterControl, settings: AppSettings, exchange: Exchange) -> None:
+    with exchange.call() as call:
+        request = await _read(exchange, adapters, settings, UnloadRequest)
+        call.watch()
+        await adapters.unload(request.lora_name)
+        await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+
+
+async def _read(exchange: Exchange, adapters: AdapterControl, settings: AppSettings, kind: type[_R]) -> _R:
+    """The body. Raises HttpError 403 on a server whose adapters stay as they are, InvalidRequestError."""
+    if not adapters.allowed:
+        message = "Adapters can be loaded and unloaded only on a server that was started with --lora-directory."
+        raise HttpError(403, message, code="lora_directory_not_set")
+    body = await exchange.body(settings.max_body_bytes)
+    return decode_json(body, kind)
+
+
+async def _say(exchange: Exchange, text: str) -> None:
+    """vLLM answers with a line of text."""
+    await exchange.respond(200, text.encode(), content_type=_TEXT)

@@ -6,12 +6,13 @@ OpenAI nor vLLM knows are ignored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
+from penstock.gateway.llm.prompts import Side
 from penstock.gateway.llm.sampling import SamplingFields
-from penstock.gateway.llm.truncation import Side
 
 ServiceTier = str
 """auto, default, flex, scale, priority or fast; others are hints that this server does not know."""
@@ -158,3 +159,57 @@ class CompletionRequest(CommonRequest, kw_only=True):
     reasoning_effort: Any = None
     thinking_token_budget: int | None = None
     max_reasoning_tokens: int | None = None
+
+
+# Options that OpenAI's, vLLM's or SGLang's API knows and this server does not offer.
+#
+# Ignoring one silently would give an answer to another question (unconstrained text where a schema was asked for), so
+# each is refused by name, except at a value that asks for nothing. Those that change nothing of the answer are hints:
+# requests have fields for them (`schemas`), and `note_hints` says that they are ignored.
+
+_NOTHING = ("null",)
+_OFF = ("null", "false")
+_EMPTY = ("null", "[]", "{}")
+
+_BOTH: dict[str, tuple[str, ...]] = {
+    "ebnf": _NOTHING,
+    "ec_transfer_params": _NOTHING,
+    "grammar": _NOTHING,
+    "guided_decoding": _NOTHING,
+    "guided_whitespace_pattern": _NOTHING,
+    "json_schema": _NOTHING,
+    "kv_transfer_params": _NOTHING,
+    "logprob_token_ids": _EMPTY,
+    "logprobs_mode": _NOTHING,
+    "no_stop_trim": _OFF,
+    "prompt_embeds": _NOTHING,
+    "regex": _NOTHING,
+    "repetition_detection": _NOTHING,
+    "return_hidden_states": _OFF,
+    "return_prompt_text": _OFF,
+    "return_token_offsets": _OFF,
+    "return_tokens_as_token_ids": _OFF,
+    "stop_regex": _NOTHING,
+    "use_beam_search": _OFF,
+    "vllm_xargs": _EMPTY,
+    "watermarking": _OFF,
+}
+
+CHAT: Mapping[str, tuple[str, ...]] = _BOTH | {
+    "add_special_tokens": _OFF,
+    "chat_template": _NOTHING,
+    "modalities": ("null", '["text"]'),
+    "separate_reasoning": ("null", "true"),
+    "stream_reasoning": ("null", "true"),
+    "suffix": _NOTHING,
+}
+
+COMPLETION: Mapping[str, tuple[str, ...]] = _BOTH | {
+    "function_call": ("null", '"none"', '"auto"'),
+    "functions": _EMPTY,
+    "modalities": ("null", '["text"]'),
+    "tool_choice": ("null", '"none"', '"auto"'),
+    "tools": _EMPTY,
+    "top_logprobs": ("null", "0"),
+}
+"""With fields of chats that would change the answer."""

@@ -24,10 +24,9 @@ from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.record import Stage
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.collect import Collected, collect
-from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
-from penstock.gateway.generating.sse import stream
+from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat
+from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.streams import Collected, collect, stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
@@ -39,7 +38,6 @@ from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.sampling import stop_strings
 from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.messages import template_messages
-from penstock.gateway.openai.metadata import kept_metadata, with_metadata
 from penstock.gateway.openai.objects import (
     AssistantMessage,
     ChatChoice,
@@ -50,7 +48,14 @@ from penstock.gateway.openai.objects import (
     spliced,
     usage_object,
 )
-from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
+from penstock.gateway.openai.schemas import (
+    CHAT,
+    COMPLETION,
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+    StreamOptions,
+)
 from penstock.gateway.openai.tensor_requests import (
     OUTPUT,
     check_request,
@@ -61,7 +66,7 @@ from penstock.gateway.openai.tensor_requests import (
     takes_text,
     tensor_inputs,
 )
-from penstock.gateway.openai.unsupported import CHAT, COMPLETION
+from penstock.gateway.openai.validation import kept_metadata, with_metadata
 from penstock.tokenizers import ChatTemplate, ChatTemplateError, StopStrings, TextPart, TokenizerError
 from penstock.tokenizers.files import read_tokenizer_files
 

@@ -15,8 +15,9 @@ from penstock.classic.signature import ModelSignature, TensorSignature
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.llm.sampling import NUMBERS
 from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
-from penstock.gateway.openai.unsupported import note_hints
+from penstock.gateway.openai.validation import note_hints
 
 _PROMPT, _STREAM, OUTPUT, _SAMPLING, _STOPS = (
     "text_input",
@@ -34,12 +35,7 @@ _SWITCHES = {
     "return_logprobs": False,
 }
 """Inputs that say what the answer is to have: a prompt that is to come first (`echo`) is written here."""
-_NUMBERS = frozenset(
-    (
-        *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
-        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    )
-)
+_NUMBERS = frozenset(NUMBERS) - {"n"}
 """Fields that may have an input of the same name."""
 _SOFT = _NUMBERS - {"min_tokens", "seed"} | {"skip_special_tokens"}
 """Fields that a model without a place for them answers without, and that are noted as ignored."""

@@ -8,22 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from starlette.datastructures import QueryParams
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.formats.model_files import read_json_if_any
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.answer_stages import check_tool_parser
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.default_model import language_model
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.generating.answer_shape import check_tool_parser
+from penstock.gateway.generating.requests import language_model, parse
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.openai.messages import generation_prompt, template_documents, template_kwargs, template_messages
-from penstock.gateway.openai.schemas import ChatMessage, ChatRequest
+from penstock.gateway.openai.schemas import CHAT, ChatMessage, ChatRequest
 from penstock.gateway.openai.tools import tool_use
-from penstock.gateway.openai.unsupported import CHAT
 from penstock.tokenizers import Tokenizer
 
 
@@ -41,7 +37,8 @@ class DetokenizeRequest(msgspec.Struct):
     model: str = ""
 
 
-_UNSUPPORTED = {name: neutral for name, neutral in CHAT.items() if name != "add_special_tokens"}
+TOKENIZE = {name: neutral for name, neutral in CHAT.items() if name != "add_special_tokens"}
+"""Fields that are refused, each with the values that ask for nothing."""
 
 
 class _Endpoint(ABC):
@@ -49,8 +46,7 @@ class _Endpoint(ABC):
         self._dataplane = dataplane
         self._settings = settings
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
+    async def handle(self, exchange: Exchange) -> None:
         with exchange.call() as call:
             body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
             call.watch()
@@ -70,10 +66,8 @@ class _Endpoint(ABC):
 
 
 class Tokenize(_Endpoint):
-    schema, unsupported = TokenizeRequest, _UNSUPPORTED
-
     async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
-        request = parse(body, self.schema, self.unsupported)
+        request = parse(body, TokenizeRequest, TOKENIZE)
         name = await self._arrived(request.model, context)
         tokens = await self._tokens(request, name, context)
 
@@ -118,10 +112,8 @@ class Tokenize(_Endpoint):
 
 
 class Detokenize(_Endpoint):
-    schema = DetokenizeRequest
-
     async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
-        request = parse(body, self.schema, {})
+        request = parse(body, DetokenizeRequest, {})
         name, tokens = await self._arrived(request.model, context), request.tokens
         if tokens and not 0 <= min(tokens) <= max(tokens) < self._dataplane.model(name, context).info.vocab_size:
             raise InvalidRequestError("tokens: a token id is not in the vocabulary.", param="tokens")
@@ -136,27 +128,17 @@ _OF_ITS_MAKER = frozenset({"auto_map", "name_or_path"})
 """Settings that are about files of the machine on which the model was made."""
 
 
-class TokenizerInfo:
+async def tokenizer_info(dataplane: DataPlane, settings: AppSettings, exchange: Exchange) -> None:
     """What the model's tokenizer_config.json says, with the chat template that is used. `model` may be left out where
     there is only one."""
-
-    query = ("model",)
-
-    def __init__(self, dataplane: DataPlane, settings: AppSettings) -> None:
-        self._dataplane = dataplane
-        self._settings = settings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        name = QueryParams(scope["query_string"]).get("model")
-        name = name or language_model(self._settings, exchange.context, self._dataplane.models)
-        exchange.context.principal.require_model(name)
-        model = self._dataplane.models.find(name, context=exchange.context).model
-        config = {} if model.texts is None else await asyncio.to_thread(_config_of, Path(model.texts.folder))
-        template = model.chat_template
-        fields = {"tokenizer_class": None, **config, **model.tokenizer.special_tokens}
-        fields["chat_template"] = None if template is None else template.source
-        await exchange.respond(200, msgspec.json.encode(fields))
+    name = exchange.query.get("model") or language_model(settings, exchange.context, dataplane.models)
+    exchange.context.principal.require_model(name)
+    model = dataplane.models.find(name, context=exchange.context).model
+    config = {} if model.texts is None else await asyncio.to_thread(_config_of, Path(model.texts.folder))
+    template = model.chat_template
+    fields = {"tokenizer_class": None, **config, **model.tokenizer.special_tokens}
+    fields["chat_template"] = None if template is None else template.source
+    await exchange.respond(200, msgspec.json.encode(fields))
 
 
 def _config_of(folder: Path) -> dict[str, Any]:

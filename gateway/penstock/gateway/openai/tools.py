@@ -13,7 +13,7 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.bounded_json import echoed
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.tool_use import ToolUse, check_arguments_schema, check_tool_name
+from penstock.gateway.generating.answer_shape import ToolUse, check_arguments_schema, check_tool_name
 from penstock.gateway.openai.schemas import ChatRequest
 from penstock.tokenizers import Tool
 

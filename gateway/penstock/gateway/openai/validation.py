@@ -1,24 +1,86 @@
-"""Makes a GenerateRequest of a chat or a text completion of OpenAI's API. All checks that need no engine are here."""
+"""Chats and text completions of OpenAI's API as GenerateRequests. All checks that need no engine are here."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from operator import attrgetter
+from typing import TypedDict, Unpack
+
+import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.fair_tenant import fair_tenant
-from penstock.gateway.generating.token_inputs import texts_or_ids
+from penstock.gateway.generating.requests import fair_tenant, texts_or_ids
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
-from penstock.gateway.llm.sampling import bounded, priority_level, sampling_params, stop_strings
+from penstock.gateway.llm.prompts import truncation
+from penstock.gateway.llm.sampling import (
+    bad_words,
+    bounded,
+    priority_level,
+    sampling_params,
+    stop_strings,
+)
 from penstock.gateway.llm.structured_output import grammar_field
-from penstock.gateway.llm.token_limits import bad_words
-from penstock.gateway.llm.truncation import truncation
-from penstock.gateway.openai.metadata import check_metadata
-from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest
-from penstock.gateway.openai.service_tier import note_tier, tier_priority
-from penstock.gateway.openai.unsupported import note_hints
+from penstock.gateway.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, ServiceTier
+
+_MAX_PAIRS = 16
+_MAX_KEY, _MAX_VALUE = 64, 512
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """OpenAI's bounds. Raises InvalidRequestError."""
+    given = metadata or {}
+    if len(given) > _MAX_PAIRS:
+        raise InvalidRequestError(f"metadata: at most {_MAX_PAIRS} pairs are allowed.", param="metadata")
+    if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in given.items()):
+        message = f"metadata: keys may have {_MAX_KEY} characters, values {_MAX_VALUE}."
+        raise InvalidRequestError(message, param="metadata")
+
+
+def kept_metadata(metadata: object, context: RequestContext) -> dict[str, str]:
+    """What of it is texts within OpenAI's bounds."""
+    if not metadata:
+        return {}
+    pairs = metadata.items() if isinstance(metadata, dict) else ()
+    kept = dict([pair for pair in pairs if all(map(isinstance, pair, (str, str)))][:_MAX_PAIRS])
+    kept = {key: value for key, value in kept.items() if len(key) <= _MAX_KEY and len(value) <= _MAX_VALUE}
+    if kept != metadata:
+        context.ignore("metadata", f"up to {_MAX_PAIRS} texts of {_MAX_VALUE} characters are kept.")
+    return kept
+
+
+def with_metadata(body: bytes, metadata: Mapping[str, str]) -> bytes:
+    """A JSON object with this as one more field."""
+    return body[:-1] + b',"metadata":' + msgspec.json.encode(metadata) + b"}"
+
+
+_LEVELS = {"flex": 1, "priority": -1, "fast": -1}
+"""Lower runs earlier. The other tiers are level 0."""
+
+
+_KNOWN = ("auto", "default", "scale", *_LEVELS)
+
+
+def note_tier(tier: ServiceTier | None, context: RequestContext) -> None:
+    """One that this server does not know is the default."""
+    if tier is not None and tier not in _KNOWN:
+        context.ignore("service_tier", f"it must be one of {', '.join(_KNOWN)}.")
+
+
+def tier_priority(tier: ServiceTier | None, policy: str) -> int:
+    """Of requests that name no `priority` themselves. Under other policies all tiers are alike."""
+    return _LEVELS.get(tier or "", 0) if policy == "priority" else 0
+
+
+def real_tier(tier: ServiceTier | None, wanted: GenerateRequest) -> str:
+    """How the request is really served, in OpenAI's words: a key may keep its requests from running early."""
+    asked, level = _LEVELS.get(tier or "", 0), wanted.level
+    if asked < 0 and level < 0:
+        return "priority"
+    return "flex" if asked > 0 and level > 0 else "default"
+
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -121,6 +183,17 @@ def _suffix(request: CompletionRequest, model: ServedModel) -> str | None:
     return request.suffix
 
 
+class _OwnFields(TypedDict, total=False):
+    """Of a GenerateRequest, those that chats and text completions have each in their own way."""
+
+    add_special_tokens: bool
+    prediction: str
+    tenant: str
+    cache_retention: int
+    session: str
+    priority: int
+
+
 def _generate_request(
     request: CommonRequest,
     prompts: list[str | list[int]],
@@ -131,9 +204,8 @@ def _generate_request(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
-    **own: Any,
+    **own: Unpack[_OwnFields],
 ) -> GenerateRequest:
-    """`own`: fields that chats and text completions have each in their own way."""
     if request.spaces_between_special_tokens is False and not model.joins_special_tokens:
         message = "spaces_between_special_tokens: this model's tokenizer puts spaces between all tokens."
         raise UnsupportedError(message, param="spaces_between_special_tokens")
@@ -242,3 +314,31 @@ def _cache_salt(salt: str | None) -> str:
         message = f"cache_salt must have 1 to {_MAX_CACHE_SALT} characters, none of them @, /, \\ or NUL."
         raise InvalidRequestError(message, param="cache_salt")
     return salt
+
+
+_HINTS: Mapping[str, tuple[object, ...]] = {
+    "audio": (None,),
+    "guided_decoding_backend": (None,),
+    "length_penalty": (None, 1),
+    "media_io_kwargs": (None, {}),
+    "mm_processor_kwargs": (None, {}),
+    "moderation": (None,),
+    "stream_interval": (None, 1),
+    "web_search_options": (None,),
+}
+_hints_of = attrgetter(*_HINTS)
+_SILENT = (None,) * len(_HINTS)
+"""Most requests: that is seen at once."""
+
+
+def note_hints(request: CommonRequest, context: RequestContext) -> None:
+    """Of those that are the same for every model. What a chat's `audio` would change, its `modalities` say."""
+    if _hints_of(request) != _SILENT:
+        for name, neutral in _HINTS.items():
+            if getattr(request, name) not in neutral:
+                context.ignore(name, "this server does nothing by it.")
+    if request.stream_options is not None:
+        if not request.stream:
+            context.ignore("stream_options", "the answer is no stream.")
+        elif request.stream_options.include_obfuscation:
+            context.ignore("stream_options.include_obfuscation", "this server pads no chunks.")

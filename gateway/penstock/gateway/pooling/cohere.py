@@ -16,9 +16,8 @@ from penstock.gateway.errors import public_message, wire_shape
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.sampling import bounded
-from penstock.gateway.pooling.answers import check_dimensions, written
 from penstock.gateway.pooling.embeddings import embed
-from penstock.gateway.pooling.endpoint import PoolingEndpoint
+from penstock.gateway.pooling.endpoint import PoolingEndpoint, check_dimensions, written
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.pooling.schemas import (
@@ -51,7 +50,6 @@ class CohereErrors:
 
 
 COHERE_ERRORS = CohereErrors()
-PATHS = frozenset({"/v1/embed", "/v2/embed"})
 
 
 class CohereEmbed(PoolingEndpoint[CohereEmbedRequest]):

@@ -2,20 +2,83 @@
 
 from __future__ import annotations
 
+import base64
+import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import ClassVar, Generic, TypeVar
 
-from starlette.types import Receive, Scope, Send
+import msgspec
+import numpy as np
 
+from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.default_model import default_model, no_model, with_model
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.generating.requests import RequestReader, default_model, parse
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.pooling.schemas import UNSUPPORTED, PoolingRequest
+
+
+class UsageObject(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+def usage_object(texts: Sequence[TokenizedText]) -> UsageObject:
+    total = sum(map(len, texts))
+    return UsageObject(total, total)
+
+
+def list_object(prefix: str, model: str, data: object, texts: Sequence[TokenizedText]) -> bytes:
+    """The answer of every route but rerank."""
+    return msgspec.json.encode(
+        {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": model,
+            "data": data,
+            "usage": usage_object(texts),
+        }
+    )
+
+
+def check_dimensions(asked: int | None, model: PoolingModel, field: str = "dimensions") -> None:
+    """Raises InvalidRequestError for a length that the model's vectors cannot be cut to."""
+    if asked is None:
+        return
+    size = model.source.info.output_size
+    trained = model.dimensions
+    if trained and asked not in (*trained, size):
+        shown = ", ".join(map(str, sorted({*trained, size})))
+        raise InvalidRequestError(f"{field}: this model's vectors may have {shown}.", param=field)
+    if not 1 <= asked <= size:
+        raise InvalidRequestError(f"{field} must be between 1 and {size}.", param=field)
+
+
+def finished(vectors: Vectors, dimensions: int | None, *, normalize: bool) -> Vectors:
+    """Cut to their first `dimensions` numbers, then scaled to length 1."""
+    cut = vectors[:, :dimensions]
+    if not normalize:
+        return cut
+    lengths = np.linalg.norm(cut, axis=1, keepdims=True)
+    scaled: Vectors = np.divide(cut, lengths, out=np.zeros_like(cut), where=lengths > 0)
+    return scaled
+
+
+def written(vectors: Vectors, encoding_format: str | None) -> list[str] | list[list[float]]:
+    if encoding_format != "base64":
+        found: list[list[float]] = vectors.tolist()
+        return found
+    little = np.ascontiguousarray(vectors, "<f4")
+    return [base64.b64encode(row).decode() for row in little]
+
 
 MAX_INPUTS = 2048
 """Of a call, as at OpenAI."""
@@ -29,8 +92,6 @@ def check_count(count: int, param: str) -> None:
 
 
 class PoolingEndpoint(ABC, Generic[_R]):
-    """An ASGI application."""
-
     schema: ClassVar[type[PoolingRequest]]
     unsupported: ClassVar[Mapping[str, tuple[str, ...]]] = UNSUPPORTED
     needs: ClassVar[Sequence[str]] = ()
@@ -42,32 +103,20 @@ class PoolingEndpoint(ABC, Generic[_R]):
     def __init__(self, plane: PoolingPlane, settings: AppSettings) -> None:
         self.plane = plane
         self._settings = settings
+        self._reader = RequestReader(settings, self._parse, attrgetter("model"), self._default_model, self.text_api)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
+    async def handle(self, exchange: Exchange) -> None:
         with exchange.call() as call:
             body = await exchange.body(self._settings.max_body_bytes, from_curl=True)
             call.watch()
-            request = await self._own_request(exchange, body)
+            request = await self._reader.read(exchange, body)
             if request is None:
                 return
             exchange.read_deadline()
-            await exchange.respond(200, await self.answer(request, exchange.context))  # type: ignore[arg-type]
+            await exchange.respond(200, await self.answer(request, exchange.context))
 
-    async def _own_request(self, exchange: Exchange, body: bytes) -> PoolingRequest | None:
-        """The request for a model of this server; None when another server has answered it. Raises PenstockError."""
-        own_body = await self._settings.text_models.answer(exchange, self.text_api, body)
-        if own_body is None:
-            return None
-        try:
-            request = parse(own_body, self.schema, self.unsupported)
-            if not request.model:
-                raise no_model()
-        except InvalidRequestError as error:
-            context = exchange.context
-            named = with_model(own_body, error, context, lambda: self._default_model(context))
-            return await self._own_request(exchange, named)
-        return request
+    def _parse(self, body: bytes) -> PoolingRequest:
+        return parse(body, self.schema, self.unsupported)
 
     def _default_model(self, context: RequestContext) -> str:
         return default_model(self._settings, context, self.plane.names_with(self.needs), self.text_api or "")

@@ -18,11 +18,11 @@ from penstock.classic.tensors import Tensor
 from penstock.engines.encoder.text import Vectors
 from penstock.engines.errors import InvalidRequestError, NotReadyError, OverloadedError, PenstockError
 from penstock.gateway.llm.kserve.tensor_form import context_of
-from penstock.gateway.pooling.classify import class_rows
 from penstock.gateway.pooling.embeddings import vectors_of
 from penstock.gateway.pooling.endpoint import MAX_INPUTS
 from penstock.gateway.pooling.models import PoolingModel
 from penstock.gateway.pooling.plane import PoolingPlane
+from penstock.gateway.pooling.pooling import class_rows
 from penstock.gateway.pooling.schemas import EmbeddingRequest
 
 TEXT = "text"

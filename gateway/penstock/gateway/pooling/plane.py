@@ -7,10 +7,9 @@ from typing import Protocol, TypeVar
 
 from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.deadline import until
+from penstock.gateway.front.context import RequestContext, until
+from penstock.gateway.front.intake import WorkPool, WorkPools
 from penstock.gateway.front.record import Outcome, Stage, outcome_of
-from penstock.gateway.front.work_pool import WorkPool, WorkPools
 from penstock.gateway.llm.dataplane import DataPlane, Usage
 from penstock.gateway.metrics.registry import Source
 from penstock.gateway.pooling.models import PoolingModel

@@ -1,4 +1,4 @@
-"""From the texts of a call to tokens as the model reads them, within the model's bounds."""
+"""Texts of a call as tokens, as the model reads them and within its bounds."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What listens: the HTTP apps, put together from the protocols, and what they answer for operators and probes."""
+"""The HTTP apps that listen, put together from the protocols, and their answers for operators and probes."""

@@ -1,74 +1,101 @@
-"""Health, version and metrics."""
+"""Health, metrics, and versions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.access import PROBE, SEE_METADATA, SEE_METRICS
+from penstock.gateway.front.call import DrainState
 from penstock.gateway.front.server_health import ServerHealth
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.routes import SERVER, Route
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.pooling.plane import PoolingPlane
 
 
-class Live:
+def health_routes(settings: AppSettings, health: ServerHealth) -> list[Route]:
+    live, ready = partial(_live, health), partial(_ready, health, settings.drain)
+    metrics = partial(_metrics, settings)
+    return [
+        Route("GET", "/health", PROBE, live, SERVER),
+        Route("GET", "/health/live", PROBE, live, SERVER),
+        Route("GET", "/health/ready", PROBE, ready, SERVER),
+        Route("GET", "/metrics", SEE_METRICS, metrics, SERVER),
+        Route("GET", "/metrics/", SEE_METRICS, metrics, SERVER),
+    ]
+
+
+def ping_routes(settings: AppSettings, health: ServerHealth) -> list[Route]:
+    """As SageMaker asks."""
+    ready = partial(_ready, health, settings.drain)
+    return [Route(method, "/ping", PROBE, ready, SERVER) for method in ("GET", "POST")]
+
+
+async def _live(health: ServerHealth, exchange: Exchange) -> None:
     """200, or 503 when only a new process can help."""
-
-    def __init__(self, health: ServerHealth) -> None:
-        self._health = health
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        live = self._health.live()
-        await _say(scope, live, "live" if live else "dead")
+    live = health.live()
+    await _say(exchange, live, "live" if live else "dead")
 
 
-class Ready:
+async def _ready(health: ServerHealth, drain: DrainState, exchange: Exchange) -> None:
     """200 while new requests should come here: loaded, stepping, not about to stop."""
-
-    def __init__(self, health: ServerHealth, drain: DrainState) -> None:
-        self._health = health
-        self._drain = drain
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._drain.leaving:
-            await _say(scope, False, "draining")
-        else:
-            ready = self._health.ready()
-            await _say(scope, ready, "ready" if ready else "not ready", {} if ready else self._health.loading())
+    if drain.leaving:
+        await _say(exchange, False, "draining")
+    else:
+        ready = health.ready()
+        await _say(exchange, ready, "ready" if ready else "not ready", {} if ready else health.loading())
 
 
-class Version:
-    """The server's version, and how each model is run."""
-
-    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> None:
-        self._dataplane = dataplane
-        self._pooling = pooling
-        self._version = settings.version
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        runners = {model.name: model.info.runner for model in self._dataplane.models.served() if model.parent is None}
-        runners |= {name: model.source.info.runner for name, model in self._pooling.loaded_names()}
-        exchange: Exchange = scope[SCOPE_KEY]
-        may_use = exchange.context.principal.may_use
-        runners = {name: runner for name, runner in runners.items() if may_use(name)}
-        await exchange.respond(200, msgspec.json.encode({"version": self._version, "runners": runners}))
+async def _metrics(settings: AppSettings, exchange: Exchange) -> None:
+    body, content_type = await settings.metrics()
+    await exchange.respond(200, body, content_type=content_type.encode())
 
 
-class Metrics:
-    def __init__(self, settings: AppSettings) -> None:
-        self._metrics = settings.metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, content_type = await self._metrics()
-        exchange: Exchange = scope[SCOPE_KEY]
-        await exchange.respond(200, body, content_type=content_type.encode())
-
-
-async def _say(scope: Scope, good: bool, status: str, loading: Mapping[str, str] | None = None) -> None:
-    exchange: Exchange = scope[SCOPE_KEY]
+async def _say(exchange: Exchange, good: bool, status: str, loading: Mapping[str, str] | None = None) -> None:
     body = {"status": status} | ({"loading": loading} if loading else {})
     await exchange.respond(200 if good else 503, msgspec.json.encode(body))
+
+
+# GET /version, and GET /server_info as SGLang's servers have it: its gateway asks the servers behind it which model
+# they serve.
+
+
+class ServerInfoObject(msgspec.Struct, omit_defaults=True):
+    version: str
+    served_model_name: str | None = None
+    """The first language model's name; none while no model is loaded."""
+    max_running_requests: int | None = None
+    """Requests that it computes together."""
+    max_total_num_tokens: int | None = None
+    """That its KV cache has room for."""
+
+
+def info_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> list[Route]:
+    version, info = partial(_show_version, dataplane, pooling, settings), partial(_show_info, dataplane, settings)
+    return [
+        Route("GET", "/version", SEE_METADATA, version, SERVER),
+        Route("GET", "/server_info", SEE_METADATA, info, SERVER),
+    ]
+
+
+async def _show_version(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings, exchange: Exchange) -> None:
+    """The server's version, and how each model is run."""
+    runners = {model.name: model.info.runner for model in dataplane.models.served() if model.parent is None}
+    runners |= {name: model.source.info.runner for name, model in pooling.loaded_names()}
+    may_use = exchange.context.principal.may_use
+    runners = {name: runner for name, runner in runners.items() if may_use(name)}
+    await exchange.respond(200, msgspec.json.encode({"version": settings.version, "runners": runners}))
+
+
+async def _show_info(dataplane: DataPlane, settings: AppSettings, exchange: Exchange) -> None:
+    """The server's version, and its first language model."""
+    info, loaded = ServerInfoObject(settings.version), dataplane.models.loaded()
+    if loaded:
+        name, model = loaded[0]
+        tokens = model.engine.stats.num_blocks * model.engine.info.block_size
+        info = ServerInfoObject(settings.version, name, model.max_num_seqs, tokens)
+    await exchange.respond(200, msgspec.json.encode(info))

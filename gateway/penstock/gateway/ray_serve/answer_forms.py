@@ -7,22 +7,9 @@ from dataclasses import dataclass
 
 from penstock.gateway.anthropic.errors import ANTHROPIC_ERRORS
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
-from penstock.gateway.kserve.errors import kserve_error_body, kserve_status
+from penstock.gateway.kserve.errors import KSERVE_ERRORS
 from penstock.gateway.ollama.errors import OLLAMA_ERRORS
 from penstock.gateway.pooling.cohere import COHERE_ERRORS
-
-
-class KServeErrors:
-    id_headers = (b"x-request-id",)
-
-    def status(self, error: Exception) -> int:
-        return kserve_status(error)
-
-    def body(self, error: Exception, request_id: str) -> bytes:
-        return kserve_error_body(error)
-
-    def last_events(self, error: Exception, request_id: str) -> bytes:
-        return b"data: " + kserve_error_body(error) + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +20,6 @@ class AnswerForm:
     classic model may do whatever it likes."""
 
 
-_KSERVE = KServeErrors()
 _TEXT = AnswerForm(OPENAI_ERRORS, repeatable=True)
 _ROUTES = (
     (r"/v1/(chat/completions|completions|responses|embeddings|rerank|score|classify)", _TEXT),
@@ -41,7 +27,7 @@ _ROUTES = (
     (r"/v[12]/embed", AnswerForm(COHERE_ERRORS, repeatable=True)),
     (r"/v1/messages(/count_tokens)?", AnswerForm(ANTHROPIC_ERRORS, repeatable=True)),
     (r"/api/(chat|generate|embed|embeddings)", AnswerForm(OLLAMA_ERRORS, repeatable=True)),
-    (r"/v2/models/.+/(infer|generate|generate_stream)", AnswerForm(_KSERVE, repeatable=False)),
+    (r"/v2/models/.+/(infer|generate|generate_stream)", AnswerForm(KSERVE_ERRORS, repeatable=False)),
 )
 _PATHS = [(re.compile(rf"(?:.*)(?:{pattern})/?"), form) for pattern, form in _ROUTES]
 
@@ -49,7 +35,7 @@ _PATHS = [(re.compile(rf"(?:.*)(?:{pattern})/?"), form) for pattern, form in _RO
 def error_form(path: str) -> ErrorForm:
     """Of any path of ours."""
     if path.startswith("/v2/"):
-        return _KSERVE
+        return KSERVE_ERRORS
     return next((form.errors for pattern, form in _PATHS if pattern.fullmatch(path)), OPENAI_ERRORS)
 
 

@@ -14,8 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.engines.errors import EngineDeadError, UnsupportedError
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.front.access import Access
+from penstock.gateway.front.call import name_request
 from penstock.gateway.front.context import Role
-from penstock.gateway.front.journal import name_request
 from penstock.gateway.front.loading_board import LoadingBoard, LoadingLog
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.grpc.service import Service

@@ -7,19 +7,20 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
-from penstock.engines.errors import CancelledError, OverloadedError, PenstockError
-from penstock.gateway.front.call import Call
+from penstock.engines.errors import OverloadedError, PenstockError
+from penstock.gateway.front.call import Call, Detached, DrainState
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.event_log import EventLog
+from penstock.gateway.generating.streams import send_frames
+from penstock.gateway.http.error_form import OpenAIErrors
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import Generation
-from penstock.gateway.responses.answer import ResponseObject
 from penstock.gateway.responses.bounds import bounds_of
-from penstock.gateway.responses.events import ResponseEvents
-from penstock.gateway.responses.include import Include
-from penstock.gateway.responses.tools import NO_TOOLS, ResponseTools
+from penstock.gateway.responses.events import ResponseEvents, error_event
 
 logger = logging.getLogger("penstock")
 
@@ -35,48 +36,35 @@ class BackgroundResponse:
     def __init__(
         self,
         context: RequestContext,
-        response: ResponseObject,
+        events: ResponseEvents,
         generate: Callable[[], Awaitable[Generation]],
-        keep: Callable[[dict[str, Any]], None],
-        include: Include,
-        tools: ResponseTools = NO_TOOLS,
         *,
         size: int,
         stream: bool,
     ) -> None:
-        """`context` is its own, not that of the request, which ends before. `keep` is told its end. `size`: bytes that
-        it takes in the store until then."""
+        """`context` is its own, not that of the request, which ends before. `size`: bytes that it takes in the store
+        until its end."""
         self.context = context
-        self.response = response
+        self.response = events.response
         self.size = size
         self.log = EventLog(_LOG_BYTES, "starting_after") if stream else None
         self._generate = generate
-        self._events = ResponseEvents(response, keep, include, tools)
+        self._events = events
         self._started = False
         self._log(self._events.queued())
 
     def shown(self) -> dict[str, Any]:
         return self.response.begun() if self._started else self.response.queued()
 
-    async def run(self, kept: Future[None], settings: AppSettings) -> None:
+    async def run(self, kept: Future[None], drain: DrainState) -> None:
         """`kept`: once this is done, a restart knows of it. Raises what the generation does."""
-        settings.journal.begin(self.context)
-        try:
-            with Call(settings.drain, self.context):
-                await asyncio.shield(asyncio.wrap_future(kept))
-                generation = await self._generate()
-                try:
-                    await self._take(generation)
-                finally:
-                    generation.close()
-        except asyncio.CancelledError:
-            self.context.record.failed(CancelledError("The response was cancelled."))
-            raise
-        except Exception as error:
-            self.context.record.failed(error)
-            raise
-        finally:
-            settings.journal.end(self.context)
+        with Call(drain, self.context):
+            await asyncio.shield(asyncio.wrap_future(kept))
+            generation = await self._generate()
+            try:
+                await self._take(generation)
+            finally:
+                generation.close()
 
     async def _take(self, generation: Generation) -> None:
         self.response.usage = generation.usage
@@ -85,12 +73,12 @@ class BackgroundResponse:
         async for deltas in generation:
             self._log(self._events.render(deltas))
 
-    def end(self, task: asyncio.Task[None]) -> None:
-        """`task` has run it, or was cancelled before."""
-        if task.cancelled():
-            frames = self._events.cancelling()
-        elif (error := task.exception()) is None:
+    def end(self, error: BaseException | None) -> None:
+        """How `run` has ended."""
+        if error is None:
             frames = self._events.ending()
+        elif isinstance(error, asyncio.CancelledError):
+            frames = self._events.cancelling()
         else:
             if not isinstance(error, PenstockError):
                 logger.error("response %s failed", self.response.id, exc_info=error)
@@ -113,7 +101,7 @@ class BackgroundResponses:
         self._most_of_tenant = settings.background_responses_per_tenant or self._most
         self._bounds = bounds_of(settings)
         self._open: dict[str, BackgroundResponse] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._work: dict[str, Detached] = {}
         self._ended_logs: OrderedDict[str, tuple[str, EventLog]] = OrderedDict()
         """With their tenants, the oldest first."""
         self._ended_bytes = 0
@@ -137,14 +125,15 @@ class BackgroundResponses:
         """There is room. `kept`: the response is in the store."""
         response_id = response.response.id
         self._open[response_id] = response
-        task = self._tasks[response_id] = asyncio.create_task(response.run(kept, self._settings))
-        task.add_done_callback(lambda task: self._ended(response, task))
+        work = partial(response.run, kept, self._settings.drain)
+        detached = Detached(response.context, self._settings.journal, work, partial(self._ended, response))
+        self._work[response_id] = detached
+        detached.start()
 
-    def _ended(self, response: BackgroundResponse, task: asyncio.Task[None]) -> None:
+    def _ended(self, response: BackgroundResponse, error: BaseException | None) -> None:
         response_id = response.response.id
-        del self._open[response_id], self._tasks[response_id]
-        response.end(task)
-        response.context.end()  # for a task that was cancelled before it ran
+        del self._open[response_id], self._work[response_id]
+        response.end(error)
         if response.log is not None:
             self._ended_logs[response_id] = response.context.tenant, response.log
             self._ended_bytes += response.log.bytes
@@ -166,9 +155,9 @@ class BackgroundResponses:
 
     async def cancel(self, response: BackgroundResponse) -> None:
         """Returns when it has ended."""
-        task = self._tasks[response.response.id]
-        task.cancel()
-        await asyncio.wait((task,))
+        work = self._work[response.response.id]
+        work.cancel()
+        await work.wait()
 
     def forget(self, response_id: str) -> None:
         """The events of a response that has ended, if there are any."""
@@ -178,5 +167,22 @@ class BackgroundResponses:
 
     async def wait(self) -> None:
         """Until all have ended."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks.values()))
+        while self._work:
+            await asyncio.gather(*(work.wait() for work in self._work.values()))
+
+
+async def send_events(exchange: Exchange, log: EventLog, after: int, heartbeat_s: float) -> None:
+    """As a stream, until the last one. Raises InvalidRequestError."""
+    log.check(after)
+    exchange.error_form = _LogErrors(log)
+    await send_frames(exchange, log.follow(after, heartbeat_s or None))
+
+
+class _LogErrors(OpenAIErrors):
+    """Of one reader: the response itself may go on."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    def last_events(self, error: Exception, request_id: str) -> bytes:
+        return error_event(error, self._log.number)

@@ -1,4 +1,4 @@
-"""How much is kept of responses and conversations, and what goes when there is no more room."""
+"""Bounds of what is kept of responses and conversations: how much, and what goes when there is no more room."""
 
 from __future__ import annotations
 

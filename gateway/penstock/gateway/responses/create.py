@@ -2,54 +2,188 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
 
-from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.errors import InvalidRequestError, NotFoundError, UnsupportedError
+from penstock.gateway.errors import PreviousResponseError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import parse
-from penstock.gateway.generating.other_chats import OtherAnswer, OtherChat
-from penstock.gateway.generating.sse import stream
-from penstock.gateway.generating.translating_endpoint import TranslatingEndpoint
+from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint
+from penstock.gateway.generating.fitting import longest_that_fits, within
+from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.streams import stream
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane, GenerateRequest, Generation, Usage
-from penstock.gateway.openai.chat_generation import chat_generation
-from penstock.gateway.openai.other_chat import other_chat
-from penstock.gateway.openai.service_tier import real_tier
+from penstock.gateway.openai.chat import chat_generation, other_chat
+from penstock.gateway.openai.validation import real_tier
 from penstock.gateway.responses.answer import ResponseObject
-from penstock.gateway.responses.asked import Asked, Keeping
-from penstock.gateway.responses.background import BackgroundResponse
+from penstock.gateway.responses.background import BackgroundResponse, send_events
 from penstock.gateway.responses.bounds import OVERHEAD
-from penstock.gateway.responses.chat_request import chat_request
+from penstock.gateway.responses.chat_request import chat_request, in_words_of_responses, name_of_responses
 from penstock.gateway.responses.conversation import template_messages
-from penstock.gateway.responses.event_log import send_events
-from penstock.gateway.responses.events import ResponseEvents, StreamErrors
-from penstock.gateway.responses.field_names import in_words_of_responses, name_of_responses
-from penstock.gateway.responses.output import Output
-from penstock.gateway.responses.schemas import ResponsesRequest
+from penstock.gateway.responses.events import Output, ResponseEvents, StreamErrors
+from penstock.gateway.responses.items import id_in_message, input_items, shown_item
+from penstock.gateway.responses.schemas import NOTHING, UNSUPPORTED, Include, InputItem, ResponsesRequest
 from penstock.gateway.responses.service import ResponseService
-from penstock.gateway.responses.truncation import truncated
-from penstock.gateway.responses.unsupported import UNSUPPORTED
+from penstock.gateway.responses.store import StoredResponse
+from penstock.gateway.responses.tools import NO_TOOLS, ResponseTools, response_tools
+
+_ANSWER_SHARE = 4
+"""Of the context, a quarter is left to an answer without a bound, and no more to one that has."""
+
+Messages = Sequence[dict[str, Any]]
+Render = Callable[[Messages], Awaitable[GenerateRequest]]
+
+
+async def truncated(messages: Messages, context_length: int, max_tokens: int | None, render: Render) -> GenerateRequest:
+    """The request with as many of the last messages as leave room for the answer, whose bound is `max_tokens`; all of
+    them where they do. System messages at the beginning and the user's last message stay. Raises what `render` does,
+    and ContextLengthError where nothing more can go."""
+    share = context_length // _ANSWER_SHARE
+    whole = await within(context_length - min(max_tokens or 1, share), render(messages))
+    starts = _starts(messages)
+    if whole is not None or not starts:
+        return whole or await render(messages)
+    room = min(max_tokens or share, share)
+
+    def shorter(start: int) -> Awaitable[GenerateRequest]:
+        return render(_from(messages, start))
+
+    found = await longest_that_fits(messages, starts, shorter, context_length - room)
+    return found or await shorter(starts[-1])
+
+
+def _starts(messages: Messages) -> list[int]:
+    """Where a shorter conversation may begin: at a turn of the user, or, behind the user's last message, which stays,
+    at a later turn of the assistant."""
+    roles = [message["role"] for message in messages]
+    head = next((number for number, role in enumerate(roles) if role != "system"), len(roles))
+    users = [number for number, role in enumerate(roles) if role == "user"]
+    last_user = users[-1] if users else len(roles)
+    turns = [number for number in range(last_user + 2, len(roles)) if roles[number] == "assistant"]
+    return [*(number for number in users if number > head), *turns]
+
+
+def _from(messages: Messages, start: int) -> Messages:
+    head = next((number for number, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    last_user = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=start)
+    question = [messages[last_user]] if last_user < start else []
+    return [*messages[:head], *question, *messages[start:]]
+
+
+_encode = msgspec.json.Encoder().encode
+_TOO_LARGE = "The response is too large to be kept."
+
+
+@dataclass
+class Asked:
+    request: ResponsesRequest
+    stream: bool | None
+    items: list[InputItem] = field(default_factory=list)
+    previous: StoredResponse | None = None
+    include: Include = NOTHING
+    tools: ResponseTools = NO_TOOLS
+
+    @cached_property
+    def shown_items(self) -> list[dict[str, Any]]:
+        """With ids."""
+        return [shown_item(item) for item in self.items]
+
+    @cached_property
+    def items_json(self) -> bytes:
+        return _encode(self.shown_items)
+
+    def leave_out_logprobs(self, context: RequestContext, reason: str) -> None:
+        """The answer comes without, and `context` notes it."""
+        context.ignore("include", reason)
+        self.include = replace(self.include, logprobs=False)
+        self.request = msgspec.structs.replace(self.request, top_logprobs=None)
+
+    async def earlier(self, responses: ResponseService, context: RequestContext) -> list[InputItem]:
+        """Reads the request, and gives the items that it goes on from. Raises InvalidRequestError."""
+        request, tenant = self.request, context.tenant
+        self.include = Include.parse(request.include, context)
+        self.tools = response_tools(request, context)
+        self.items = await responses.looked_up(input_items(request.input, context), tenant)
+        if request.conversation_id is not None:
+            more = len(self.items_json)
+            return await responses.conversations.earlier_items(request.conversation_id, tenant, more)
+        if request.previous_response_id is None:
+            return []
+        name = "previous_response_id"
+        try:
+            self.previous = await responses.store.get(request.previous_response_id, tenant, name)
+        except NotFoundError:
+            message = f"Previous response with id '{id_in_message(request.previous_response_id)}' not found."
+            raise PreviousResponseError(message, param=name) from None
+        if self.previous.response.get("conversation") is not None:
+            raise InvalidRequestError(f"{name}: it is part of a conversation: name that instead.", param=name)
+        return self.previous.conversation()
+
+
+class Keeping:
+    """Of one response."""
+
+    def __init__(self, responses: ResponseService, asked: Asked, tenant: str) -> None:
+        self._responses = responses
+        self._asked = asked
+        self._tenant = tenant
+
+    def keep(self, ended: dict[str, Any]) -> None:
+        """Notes in the response when it is too large."""
+        if ended["store"]:
+            body = _encode(ended)
+            ended["store"] = self.fits(body)
+            if ended["store"]:
+                asked = self._asked
+                self._responses.store.keep(self._tenant, ended["id"], body, asked.items_json, asked.previous)
+        self._go_on(ended)
+
+    def fits(self, body: bytes) -> bool:
+        """Whether a response with this JSON is small enough to be kept."""
+        return self._responses.store.fits(len(body) + len(self._asked.items_json), self._asked.previous)
+
+    def end(self, ended: dict[str, Any]) -> None:
+        """For one in the background, which is kept since it was queued. One that is too large has failed."""
+        body = _encode(ended)
+        if not self.fits(body):
+            error = {"code": "server_error", "message": _TOO_LARGE}
+            ended.update(status="failed", output=[], error=error, incomplete_details=None, completed_at=None)
+            body = _encode(ended)
+        self._responses.store.end(self._tenant, ended["id"], body)
+        self._go_on(ended)
+
+    def _go_on(self, ended: Mapping[str, Any]) -> None:
+        """The conversation, if there is one."""
+        conversation_id = self._asked.request.conversation_id
+        if conversation_id is not None and ended["status"] in ("completed", "incomplete"):
+            output = [item for item in ended["output"] if not _is_half_a_call(item)]
+            items = self._asked.shown_items + output
+            self._responses.conversations.append(conversation_id, self._tenant, items)
+
+
+def _is_half_a_call(item: Mapping[str, Any]) -> bool:
+    """Nobody can answer that."""
+    return item["type"] in ("function_call", "custom_tool_call") and item["status"] == "incomplete"
+
 
 _BACKGROUND_ROUTE = "/v1/responses/background"
 """In records: the request itself is answered at once."""
 
 
 class CreateResponse(TranslatingEndpoint[Asked]):
-    schema, unsupported = ResponsesRequest, UNSUPPORTED
-
     def __init__(self, dataplane: DataPlane, settings: AppSettings, responses: ResponseService) -> None:
         super().__init__(dataplane, settings)
         self._responses = responses
         self._stores = responses.store.enabled
 
     def _parse(self, body: bytes) -> Asked:
-        request = parse(body, self.schema, self.unsupported)
+        request = parse(body, ResponsesRequest, UNSUPPORTED)
         needs_store = {
             "store": request.store,
             "conversation": request.conversation_id is not None,
@@ -127,9 +261,8 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         own.record.route = _BACKGROUND_ROUTE
         context.hand_over_to(own)
         generate = partial(self._dataplane.generate, replace(wanted, context=own))
-        begun = BackgroundResponse(
-            own, response, generate, keeping.end, asked.include, asked.tools, size=size, stream=bool(asked.stream)
-        )
+        events = ResponseEvents(response, keeping.end, asked.include, asked.tools)
+        begun = BackgroundResponse(own, events, generate, size=size, stream=bool(asked.stream))
         store = self._responses.store
         background.begin(begun, store.keep(tenant, response.id, queued, asked.items_json, asked.previous, is_open=True))
         return begun
@@ -213,3 +346,17 @@ def _object(asked: Asked, wanted: GenerateRequest, usage: Usage, *, store: bool)
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
     )
+
+
+class InputTokens(CreateResponse):
+    """How long the prompt of a response would be. It takes what `/v1/responses` takes, and makes nothing."""
+
+    async def _for_own_model(self, exchange: Exchange, asked: Asked) -> Asked:
+        """Models of other servers are refused as unknown here: that takes their tokenizer."""
+        return asked
+
+    async def _answer_at_once(self, exchange: Exchange, asked: Asked) -> bool:
+        wanted = await self._generate_request(asked, exchange.context)
+        count = {"object": "response.input_tokens", "input_tokens": len(wanted.prompts[0])}
+        await exchange.respond(200, msgspec.json.encode(count))
+        return True

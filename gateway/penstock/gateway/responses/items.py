@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +12,29 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import media_note
-from penstock.gateway.responses.encrypted_content import decode_reasoning
+from penstock.gateway.generating.requests import media_note
 from penstock.gateway.responses.schemas import ContentPart, GivenItem, InputItem
+
+# `encrypted_content` of reasoning items: the text as an opaque string, for clients that keep the conversation
+# themselves and send this back without `content`.
+#
+# It is encoded and not encrypted. The client is shown the same text anyway, and may change it: it could as well send
+# another `content`. The text is shorter than the string, so a body's bound is its bound, too.
+
+_PREFIX = "penstock1."
+"""Tells these strings from those of other servers, and from later forms."""
+
+
+def encode_reasoning(text: str) -> str:
+    return _PREFIX + b64encode(text.encode()).decode()
+
+
+def decode_reasoning(encoded: str) -> str:
+    """Raises ValueError for what `encode_reasoning` does not make."""
+    if not encoded.startswith(_PREFIX):
+        raise ValueError("not from this server")
+    return b64decode(encoded.removeprefix(_PREFIX), validate=True).decode()
+
 
 RESPONSE_PREFIX = "resp_"
 _ROLES = {"user": "input_text", "system": "input_text", "developer": "input_text", "assistant": "output_text"}

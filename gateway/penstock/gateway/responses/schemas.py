@@ -3,12 +3,17 @@ names them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
+from penstock.engines.errors import UnsupportedError
+from penstock.gateway.front.context import RequestContext
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.sampling import SamplingFields
-from penstock.gateway.openai.schemas import PromptCacheRetention, ServiceTier, ShortId
+from penstock.gateway.openai.schemas import CHAT, PromptCacheRetention, ServiceTier, ShortId
 
 
 class ContentPart(msgspec.Struct, omit_defaults=True):
@@ -127,3 +132,69 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     def conversation_id(self) -> str | None:
         given = self.conversation
         return given.id if isinstance(given, ConversationName) else given
+
+
+_NOTHING = ("null",)
+
+UNSUPPORTED: Mapping[str, tuple[str, ...]] = dict(CHAT) | {
+    "access_programs": _NOTHING,
+    "audio": _NOTHING,
+    "background_options": _NOTHING,
+    "best_of": ("null", "1"),
+    "echo": ("null", "false"),
+    "function_call": ("null", '"none"'),
+    "functions": _NOTHING,
+    "image": _NOTHING,
+    "logprobs": ("null", "false"),
+    "max_completion_tokens": _NOTHING,
+    "max_tokens": _NOTHING,
+    "messages": _NOTHING,
+    "moderation": _NOTHING,
+    "n": ("null", "1"),
+    "prediction": _NOTHING,
+    "prompt": _NOTHING,
+    "prompt_logprobs": _NOTHING,
+    "reasoning_effort": _NOTHING,
+    "response_format": _NOTHING,
+    "stream_options": ("null", "{}", '{"include_obfuscation":false}'),
+    "truncate_prompt_tokens": _NOTHING,
+    "web_search_options": _NOTHING,
+}
+
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+
+
+@dataclass(frozen=True, slots=True)
+class Include:
+    """What the items of a response have beside what they always have."""
+
+    logprobs: bool = False
+    encrypted_reasoning: bool = False
+
+    @staticmethod
+    def parse(names: Sequence[str] | None, context: RequestContext) -> Include:
+        """What there is not is left out, and `context` notes it."""
+        if not names:
+            return NOTHING
+        if not {LOGPROBS, ENCRYPTED_REASONING}.issuperset(names):
+            context.ignore("include", f"there are only {LOGPROBS} and {ENCRYPTED_REASONING}.")
+        return Include(LOGPROBS in names, ENCRYPTED_REASONING in names)
+
+
+NOTHING = Include()
+
+
+DEFAULT_PAGE, LONGEST_PAGE = 20, 100
+
+
+def checked_query(exchange: Exchange) -> Mapping[str, str]:
+    """Raises InvalidRequestError, UnsupportedError."""
+    query = exchange.query
+    include = Include.parse(query.getlist("include") + query.getlist("include[]"), exchange.context)
+    if include.encrypted_reasoning:
+        exchange.context.ignore("include", f"{ENCRYPTED_REASONING} is only for requests that make a response.")
+    if query.get("include_obfuscation", "false") != "false":
+        raise UnsupportedError("include_obfuscation is not supported.", param="include_obfuscation")
+    return query

@@ -1,4 +1,4 @@
-"""What a server keeps of responses: in its folder, or in memory."""
+"""Everything that a server keeps of responses: in its folder, or in memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.gateway.database import Database, is_disk_error
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.responses.background import BackgroundResponses
 from penstock.gateway.responses.bounds import bounds_of
-from penstock.gateway.responses.chat_store import ChatStore
-from penstock.gateway.responses.conversation_store import ConversationStore
+from penstock.gateway.responses.conversations import ConversationStore
 from penstock.gateway.responses.items import id_in_message
+from penstock.gateway.responses.kept_chats import ChatStore
 from penstock.gateway.responses.schemas import InputItem
 from penstock.gateway.responses.store import ResponseStore
 

@@ -2,79 +2,70 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError
 from penstock.gateway.configuration.traffic_rules import TrafficRule
+from penstock.gateway.front.access import CHANGE_MODELS, OPERATE
 from penstock.gateway.front.bounded_json import decode_checked, decode_json
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.routes import SERVER, Route
 from penstock.gateway.traffic.table import PublicName, TrafficTable
 
 _MAX_BODY = 1 << 20
 
 
-class ListTraffic:
+def traffic_routes(table: TrafficTable) -> list[Route]:
+    one = "/traffic/{name:path}"
+    return [
+        Route("GET", "/traffic", OPERATE, partial(_list, table), SERVER),
+        Route("GET", one, OPERATE, partial(_get, table), SERVER),
+        Route("PUT", one, CHANGE_MODELS, partial(_put, table), SERVER),
+        Route("DELETE", one, CHANGE_MODELS, partial(_delete, table), SERVER),
+    ]
+
+
+async def _list(table: TrafficTable, exchange: Exchange) -> None:
     """Every rule with its state, and the latest events, the oldest first."""
-
-    def __init__(self, table: TrafficTable) -> None:
-        self._table = table
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[SCOPE_KEY]
-        rules = [shown(public) for _, public in sorted(self._table.names.items())]
-        await exchange.respond(200, msgspec.json.encode({"rules": rules, "events": list(self._table.events)}))
+    rules = [shown(public) for _, public in sorted(table.names.items())]
+    await exchange.respond(200, msgspec.json.encode({"rules": rules, "events": list(table.events)}))
 
 
-class GetTraffic:
-    def __init__(self, table: TrafficTable) -> None:
-        self._table = table
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises NotFoundError."""
-        exchange: Exchange = scope[SCOPE_KEY]
-        name = exchange.scope["path_params"]["name"]
-        public = self._table.names.get(name)
-        if public is None:
-            raise _no_rule(name)
-        await exchange.respond(200, msgspec.json.encode(shown(public)))
+async def _get(table: TrafficTable, exchange: Exchange) -> None:
+    """Raises NotFoundError."""
+    name = exchange.names["name"]
+    public = table.names.get(name)
+    if public is None:
+        raise _no_rule(name)
+    await exchange.respond(200, msgspec.json.encode(shown(public)))
 
 
-class PutTraffic:
-    """Sets a name's rule, from the start of its shift where it has one. It lasts until the server ends."""
-
-    def __init__(self, table: TrafficTable) -> None:
-        self._table = table
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises InvalidRequestError."""
-        exchange: Exchange = scope[SCOPE_KEY]
-        name = exchange.scope["path_params"]["name"]
-        with exchange.call():
-            body = await exchange.body(_MAX_BODY)
-            fields = decode_json(body, dict[str, msgspec.Raw])
-            fields.setdefault("name", msgspec.Raw(msgspec.json.encode(name)))
-            rule = decode_checked(msgspec.json.encode(fields), TrafficRule)
-            if rule.name != name:
-                raise InvalidRequestError("name: it is another one than in the path.", param="name")
-            try:
-                self._table.put(rule)
-            except ValueError as error:
-                raise InvalidRequestError(f"{error}.") from None
-            await exchange.respond(200, msgspec.json.encode(shown(self._table.names[name])))
+async def _put(table: TrafficTable, exchange: Exchange) -> None:
+    """Sets a name's rule, from the start of its shift where it has one. It lasts until the server ends. Raises
+    InvalidRequestError."""
+    name = exchange.names["name"]
+    with exchange.call():
+        body = await exchange.body(_MAX_BODY)
+        fields = decode_json(body, dict[str, msgspec.Raw])
+        fields.setdefault("name", msgspec.Raw(msgspec.json.encode(name)))
+        rule = decode_checked(msgspec.json.encode(fields), TrafficRule)
+        if rule.name != name:
+            raise InvalidRequestError("name: it is another one than in the path.", param="name")
+        try:
+            table.put(rule)
+        except ValueError as error:
+            raise InvalidRequestError(f"{error}.") from None
+        await exchange.respond(200, msgspec.json.encode(shown(table.names[name])))
 
 
-class DeleteTraffic:
-    def __init__(self, table: TrafficTable) -> None:
-        self._table = table
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises NotFoundError."""
-        exchange: Exchange = scope[SCOPE_KEY]
-        name = exchange.scope["path_params"]["name"]
-        if not self._table.remove(name):
-            raise _no_rule(name)
-        await exchange.respond(200, msgspec.json.encode({"name": name, "deleted": True}))
+async def _delete(table: TrafficTable, exchange: Exchange) -> None:
+    """Raises NotFoundError."""
+    name = exchange.names["name"]
+    if not table.remove(name):
+        raise _no_rule(name)
+    await exchange.respond(200, msgspec.json.encode({"name": name, "deleted": True}))
 
 
 def shown(public: PublicName) -> dict[str, object]:

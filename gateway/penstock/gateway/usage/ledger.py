@@ -14,8 +14,8 @@ import msgspec
 
 from penstock.gateway.database import Database
 from penstock.gateway.front.context import Principal, RequestContext
+from penstock.gateway.front.quota import Now, TokensUsed, utc_now
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.front.token_budget import Now, TokensUsed, utc_now
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS usage (

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from datetime import date
+from functools import partial
 
 import msgspec
-from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.token_budget import utc_now
-from penstock.gateway.http.exchange import SCOPE_KEY, Exchange
+from penstock.gateway.front.access import OPERATE
+from penstock.gateway.front.quota import utc_now
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.routes import SERVER, Route
 from penstock.gateway.usage.ledger import COLUMNS, UsageLedger
 
 _DEFAULT_DAYS = 30
 _MOST_LINES = 10_000
 
 
-class Usage:
-    """`?by=` names what the lines are for, `?start=` and `?end=` the days, `?tenant=`, `?key=` and `?model=` choose."""
-
+def usage_routes(ledger: UsageLedger | None) -> list[Route]:
+    """None without a ledger."""
+    if ledger is None:
+        return []
     query = ("by", "end", "key", "model", "start", "tenant")
+    return [Route("GET", "/usage", OPERATE, partial(_show, ledger), SERVER, query=query)]
 
-    def __init__(self, ledger: UsageLedger) -> None:
-        self._ledger = ledger
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises InvalidRequestError."""
-        exchange: Exchange = scope[SCOPE_KEY]
-        query = Request(scope).query_params
-        end = _day(query.get("end"), "end") or utc_now().date()
-        start = _day(query.get("start"), "start") or _first_day(end)
-        by = _columns(query.get("by", "day,tenant,model"))
-        only = {name: query[name] for name in ("tenant", "key", "model") if name in query}
-        lines, more = await self._ledger.lines(by, start, end, only, _MOST_LINES)
-        body = {"start": start.isoformat(), "end": end.isoformat(), "has_more": more, "usage": lines}
-        await exchange.respond(200, msgspec.json.encode(body))
+async def _show(ledger: UsageLedger, exchange: Exchange) -> None:
+    """`?by=` names what the lines are for, `?start=` and `?end=` the days, `?tenant=`, `?key=` and `?model=` choose.
+    Raises InvalidRequestError."""
+    query = exchange.query
+    end = _day(query.get("end"), "end") or utc_now().date()
+    start = _day(query.get("start"), "start") or _first_day(end)
+    by = _columns(query.get("by", "day,tenant,model"))
+    only = {name: query[name] for name in ("tenant", "key", "model") if name in query}
+    lines, more = await ledger.lines(by, start, end, only, _MOST_LINES)
+    body = {"start": start.isoformat(), "end": end.isoformat(), "has_more": more, "usage": lines}
+    await exchange.respond(200, msgspec.json.encode(body))
 
 
 def _day(given: str | None, param: str) -> date | None:

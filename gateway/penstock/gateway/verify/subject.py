@@ -9,8 +9,8 @@ from typing import Any
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import PenstockError
 from penstock.gateway.configuration.config import SECTIONS, Config
-from penstock.gateway.llm.chat_texts import ChatText, ChatValues, chat_text
 from penstock.gateway.llm.models import LoadedModel
+from penstock.gateway.llm.prompts import ChatText, ChatValues, chat_text
 from penstock.gateway.offline.llm import LLM, OPTIONS, Messages
 from penstock.gateway.offline.outputs import Answer
 

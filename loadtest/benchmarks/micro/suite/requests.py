@@ -37,11 +37,10 @@ def _body(**fields: Any) -> bytes:
 def _chat() -> Work:
     """A conversation of 9 messages of 200 characters."""
     from penstock.gateway.front.context import RequestContext
-    from penstock.gateway.generating.bodies import parse
+    from penstock.gateway.generating.requests import parse
     from penstock.gateway.http.settings import AppSettings
     from penstock.gateway.openai.messages import template_messages
-    from penstock.gateway.openai.schemas import ChatRequest
-    from penstock.gateway.openai.unsupported import CHAT
+    from penstock.gateway.openai.schemas import CHAT, ChatRequest
     from penstock.gateway.openai.validation import chat_generate_request
 
     turns = [{"role": role, "content": "word " * 40} for role in ("user", "assistant")] * 4
@@ -59,10 +58,9 @@ def _chat() -> Work:
 def _completion() -> Work:
     """A prompt of 1000 token ids."""
     from penstock.gateway.front.context import RequestContext
-    from penstock.gateway.generating.bodies import parse
+    from penstock.gateway.generating.requests import parse
     from penstock.gateway.http.settings import AppSettings
-    from penstock.gateway.openai.schemas import CompletionRequest
-    from penstock.gateway.openai.unsupported import COMPLETION
+    from penstock.gateway.openai.schemas import COMPLETION, CompletionRequest
     from penstock.gateway.openai.validation import completion_generate_request
 
     body = _body(prompt=[number * 31 % 32_000 for number in range(1000)])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens
-from penstock.engines.tensorrt_llm.contract import Sample
+from penstock.engines.tensorrt_llm.contract import IterationSample
 from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
 
 
@@ -35,5 +35,5 @@ def test_blocks_that_came_free_ring_for_those_that_wait():
     outbox = SimpleNamespace(ring=lambda: rung.append(streams.num_free_blocks))
     streams = Streams(None, outbox, Watchdog(8, Patience(), lambda: 0.0), {}, 1.0)
     for free in (3, 2, 2, 7):
-        streams._take_sample(Sample(num_active=1, num_blocks=9, num_free_blocks=free, block_size=32))
+        streams._take_sample(IterationSample(num_active=1, num_blocks=9, num_free_blocks=free, block_size=32))
     assert rung == [3, 7]

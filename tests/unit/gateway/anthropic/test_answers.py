@@ -18,7 +18,7 @@ from penstock.engines.errors import (
     PenstockError,
     QueueFullError,
 )
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
 from penstock.gateway.front.context import Principal, Role
 from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.http.settings import AppSettings

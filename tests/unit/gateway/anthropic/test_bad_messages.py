@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.anthropic.schemas import MessagesRequest
-from penstock.gateway.anthropic.unsupported import UNSUPPORTED
+from penstock.gateway.anthropic.schemas import UNSUPPORTED, MessagesRequest
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.llm.model_parsers import ModelParsers
+from penstock.gateway.llm.models import ModelParsers
 from penstock.gateway.ports.http_apps import build_app
 from penstock.tokenizers import find_reasoning_parser, find_tool_parser
 from protocol.asgi_client import call

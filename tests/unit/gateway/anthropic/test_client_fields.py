@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from penstock.engines.errors import ContextLengthError
+from penstock.gateway.anthropic.chat import thinking_budget
 from penstock.gateway.anthropic.schemas import MessagesRequest, ToolChoice
-from penstock.gateway.anthropic.thinking import thinking_budget
 from penstock.gateway.anthropic.tools import offered_tools
+from penstock.gateway.front.call import RequestJournal, be_strict
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.journal import RequestJournal, be_strict
-from penstock.gateway.generating.thought_budget import AskedBudget
+from penstock.gateway.generating.answer_shape import AskedBudget
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.llm.model_parsers import NO_PARSERS, ModelParsers
+from penstock.gateway.llm.models import NO_PARSERS, ModelParsers
 from penstock.gateway.ports.http_apps import build_app
 from penstock.tokenizers import find_reasoning_parser, find_tool_parser
 from protocol.asgi_client import AsgiCall, call

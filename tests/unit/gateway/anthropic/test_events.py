@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_messages import accumulated, events_of
-from penstock.gateway.anthropic.answers import SIGNATURE, content_blocks, stop_fields
-from penstock.gateway.anthropic.events import MessageEvents
+from penstock.gateway.anthropic.answers import SIGNATURE, MessageEvents, content_blocks, stop_fields
 from penstock.gateway.llm.dataplane import ChoiceDelta, Usage
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 

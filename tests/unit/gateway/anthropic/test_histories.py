@@ -11,7 +11,7 @@ from penstock.engines.errors import UnsupportedError
 from penstock.gateway.anthropic.conversation import template_messages
 from penstock.gateway.anthropic.schemas import CountTokensRequest
 from penstock.gateway.front.context import RequestContext
-from penstock.gateway.generating.bodies import media_note
+from penstock.gateway.generating.requests import media_note
 
 IMAGE_NOTE, DOCUMENT_NOTE = media_note("image"), media_note("document")
 

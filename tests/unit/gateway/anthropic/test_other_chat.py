@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.anthropic.other_chat import other_chat
+from penstock.gateway.anthropic.messages import other_chat
 from penstock.gateway.anthropic.schemas import MessagesRequest
 from penstock.gateway.front.context import RequestContext
 

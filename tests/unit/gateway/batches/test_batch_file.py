@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, OverloadedError
-from penstock.gateway.batches import answer_line, lines, run_batch
+from penstock.gateway.batches import lines as batch_lines
+from penstock.gateway.batches import run_batch
 from penstock.gateway.batches.run_batch import BatchFile
 from penstock.gateway.cli import _parser
 from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 
 URL = "/v1/completions"
 
 
-async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+async def busy(exchange: Exchange) -> None:
     raise OverloadedError("There is no model.")
 
 
@@ -43,10 +44,10 @@ async def test_it_ends_when_no_model_can_answer_any_more(
 
 
 async def test_what_kills_engines_fails(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(batch_lines, "_AGAIN_AFTER_S", 0.0)
     asked = 0
 
-    async def deadly(scope: Scope, receive: Receive, send: Send) -> None:
+    async def deadly(exchange: Exchange) -> None:
         nonlocal asked
         asked += 1
         raise EngineDeadError("The engine died.") if asked < 10 else InvalidRequestError("It was asked too often.")
@@ -59,12 +60,12 @@ async def test_what_kills_engines_fails(source: Path, tmp_path: Path, monkeypatc
 async def test_lines_that_were_with_a_dead_engine_are_asked_one_at_a_time(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(batch_lines, "_AGAIN_AFTER_S", 0.0)
     source.write_text("".join(json.dumps({"custom_id": i, "url": URL, "body": {}}) + "\n" for i in "abcd"))
     num_asked = num_asked_now = 0
     together: list[int] = []
 
-    async def dies_once(scope: Scope, receive: Receive, send: Send) -> None:
+    async def dies_once(exchange: Exchange) -> None:
         nonlocal num_asked, num_asked_now
         num_asked += 1
         if num_asked <= 4:
@@ -74,8 +75,7 @@ async def test_lines_that_were_with_a_dead_engine_are_asked_one_at_a_time(
         for _ in range(10):
             await asyncio.sleep(0)
         num_asked_now -= 1
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+        await exchange.respond(200, b"{}")
 
     await BatchFile(source, tmp_path / "out", 4).answer({URL: dies_once}, AppSettings(), lambda: True)
     assert together == [1, 1, 1, 1]
@@ -109,9 +109,8 @@ WRONG = [
 ]
 
 
-async def fine(scope: Scope, receive: Receive, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+async def fine(exchange: Exchange) -> None:
+    await exchange.respond(200, b"{}")
 
 
 async def answered(source: Path, target: Path) -> list[Any]:
@@ -157,7 +156,7 @@ async def test_an_empty_file_has_no_results(source: Path, tmp_path: Path) -> Non
 async def test_a_file_with_too_many_lines_is_refused_before_anything_runs(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "MAX_LINES", 2)
+    monkeypatch.setattr(batch_lines, "MAX_LINES", 2)
     source.write_text("".join(json.dumps({"custom_id": i, "url": URL, "body": {}}) + "\n" for i in "abc"))
     with pytest.raises(ConfigError, match="at most 2 lines"):
         await answered(source, tmp_path / "out")
@@ -174,18 +173,18 @@ def test_a_file_may_begin_with_a_byte_order_mark(source: Path) -> None:
     line = source.read_bytes()
     source.write_bytes(b"\xef\xbb\xbf" + line)
     opened = partial(source.open, "rb")
-    assert lines.check_lines(opened, (URL,), 1000).errors == []
-    assert [line.custom_id for line in lines.read_lines(opened, (URL,))] == ["a"]
+    assert batch_lines.check_lines(opened, (URL,), 1000).errors == []
+    assert [line.custom_id for line in batch_lines.read_lines(opened, (URL,))] == ["a"]
     source.write_bytes(line + b"\xef\xbb\xbf" + line)
-    assert [error["line"] for error in lines.check_lines(opened, (URL,), 1000).errors] == [2]
+    assert [error["line"] for error in batch_lines.check_lines(opened, (URL,), 1000).errors] == [2]
 
 
 def test_a_file_of_empty_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_MAX_LINES_OF_FILE", 10)
+    monkeypatch.setattr(batch_lines, "_MAX_LINES_OF_FILE", 10)
     path = tmp_path / "empty"
     path.write_bytes(b"\n" * 1000)
-    errors = lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
+    errors = batch_lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
     assert [(error["code"], error["line"]) for error in errors] == [("too_many_tasks", 11)]
     path.write_bytes(b"\n" * 10)
-    errors = lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
+    errors = batch_lines.check_lines(lambda: path.open("rb"), (URL,), 100).errors
     assert [error["code"] for error in errors] == ["empty_file"]

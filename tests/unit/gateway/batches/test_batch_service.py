@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, NotFoundError, OverloadedError
-from penstock.gateway.batches import answer_line, batch_store, lines, runner
-from penstock.gateway.batches.batch import Batch
-from penstock.gateway.batches.room import FileBounds
+from penstock.gateway.batches import batch_store
+from penstock.gateway.batches import lines as batch_lines
+from penstock.gateway.batches import service as runner
+from penstock.gateway.batches.batch_store import Batch
+from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.database import Database
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 
 URL = "/v1/completions"
@@ -43,14 +45,13 @@ class Model:
         self._working: list[asyncio.Event] = []
         """For each prompt, whether its engine has died."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        prompt = json.loads((await receive())["body"])["prompt"]
+    async def __call__(self, exchange: Exchange) -> None:
+        prompt = json.loads(await exchange.read(1 << 20))["prompt"]
         self.asked.append(prompt)
         if await self._died(prompt):
             raise EngineDeadError("The engine died while it worked on this request.")
         status = 503 if prompt[0] in self.no_room_for else 200
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+        await exchange.respond(status, b"{}")
 
     async def _died(self, prompt: str) -> bool:
         if prompt[0] in self.kills:
@@ -187,7 +188,7 @@ async def test_a_file_that_does_not_fit_on_the_disk_leaves_nothing_there(service
 async def test_lines_that_find_no_room_keep_no_others_waiting(
     service: BatchService, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.001)
+    monkeypatch.setattr(batch_lines, "_AGAIN_AFTER_S", 0.001)
     model.no_room_for = "x"
     await service.start()
     stuck = await created(service, *[f"x{number}" for number in range(9)])
@@ -206,7 +207,7 @@ async def test_lines_that_find_no_room_keep_no_others_waiting(
 async def test_a_line_that_kills_engines_fails_and_the_others_are_answered(
     service: BatchService, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.001)
+    monkeypatch.setattr(batch_lines, "_AGAIN_AFTER_S", 0.001)
     model.kills = "x"
     model.open.clear()
     await service.start()
@@ -228,7 +229,7 @@ async def test_a_line_that_kills_engines_fails_and_the_others_are_answered(
 async def test_deaths_of_engines_are_counted_beyond_a_restart(
     tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.001)
+    monkeypatch.setattr(batch_lines, "_AGAIN_AFTER_S", 0.001)
     model.kills = "x"
     first = new_service(tmp_path, model)
     await first.start()
@@ -254,8 +255,8 @@ async def test_a_line_is_read_when_there_is_a_seat_for_it(
     """Lines may have megabytes, and a server thousands of open batches."""
     read: list[int] = []
 
-    def reading(*given: Any) -> Iterator[lines.Line]:
-        for line in lines.read_lines(*given):
+    def reading(*given: Any) -> Iterator[batch_lines.Line]:
+        for line in batch_lines.read_lines(*given):
             read.append(line.number)
             yield line
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from starlette.formparsers import MultiPartParser
-from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError, OverloadedError
-from penstock.gateway.batches.batch import Batch
+from penstock.gateway.batches.batch_store import Batch
+from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.lines import Line, least_result, unanswered
-from penstock.gateway.batches.room import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.database import Database
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
@@ -40,11 +40,10 @@ class Model:
         self.open = asyncio.Event()
         self.open.set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, exchange: Exchange) -> None:
         self.num_asked += 1
         await self.open.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": self.answer, "more_body": False})
+        await exchange.respond(200, self.answer)
 
 
 @pytest.fixture

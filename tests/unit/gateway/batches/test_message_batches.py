@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, OverloadedError
-from penstock.gateway.batches import answer_line, message_batches
-from penstock.gateway.batches.room import FileBounds
+from penstock.gateway.batches import lines, message_batches
+from penstock.gateway.batches.file_store import FileBounds
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.database import Database
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
 from penstock.gateway.front.context import Principal
-from penstock.gateway.http.exchange import SCOPE_KEY
+from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
@@ -38,8 +38,8 @@ class Messages:
         self.num_asked = 0
         self.busy_once = True
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        say = json.loads((await receive())["body"]).get("say", "")
+    async def __call__(self, exchange: Exchange) -> None:
+        say = json.loads(await exchange.read(1 << 20)).get("say", "")
         self.num_asked += 1
         if say == "busy" and self.busy_once:
             self.busy_once = False
@@ -49,10 +49,9 @@ class Messages:
         if say == "deadly":
             raise EngineDeadError("The engine died.")
         if say == "hint":
-            scope[SCOPE_KEY].context.ignore("say", "nobody listens")
+            exchange.context.ignore("say", "nobody listens")
         await self.open.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": json.dumps({"said": say}).encode(), "more_body": False})
+        await exchange.respond(200, json.dumps({"said": say}).encode())
 
 
 @pytest.fixture
@@ -120,7 +119,7 @@ def counts(shown: dict[str, Any]) -> tuple[int, ...]:
 async def test_results_have_the_messages_and_the_errors(
     app: ASGIApp, service: BatchService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_line, "_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(lines, "_AGAIN_AFTER_S", 0.0)
     shown = await ended(app, await created(app, "a", "wrong", "busy", "deadly", "hint"))
     assert counts(shown) == (0, 3, 2, 0, 0)
     assert ("volatile" in shown) == service.volatile

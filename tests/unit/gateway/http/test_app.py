@@ -14,8 +14,7 @@ import penstock.gateway.ports.http_apps
 from helpers_keys import api_keys
 from penstock.engines import errors as tree
 from penstock.gateway.errors import error_headers, error_json, wire_shape
-from penstock.gateway.front.drain import DrainState
-from penstock.gateway.front.journal import name_request
+from penstock.gateway.front.call import DrainState, name_request
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.ports.about import DOCUMENTATION
 from penstock.gateway.ports.http_apps import build_app, build_metrics_app

@@ -100,8 +100,8 @@ async def test_only_what_infers_takes_json_that_curl_has_called_a_form() -> None
     assert isinstance(app, App)
     taken = set()
     for route in app.routes.all:
-        for method in {"POST", "PUT"} & (route.methods or set()):
-            done = await call(app, route.path, b"{", method=method, headers={"content-type": FORM})
+        if route.method in ("POST", "PUT"):
+            done = await call(app, route.path, b"{", method=route.method, headers={"content-type": FORM})
             if done.status == 400 and "JSON" in str(done.json()):
                 taken.add(route.path)
     assert taken == INFERRING | {"/api/pull"}  # which only tells what is there

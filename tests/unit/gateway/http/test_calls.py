@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call

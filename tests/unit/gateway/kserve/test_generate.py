@@ -17,7 +17,7 @@ from helpers_kserve import FakeModel, FakeModelStore, identity, repeat, tensor_c
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, QueueFullError, UnsupportedError
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve import generate as generate_frames
 from penstock.gateway.kserve.generate import generate

@@ -11,7 +11,7 @@ from helpers_kserve import add_sub
 from helpers_kserve_http import KServeFront, error_of
 from penstock.engines import errors as tree
 from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.kserve.http_routes import KServeApp
+from penstock.gateway.kserve.routes import KSERVE
 from protocol.asgi_client import AsgiCall, call
 
 FLOATS = [float(value) for value in range(16)]
@@ -123,9 +123,9 @@ async def test_other_methods_are_not_allowed(front: KServeFront, method: str, pa
     assert (answer.status, error_of(answer), answer.headers["allow"]) == (405, "Method Not Allowed", allow)
 
 
-def test_the_app_says_which_paths_are_its_own() -> None:
-    assert all(map(KServeApp.handles, ("/v2", "/v2/", "/v2/models/x")))
-    assert not any(map(KServeApp.handles, ("/v20", "/v2x/models", "/v1/models", "/", "")))
+def test_the_api_says_which_paths_are_its_own() -> None:
+    assert all(map(KSERVE.has, ("/v2", "/v2/", "/v2/models/x")))
+    assert not any(map(KSERVE.has, ("/v20", "/v2x/models", "/v1/models", "/", "")))
 
 
 async def test_names_are_decoded_once() -> None:
@@ -150,6 +150,19 @@ async def test_statistics_of_unknown_models_are_a_bad_request(front: KServeFront
     assert (answer.status, error_of(answer)) == (400, "requested model 'zz' is not available")
     answer = await front("GET", "/v2/models/add_sub/versions/9/stats")
     assert error_of(answer) == "requested model version is not available for model 'add_sub'"
+
+
+async def test_statistics_of_a_version_that_is_not_ready_any_more(front: KServeFront) -> None:
+    find = front.store.model
+
+    def model(name: str, version: str = "", request: Any = None) -> Any:
+        if version == "9":
+            raise tree.NotReadyError(f"Request for unknown model: '{name}' version 9 is not at ready state")
+        return find(name, version, request)
+
+    front.store.model = model  # type: ignore[method-assign]
+    answer = await front("GET", "/v2/models/add_sub/versions/9/stats")
+    assert (answer.status, error_of(answer)) == (400, "requested model version is not available for model 'add_sub'")
 
 
 async def test_the_neighbours_routes_are_reached(front: KServeFront) -> None:

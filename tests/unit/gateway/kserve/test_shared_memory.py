@@ -21,10 +21,9 @@ from penstock.engines.errors import (
     OverloadedError,
     UnsupportedError,
 )
+from penstock.gateway.front.call import DrainState, RequestJournal
 from penstock.gateway.front.context import ANYONE, USER_ROLES, Principal, RequestContext
-from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import BodyBudget, Intake
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.infer import InferRpcs

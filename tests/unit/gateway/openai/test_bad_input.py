@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
+from penstock.gateway.openai.schemas import CHAT as CHAT_TABLE
 from penstock.gateway.openai.schemas import ChatRequest, CompletionRequest
-from penstock.gateway.openai.unsupported import CHAT as CHAT_TABLE
 from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane

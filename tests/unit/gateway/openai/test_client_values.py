@@ -10,8 +10,8 @@ from penstock.engines.contract.messages import SamplingParams
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
-from penstock.gateway.llm.truncation import Truncation
-from penstock.gateway.openai.service_tier import real_tier, tier_priority
+from penstock.gateway.llm.prompts import Truncation
+from penstock.gateway.openai.validation import real_tier, tier_priority
 from penstock.gateway.ports.http_apps import build_app
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.generating import resumable_streams
 from penstock.gateway.http.settings import AppSettings

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.generating.bodies import parse
+from penstock.gateway.generating.requests import parse
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.llm.model_parsers import ModelParsers
+from penstock.gateway.llm.models import ModelParsers
 from penstock.gateway.ports.http_apps import build_app
 from penstock.tokenizers import find_reasoning_parser, find_tool_parser
 from protocol.asgi_client import AsgiCall, call

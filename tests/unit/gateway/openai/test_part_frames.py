@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 from penstock.gateway.llm.dataplane import ChoiceDelta
-from penstock.gateway.openai.message_parts import message
-from penstock.gateway.openai.objects import Head
-from penstock.gateway.openai.part_frames import PartFrames
+from penstock.gateway.openai.frames import PartFrames
+from penstock.gateway.openai.objects import Head, message
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 

@@ -8,18 +8,20 @@ from typing import cast
 import pytest
 
 from penstock.engines.errors import EngineDeadError
-from penstock.gateway.generating.pushed_frames import PushedFrames
-from penstock.gateway.generating.stream_frames import COMMENT
+from penstock.gateway.generating.streams import COMMENT, DeltaDriver
 from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
 from penstock.gateway.llm.generation import DeltaListener
 from penstock.gateway.openai.frames import Frames
 from penstock.gateway.openai.objects import Head
 
 
-class Source:
+class Source(Generation):
     """In a generation's place."""
 
     listener: DeltaListener | None = None
+
+    def __init__(self) -> None:
+        """It has no engine."""
 
     def listen(self, listener: DeltaListener | None) -> None:
         self.listener = listener
@@ -54,8 +56,8 @@ class Stream:
         stream.source, stream.writer = Source(), Writer()
         head = Head(id="x", object="text_completion", created=0, model="m", system_fingerprint="f")
         frames = Frames(head, 1, opening=b'"text":')
-        pushed = PushedFrames(cast(Generation, stream.source), frames, stream.writer)
-        stream.sending = asyncio.ensure_future(pushed.send_all_but_last())
+        pushed = DeltaDriver(cast(Generation, stream.source), frames, stream.writer)
+        stream.sending = asyncio.ensure_future(pushed.run())
         await asyncio.sleep(0)
         return stream
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from helpers_repository import CONFIG, FakeLoader, FakeRepository, serving
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.repository.overrides import check_files, write_files
+from penstock.gateway.repository.config_file import check_files, write_files
 
 ESCAPES = [
     "",
     ".",
     "1/",
     "/",
-    "/etc/passwd",
+    "/../etc/passwd",
     "//etc/passwd",
     "1//model",
     "../1/model",
@@ -58,6 +58,19 @@ def test_paths_that_lead_elsewhere(path: str) -> None:
 def test_code_for_the_server_s_own_process_does_not_come_with_a_request() -> None:
     with pytest.raises(InvalidRequestError, match=r"backend\.py runs in the server's own process"):
         check_files({"1/model.py": b"", "backend.py": b""})
+    with pytest.raises(InvalidRequestError, match=r"backend\.py runs in the server's own process"):
+        check_files({"1/model.py": b"", "/backend.py": b""})
+
+
+def test_a_slash_before_a_path_means_nothing() -> None:
+    folder = write_files({"/1/model.py": b"code", "/etc/passwd": b"ours"})
+    try:
+        assert (folder.folder / "1/model.py").read_bytes() == b"code"
+        assert (folder.folder / "etc/passwd").read_bytes() == b"ours"
+    finally:
+        folder.close()
+    with pytest.raises(InvalidRequestError, match="conflicting paths"):
+        write_files({"/1/model.py": b"", "1/model.py": b""})
 
 
 @pytest.fixture

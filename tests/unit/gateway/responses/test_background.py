@@ -13,16 +13,16 @@ from helpers_messages import events_of
 from helpers_responses import accumulated, validated_response
 from penstock.engines.errors import ContextLengthError, EngineError, PenstockError
 from penstock.gateway.database import Database
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.front.record import Outcome
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ChoiceDelta, GenerateRequest
 from penstock.gateway.ports.http_apps import build_app
 from penstock.gateway.responses import background
-from penstock.gateway.responses.encrypted_content import encode_reasoning
+from penstock.gateway.responses.items import encode_reasoning
 from penstock.gateway.responses.service import ResponseService
 from penstock.tokenizers import ReasoningPart
 from protocol.asgi_client import AsgiCall, call

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.llm.model_parsers import ModelParsers
+from penstock.gateway.llm.models import ModelParsers
 from penstock.gateway.ports.http_apps import build_app
-from penstock.gateway.responses.include import ENCRYPTED_REASONING, LOGPROBS
-from penstock.gateway.responses.schemas import ResponsesRequest
-from penstock.gateway.responses.unsupported import UNSUPPORTED
+from penstock.gateway.responses.schemas import ENCRYPTED_REASONING, LOGPROBS, UNSUPPORTED, ResponsesRequest
 from penstock.tokenizers import find_reasoning_parser, find_tool_parser
 from protocol.asgi_client import call
 from protocol.fake_dataplane import INFO, FakeDataPlane

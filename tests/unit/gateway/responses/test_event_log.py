@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.generating.event_log import EventLog
-from penstock.gateway.generating.stream_frames import COMMENT
+from penstock.gateway.generating.streams import COMMENT
 
 
 def event(number: int) -> bytes:

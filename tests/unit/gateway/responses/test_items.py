@@ -13,10 +13,8 @@ from helpers_responses import validated_item
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.responses.chat_request import chat_request
 from penstock.gateway.responses.conversation import template_messages
-from penstock.gateway.responses.encrypted_content import decode_reasoning, encode_reasoning
-from penstock.gateway.responses.include import LOGPROBS, Include
-from penstock.gateway.responses.items import input_items, shown_item
-from penstock.gateway.responses.schemas import GivenItem, InputItem, ResponsesRequest
+from penstock.gateway.responses.items import decode_reasoning, encode_reasoning, input_items, shown_item
+from penstock.gateway.responses.schemas import LOGPROBS, GivenItem, Include, InputItem, ResponsesRequest
 from penstock.gateway.responses.tools import NO_TOOLS, response_tools
 
 CONVERSATION: list[dict[str, Any]] = [

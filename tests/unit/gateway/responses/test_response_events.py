@@ -15,14 +15,12 @@ from helpers_messages import events_of
 from helpers_responses import accumulated, validated_response
 from penstock.engines.errors import EngineError, RateLimitedError
 from penstock.gateway.front.record import RequestRecord
+from penstock.gateway.llm.choice_output import TokenLogprob
 from penstock.gateway.llm.dataplane import ChoiceDelta, Usage
-from penstock.gateway.llm.token_logprobs import TokenLogprob
 from penstock.gateway.responses.answer import ResponseObject
-from penstock.gateway.responses.encrypted_content import encode_reasoning
-from penstock.gateway.responses.events import ResponseEvents, StreamErrors
-from penstock.gateway.responses.include import Include
-from penstock.gateway.responses.output import Output
-from penstock.gateway.responses.schemas import ResponsesRequest
+from penstock.gateway.responses.events import Output, ResponseEvents, StreamErrors
+from penstock.gateway.responses.items import encode_reasoning
+from penstock.gateway.responses.schemas import Include, ResponsesRequest
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 NOTHING = Include()

@@ -18,7 +18,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ChatPrompt, GenerateRequest, ServedModel
-from penstock.gateway.llm.model_parsers import ModelParsers
+from penstock.gateway.llm.models import ModelParsers
 from penstock.gateway.ports.http_apps import build_app
 from penstock.gateway.responses.schemas import InputItem, ResponsesRequest
 from penstock.gateway.responses.tools import CustomInput, ResponseTools, response_tools

@@ -12,9 +12,9 @@ from helpers_keys import api_keys
 from helpers_messages import events_of
 from helpers_responses import accumulated, validated, validated_item, validated_response
 from penstock.engines.errors import DeadlineExceededError, EngineDeadError, EngineError, NotReadyError, QueueFullError
-from penstock.gateway.front.auth import ApiKeys, key_digest
+from penstock.gateway.front.access import ApiKeys, key_digest
+from penstock.gateway.front.call import RequestJournal
 from penstock.gateway.front.context import Principal, Role
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.quota import Limits, Quota
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import GenerateRequest

@@ -12,10 +12,10 @@ from starlette.types import ASGIApp
 from helpers_keys import api_keys
 from penstock.gateway.database import Database
 from penstock.gateway.front.access import INFER
+from penstock.gateway.http.routes import Route
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.pooling.plane import PoolingPlane
 from penstock.gateway.ports.http_apps import App, batch_endpoints, build_app
-from penstock.gateway.ports.routes import GuardedRoute
 from penstock.gateway.responses.service import ResponseService
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, delta
@@ -182,7 +182,7 @@ async def test_lines_of_batches_are_in_a_file_and_not_kept_beside_it() -> None:
     plane = FakeDataPlane()
     settings = AppSettings()
     lines = batch_endpoints(plane, settings, PoolingPlane(plane))[PATH]
-    refused = await call(App([GuardedRoute(PATH, lines, INFER, methods=["POST"])], settings), PATH, BODY)
+    refused = await call(App([Route("POST", PATH, INFER, lines)], settings), PATH, BODY)
     assert (refused.status, refused.json()["error"]["param"]) == (400, "store")
 
 

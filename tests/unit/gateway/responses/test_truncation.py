@@ -13,7 +13,7 @@ from penstock.engines.errors import ContextLengthError
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import ServedModel
 from penstock.gateway.ports.http_apps import build_app
-from penstock.gateway.responses.truncation import Messages, truncated
+from penstock.gateway.responses.create import Messages, truncated
 from protocol.asgi_client import call
 from protocol.fake_dataplane import INFO, FakeDataPlane
 

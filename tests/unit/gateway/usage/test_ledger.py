@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from penstock.gateway.database import Database
 from penstock.gateway.errors import BudgetSpentError
 from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.front.quota import Limits, Quota
+from penstock.gateway.front.quota import Limits, Quota, TokensUsed
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.front.token_budget import TokensUsed
 from penstock.gateway.llm.generation import Usage
 from penstock.gateway.usage.ledger import Line, UsageLedger, usage_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.classic.batching.batch import Call, CallSequence
 from penstock.classic.batching.queue import DEADLINE_TEXT
 from penstock.classic.batching.sequences.controls import Controls
-from penstock.classic.batching.sequences.strategies import Direct, Oldest, SequenceSettings, Strategy
+from penstock.classic.batching.sequences.strategies import Direct, Oldest, SequenceSettings, SlotStrategy
 from penstock.classic.batching.sequences.table import SequenceTable, States, zeros
 from penstock.classic.messages import InferRequest, InferResponse, WarmUpRequest
 from penstock.classic.model_config import ModelConfig
@@ -50,7 +50,7 @@ class SequenceBatcher:
         self._states = States(config, model_folder)
         self._table = SequenceTable(instances, settings.slots, settings.idle_ns)
         slots = self._table.slots
-        self._strategy: Strategy = Oldest(config, slots) if settings.oldest else Direct(settings, slots)
+        self._strategy: SlotStrategy = Oldest(config, slots) if settings.oldest else Direct(settings, slots)
         self._padding = Padding()
         self._waiting: dict[Call, None] = {}
         self._ended: Ended = []

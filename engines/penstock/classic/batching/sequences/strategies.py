@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.classic.batching.batch import CallSequence, Slot
+from penstock.classic.batching.batch import CallSequence, SequenceSlot
 from penstock.classic.batching.queue import DynamicBatcher, Waiting
 from penstock.classic.model_config import ModelConfig
 
@@ -45,7 +45,7 @@ class SequenceSettings:
         )
 
 
-class Strategy(Protocol):
+class SlotStrategy(Protocol):
     """Knows the first waiting request of every sequence that has a slot and none that is executed now."""
 
     delay_ends: int
@@ -68,7 +68,7 @@ class Strategy(Protocol):
         ...
 
 
-class Ready(Waiting):
+class ReadySequence(Waiting):
     """A sequence whose first request can be executed."""
 
     __slots__ = ("sequence",)
@@ -83,16 +83,16 @@ class Ready(Waiting):
 class Direct:
     """A sequence's request has the place in the batch that is its sequence's slot. Between them the batch is padded."""
 
-    def __init__(self, settings: SequenceSettings, slots: list[list[Slot]]) -> None:
+    def __init__(self, settings: SequenceSettings, slots: list[list[SequenceSlot]]) -> None:
         self._settings = settings
         self._slots = slots
-        self._ready: list[dict[CallSequence, Ready]] = [{} for _ in slots]
+        self._ready: list[dict[CallSequence, ReadySequence]] = [{} for _ in slots]
         """Of each instance, in the order in which they became ready."""
         self.delay_ends = 0
 
     def ready(self, sequence: CallSequence, shapes: object, now_ns: int) -> None:
         assert sequence.slot is not None
-        self._ready[sequence.slot.instance][sequence] = Ready(sequence, shapes, now_ns)
+        self._ready[sequence.slot.instance][sequence] = ReadySequence(sequence, shapes, now_ns)
 
     def withdraw(self, sequence: CallSequence) -> None:
         if sequence.slot is not None:
@@ -131,18 +131,18 @@ class Direct:
 class Oldest:
     """As many sequences as a batch can have, those that have waited longest: a dynamic batcher for each instance."""
 
-    def __init__(self, config: ModelConfig, slots: list[list[Slot]]) -> None:
+    def __init__(self, config: ModelConfig, slots: list[list[SequenceSlot]]) -> None:
         oldest = config.sequence_batching.oldest
         dynamic = ModelConfig(max_batch_size=config.max_batch_size)
         dynamic.dynamic_batching.preferred_batch_size.extend(oldest.preferred_batch_size)
         dynamic.dynamic_batching.max_queue_delay_microseconds = oldest.max_queue_delay_microseconds
-        self._batchers: list[DynamicBatcher[Ready]] = [DynamicBatcher(dynamic) for _ in slots]
-        self._ready: dict[CallSequence, Ready] = {}
+        self._batchers: list[DynamicBatcher[ReadySequence]] = [DynamicBatcher(dynamic) for _ in slots]
+        self._ready: dict[CallSequence, ReadySequence] = {}
         self.delay_ends = 0
 
     def ready(self, sequence: CallSequence, shapes: object, now_ns: int) -> None:
         assert sequence.slot is not None
-        ready = self._ready[sequence] = Ready(sequence, shapes, now_ns)
+        ready = self._ready[sequence] = ReadySequence(sequence, shapes, now_ns)
         self._batchers[sequence.slot.instance].add(ready, now_ns)
 
     def withdraw(self, sequence: CallSequence) -> None:

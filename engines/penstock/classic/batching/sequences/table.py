@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.classic.batching.batch import CallSequence, SequenceId, Slot
+from penstock.classic.batching.batch import CallSequence, SequenceId, SequenceSlot
 from penstock.classic.model_config import ModelConfig, ModelSequenceBatching, datatype_name
 from penstock.classic.model_files import stays_inside
 from penstock.classic.tensors import NUMPY_TYPES, Array, Tensor, element_count, from_buffer
@@ -32,8 +32,8 @@ class SequenceTable:
         self._idle: OrderedDict[CallSequence, int] = OrderedDict()
         """When they end, unless a request arrives. All have the same time, so the first is always the next to end."""
         self._numbers = count()
-        self.slots = [[Slot(instance, index) for index in range(slots)] for instance in range(instances)]
-        self._free: list[tuple[int, int, Slot]] = []
+        self.slots = [[SequenceSlot(instance, index) for index in range(slots)] for instance in range(instances)]
+        self._free: list[tuple[int, int, SequenceSlot]] = []
         self._retired: set[int] = set()
         # Low indexes first keep direct batches short. Of these the longest free one, so that all instances get work.
         for index in range(slots):
@@ -118,7 +118,7 @@ class SequenceTable:
             if slot.instance not in self._retired:
                 self._give_back(slot)
 
-    def _give_back(self, slot: Slot) -> None:
+    def _give_back(self, slot: SequenceSlot) -> None:
         heapq.heappush(self._free, (slot.index, next(self._numbers), slot))
 
     def check_integrity(self) -> None:

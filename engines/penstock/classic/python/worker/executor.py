@@ -1,4 +1,4 @@
-"""Runs batches through the model and sends what comes of them."""
+"""The execution of batches by the model, and the sending of what comes of them."""
 
 from __future__ import annotations
 
@@ -148,7 +148,10 @@ class Executor:
         for request, response in zip(requests, returned, strict=True):
             if request.rescheduled:
                 if response is not None:
-                    raise MisusedError("A rescheduled request must have None in the execute return list.")
+                    raise MisusedError(
+                        "Expected a None object in the execute function return list for reschduled request, found type"
+                        f" '{type(response)}'."
+                    )
             elif isinstance(response, InferenceResponse):
                 if request.sender is not None:
                     self._advance(request.sender, response)

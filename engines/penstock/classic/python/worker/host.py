@@ -14,6 +14,7 @@ from typing import Any
 
 from .connection import Connection, Message, Pack
 from .errors import TritonError, TritonModelException
+from .relay import Relay
 from .response import InferenceResponse
 
 _ACKNOWLEDGED = 16
@@ -34,6 +35,7 @@ class Host:
         self._replies: dict[int, Future[Any]] = {}
         self._streams: dict[int, Callable[[Received], None]] = {}
         connection.handlers.update(reply=self._reply, event=self._event)
+        relays[:] = [Relay(self)]
         os.register_at_fork(after_in_child=current.clear)
 
     def ask(self, verb: str, pack: Pack) -> Future[Any]:
@@ -185,6 +187,8 @@ executing: ContextVar[tuple[int, ...]] = ContextVar("executing", default=())
 
 current: list[Host] = []
 """The process's host, once it is connected."""
+relays: list[Relay] = []
+"""The process's, or that of the model's process that has forked this one."""
 
 
 def connected() -> Host:
@@ -194,7 +198,10 @@ def connected() -> Host:
 
 
 def infer(pack: Pack, decoupled: bool) -> Any:
-    """The InferenceResponse to a request to another model; with `decoupled`, an iterator of them."""
+    """The InferenceResponse to a request to another model; with `decoupled`, an iterator of them. A process that the
+    model has forked has the model's own one ask for it, but for streams."""
+    if not decoupled and relays and relays[0].forked:
+        return relays[0].infer(pack)
     host = connected()
     if decoupled:
         return host.stream(pack)
@@ -207,8 +214,10 @@ def infer(pack: Pack, decoupled: bool) -> Any:
 
 def infer_async(pack: Pack, decoupled: bool) -> Any:
     """The same as a task."""
-    host = connected()
     loop = asyncio.get_running_loop()
+    if not decoupled and relays and relays[0].forked:
+        return loop.create_task(asyncio.to_thread(relays[0].infer, pack))
+    host = connected()
     if not decoupled:
         return loop.create_task(_response(host, *host.infer(pack)))
     arrived: Future[None] = Future()

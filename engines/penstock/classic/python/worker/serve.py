@@ -80,7 +80,7 @@ def place(error: BaseException) -> str:
     return ""
 
 
-class Health:
+class ReadyProbe:
     """Answers the server's questions, each in a thread of its own: the model may be executing meanwhile."""
 
     def __init__(self, connection: Connection, model: Any) -> None:
@@ -187,7 +187,7 @@ def _load(connection: Connection, message: Message) -> Executor:
     if hasattr(model, "initialize"):
         model.initialize(options["args"])
     if hasattr(model, "is_ready"):
-        Health(connection, model)
+        ReadyProbe(connection, model)
     connection.send("ready", hasattr(model, "is_ready"))
     return Executor(connection, model, options)
 

@@ -173,7 +173,7 @@ _BLOCK_BYTES = 17
 
 @dataclass(frozen=True)
 class Mxfp4Blocks:
-    """As `mxfp4.Layout`. A block is an exponent, then 16 bytes, of which byte j has weight j in its low half and weight
+    """As `Mxfp4Layout`. A block is an exponent, then 16 bytes, of which byte j has weight j in its low half and weight
     j + 16 in its high one."""
 
     rows: Bytes

@@ -17,7 +17,7 @@ Zeros = npt.NDArray[np.uint8] | npt.NDArray[np.int16]
 Floats = npt.NDArray[np.float32]
 
 
-class Layout(Protocol):
+class IntegerLayout(Protocol):
     """Where the tensors of one format keep the parts of a matrix [rows, width]. All are for rows [start, stop)."""
 
     def levels(self, start: int, stop: int) -> Bytes:
@@ -43,7 +43,7 @@ class IntegerTensor:
     num_groups: int
     group_of: npt.NDArray[np.int64] | None
     """Of each column; None: consecutive columns are a group, all groups are equally wide."""
-    layout: Layout
+    layout: IntegerLayout
     parts: tuple[StoredTensor, ...]
     """What the file holds of it."""
 
@@ -64,7 +64,7 @@ class IntegerTensor:
         return values
 
     def scales(self, start: int, stop: int) -> Floats:
-        """As `Layout.scales`. Raises EngineError for those that are not finite."""
+        """As `IntegerLayout.scales`. Raises EngineError for those that are not finite."""
         scales = self.layout.scales(start, stop)
         if not np.isfinite(scales).all():
             raise EngineError("the checkpoint has scales of quantized weights that are not finite")

@@ -23,7 +23,7 @@ _VALUES = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
 _BIAS, _NOT_A_NUMBER = 127, 255
 
 
-class Layout(Protocol):
+class Mxfp4Layout(Protocol):
     """Where a file keeps the parts of a matrix [rows, width]. All are for rows [start, stop)."""
 
     @property
@@ -45,7 +45,7 @@ class Mxfp4Tensor:
     """As `StoredTensor`: a weight is value * 2 ** exponent."""
 
     shape: tuple[int, int]
-    layout: Layout
+    layout: Mxfp4Layout
     parts: tuple[StoredTensor, ...]
     """What the file holds of it."""
 
@@ -65,7 +65,7 @@ class Mxfp4Tensor:
         return self.rows_f32(0, self.shape[0])
 
     def exponents(self, start: int, stop: int) -> Bytes:
-        """As `Layout.exponents`. Raises EngineError for those that are no numbers."""
+        """As `Mxfp4Layout.exponents`. Raises EngineError for those that are no numbers."""
         exponents = self.layout.exponents(start, stop)
         if (exponents == _NOT_A_NUMBER).any():
             raise EngineError("the checkpoint has scales of quantized weights that are not finite")

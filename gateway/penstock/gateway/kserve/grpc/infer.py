@@ -295,12 +295,12 @@ class PushedResponses:
             return await self._responses.__anext__()
         self._next = asyncio.get_running_loop().create_future()
         try:
-            self._responses.listen(self._take)
+            self._responses.listen(self)
             return await self._next
         finally:
             self._responses.listen(None)
 
-    def _take(self, response: InferResponse) -> None:
+    def take(self, response: InferResponse) -> None:
         if self._next.done():  # the task is being cancelled
             return
         try:

@@ -14,13 +14,10 @@ from google.protobuf.message import DecodeError
 
 from penstock.engines.errors import InvalidRequestError, NotReadyError, PenstockError
 from penstock.gateway.errors import drop_traceback, public_message
-from penstock.gateway.front.access import PROBE, Access, ApiGroup, Restrictions, check_restriction
-from penstock.gateway.front.auth import ApiKeys
-from penstock.gateway.front.call import Call
+from penstock.gateway.front.access import PROBE, Access, ApiGroup, ApiKeys, Restrictions, check_restriction
+from penstock.gateway.front.call import Call, DrainState, RequestJournal
 from penstock.gateway.front.context import Principal, RequestContext, read_context
-from penstock.gateway.front.drain import DrainState
 from penstock.gateway.front.intake import SMALL_BODY, Intake
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.load_report import FORMAT_HEADER, LoadReporter
 from penstock.gateway.kserve.errors import kserve_grpc_status
 

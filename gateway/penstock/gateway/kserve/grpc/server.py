@@ -10,9 +10,8 @@ import grpc
 
 from penstock.gateway.front.acceptor import listener
 from penstock.gateway.front.addresses import url_host
-from penstock.gateway.front.drain import DrainState
+from penstock.gateway.front.call import DrainState, RequestJournal
 from penstock.gateway.front.intake import Intake
-from penstock.gateway.front.journal import RequestJournal
 from penstock.gateway.front.tls import Certificates, ReloadedCertificates
 from penstock.gateway.grpc_transport.server import FindHandler, Http2Transport
 from penstock.gateway.kserve.context import KServe

@@ -22,7 +22,7 @@ from penstock.gateway.configuration.sections.language_model import (
     LanguageModelConfig,
     ReplicaConfig,
 )
-from penstock.gateway.llm.block_hosts import is_block_host
+from penstock.gateway.llm.engine_sharing import is_block_host
 from penstock.gateway.llm.kserve.tensor_form import Form
 
 ENGINES = ("auto", "openvino", "simulated", "tensorrt_llm", "torch", "vllm")

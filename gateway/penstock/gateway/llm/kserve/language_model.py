@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from penstock.classic.base import PushedStream, ResponseStream
+from penstock.classic.base import PushedStream, ResponseListener, ResponseStream
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature, check_request
@@ -145,7 +145,7 @@ class LanguageStream(PushedStream):
         self._timings = request.timings
         self._key = key
         self.pushes = text.stream and key is None
-        self._listener: Callable[[InferResponse], None] | None = None
+        self._listener: ResponseListener | None = None
         self._generation: Generation | None = None
         self._beginning: asyncio.Task[Generation] | None = None
         self._cancelled = False
@@ -209,7 +209,7 @@ class LanguageStream(PushedStream):
 
     # Pushing, once the first response has been fetched
 
-    def listen(self, listener: Callable[[InferResponse], None] | None) -> None:
+    def listen(self, listener: ResponseListener | None) -> None:
         self._listener = listener
         if self._generation is not None:
             self._generation.listen(None if listener is None else self)
@@ -218,12 +218,12 @@ class LanguageStream(PushedStream):
         self._count(deltas)
         response = self._response(deltas)
         if self._listener is not None:
-            self._listener(response)
+            self._listener.take(response)
 
     def fail(self, error: Exception) -> None:
         failure = error if isinstance(error, PenstockError) else EngineError(str(error))
         if self._listener is not None:
-            self._listener(self._error(failure))
+            self._listener.take(self._error(failure))
 
     async def _begin(self) -> Generation:
         if self._cancelled:

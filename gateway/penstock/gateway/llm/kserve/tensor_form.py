@@ -18,9 +18,8 @@ from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.llm.choice_output import ChoiceDelta
 from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import ServedModel
-from penstock.gateway.llm.sampling import SamplingFields, bounded, sampling_params, stop_strings
+from penstock.gateway.llm.sampling import NUMBERS, SamplingFields, bad_words, bounded, sampling_params, stop_strings
 from penstock.gateway.llm.structured_output import grammar_field
-from penstock.gateway.llm.token_limits import bad_words
 
 PROMPT = "text_input"
 """The one input that is not optional."""
@@ -227,12 +226,7 @@ def sampling_fields(values: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
         raise InvalidRequestError(f"{name or 'sampling parameters'}: {problem}.", param=name) from None
 
 
-_KINDS = {
-    **dict.fromkeys(("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs", "priority"), int),
-    **dict.fromkeys(
-        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"), float
-    ),
-}
+_KINDS = {**NUMBERS, "logprobs": int, "priority": int}
 _JSON = frozenset(
     {
         *("response_format", "structured_outputs", "guided_choice"),

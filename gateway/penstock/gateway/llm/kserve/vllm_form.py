@@ -14,7 +14,7 @@ import numpy as np
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.llm.choice_output import ChoiceDelta
+from penstock.gateway.llm.choice_output import ChoiceDelta, TokenLogprob
 from penstock.gateway.llm.kserve.tensor_form import (
     Form,
     TextRequest,
@@ -28,7 +28,6 @@ from penstock.gateway.llm.kserve.tensor_form import (
 )
 from penstock.gateway.llm.models import ServedModel
 from penstock.gateway.llm.sampling import SamplingFields, bounded, priority_level
-from penstock.gateway.llm.token_logprobs import TokenLogprob
 
 RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
 """Outputs that come when `return_<name>` is true, or when the client names them."""

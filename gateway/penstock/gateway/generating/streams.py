@@ -1,0 +1,214 @@
+"""Token streams as responses, and whole generations. Everything that arrives with one wake-up leaves in one write."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from starlette.types import Message
+
+from penstock.gateway.http.exchange import EVENT_STREAM, Exchange, StreamWriter
+from penstock.gateway.llm.dataplane import ChoiceDelta, Generation, TokenLogprob
+from penstock.tokenizers import Part
+
+COMMENT = b": keep-alive\n\n"
+"""Clients pass over it."""
+
+
+class StreamFrames(Protocol):
+    """Renders the deltas of one call as server-sent events."""
+
+    live: int
+    """Choices whose end has not been rendered."""
+    heartbeat: bytes
+    """Sent when there is nothing else for some time."""
+
+    def render(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        """Empty when none of them has anything to show."""
+        ...
+
+
+class StreamDriver(ABC):
+    """What drives a stream out: what its source brings is written without resuming a task for each piece. While the
+    client is slow, nothing is taken from the source: it merges there, or waits."""
+
+    def __init__(self, writer: StreamWriter) -> None:
+        self._writer = writer
+        self._turn: asyncio.Future[bytes | None]
+        """Done when the client is slow, and with the last frames."""
+        self._failure: Exception | None = None
+
+    async def run(self) -> bytes:
+        """Writes until the source ends. Returns the frames of that end: they leave together with the end of the
+        response. Raises what the source does."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._turn = loop.create_future()
+                self._listen()
+                last = await self._turn
+                if last is not None:
+                    return last
+                await self._writer.drain()
+                if self._failure is not None:
+                    raise self._failure
+        finally:
+            self._leave()
+
+    @abstractmethod
+    def _listen(self) -> None:
+        """From now on the source calls."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """It calls no more. Idempotent."""
+
+    def _write(self, frames: bytes) -> None:
+        if not self._writer.write_body(frames):
+            self._stop(None)
+
+    def _stop(self, last: bytes | None) -> None:
+        """None: until the client has taken what is written."""
+        self._leave()
+        if not self._turn.done():
+            self._turn.set_result(last)
+
+    def fail(self, error: Exception, frames: bytes = b"") -> None:
+        """The end of the source: the error is raised when these frames are written."""
+        self._leave()
+        if frames:
+            self._writer.write_body(frames)
+            self._failure = error
+            self._stop(None)
+        elif not self._turn.done():
+            self._turn.set_exception(error)
+
+
+class DeltaDriver(StreamDriver):
+    """Of a generation's deltas, as an API's frames."""
+
+    def __init__(self, deltas: AsyncIterator[list[ChoiceDelta]], frames: StreamFrames, writer: StreamWriter) -> None:
+        super().__init__(writer)
+        self._deltas = deltas
+        self._pushed = deltas if isinstance(deltas, Generation) else None
+        self._frames = frames
+
+    async def run(self) -> bytes:
+        """Until the last choice ends."""
+        return await self._pull() if self._pushed is None else await super().run()
+
+    async def _pull(self) -> bytes:
+        """Of deltas that somebody else makes of a generation's, or of another server's answer."""
+        async for deltas in self._deltas:
+            data = self._frames.render(deltas)
+            if not self._frames.live:
+                return data
+            if (data or not deltas) and not self._writer.write_body(data or self._frames.heartbeat):
+                await self._writer.drain()
+        return b""
+
+    def _listen(self) -> None:
+        if self._pushed is not None:
+            self._pushed.listen(self)
+
+    def _leave(self) -> None:
+        if self._pushed is not None:
+            self._pushed.listen(None)
+
+    def take(self, deltas: list[ChoiceDelta]) -> None:
+        data = self._frames.render(deltas)
+        if not self._frames.live:
+            self._stop(data)
+        elif (data or not deltas) and not self._writer.write_body(data or self._frames.heartbeat):
+            self._stop(None)
+
+
+async def stream(
+    exchange: Exchange,
+    deltas: AsyncIterator[list[ChoiceDelta]],
+    frames: StreamFrames,
+    *,
+    opening: Callable[[], bytes] = bytes,
+    ending: Callable[[], bytes],
+    content_type: bytes = EVENT_STREAM,
+    early: bytes = COMMENT,
+) -> None:
+    """Sends a generation to its end. An error before the first delta, or pulse, is raised before any byte is sent.
+
+    `opening` and `ending` give what is written before the first frame and after the last one; the frames that end the
+    last choice leave together with `ending`. Until there is a delta, heartbeats are `early`, which is a comment by
+    default: a protocol's first event has to remain the first.
+    """
+    batch = await anext(deltas, None)
+    await exchange.start_stream(content_type=content_type)
+    send = exchange.raw_send
+    while batch == []:
+        await send(_body_message(early))
+        batch = await anext(deltas, None)
+    data = opening() + frames.render(batch or ())
+    if frames.live:
+        await send(_body_message(data))
+        data = await DeltaDriver(deltas, frames, exchange.writer).run()
+    await exchange.finish(data + ending())
+
+
+async def send_frames(exchange: Exchange, frames: AsyncIterator[bytes]) -> None:
+    """Sends these as a stream, to its end."""
+    await exchange.start_stream()
+    async for each in frames:
+        await exchange.raw_send(_body_message(each))
+    await exchange.finish(b"")
+
+
+def _body_message(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+@dataclass(slots=True)
+class Collected:
+    """All deltas of one choice, joined."""
+
+    texts: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self.texts.append(delta.text)
+        self.parts += delta.parts or ()
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+
+async def collect(deltas: AsyncIterator[list[ChoiceDelta]], choices: int) -> list[Collected]:
+    """Raises the error that ended a choice, if one did."""
+    collected = [Collected() for _ in range(choices)]
+    async for batch in deltas:
+        _add(batch, collected)
+    return collected
+
+
+async def collecting(
+    deltas: AsyncIterator[list[ChoiceDelta]], collected: Sequence[Collected]
+) -> AsyncIterator[list[ChoiceDelta]]:
+    """The same deltas again, which join what there is of their choices."""
+    async for batch in deltas:
+        _add(batch, collected)
+        yield batch
+
+
+def _add(deltas: Sequence[ChoiceDelta], collected: Sequence[Collected]) -> None:
+    for delta in deltas:
+        collected[delta.index].add(delta)

@@ -215,22 +215,15 @@ class Speculation:
             computed = run.verified(start, len(sampled))
             made = None if result.drafting is None else result.drafting.num_guesses.get(request.id)
             num_guessed = len(step.drafts[request.id]) if made is None else made
+            if num_guessed:
+                self._intake.stats.draft_tokens += num_guessed
+                self._intake.stats.accepted_tokens += len(sampled) - 1
         elif request.id in step.forced:
             computed = min(computed, request.num_tokens)
             self._intake.stats.forced_tokens += len(output.token_ids) - 1
         if request.guesser is not None:
-            self._learn(request.guesser, output, num_guessed, len(sampled) - 1)
+            _learn(request.guesser, output, num_guessed, len(sampled) - 1)
         return computed
-
-    def _learn(self, guesser: Guesser, output: RequestOutput, num_guessed: int, num_right: int) -> None:
-        """Tells `guesser` a request's new tokens, and how many of its guesses, if it had any, were right."""
-        guesser.append(output.token_ids)
-        if num_guessed:
-            guesser.verified(num_guessed, num_right)
-            self._intake.stats.draft_tokens += num_guessed
-            self._intake.stats.accepted_tokens += num_right
-        if isinstance(guesser, PredictedOutput):
-            output.guessed = (guesser.num_right, guesser.num_wrong)
 
     def without_drafting(self, step: SchedulerOutput, drafting: Drafting, seconds: float) -> tuple[int, float]:
         """Tokens and seconds of a step that took so long, without those of the draft model."""
@@ -240,6 +233,15 @@ class Speculation:
             self.draft_pace.observe(num_drafted, 0.0, taken)
             seconds -= taken
         return num_tokens, max(0.0, seconds)
+
+
+def _learn(guesser: Guesser, output: RequestOutput, num_guessed: int, num_right: int) -> None:
+    """Tells `guesser` a request's new tokens, and how many of its guesses, if it had any, were right."""
+    guesser.append(output.token_ids)
+    if num_guessed:
+        guesser.verified(num_guessed, num_right)
+    if isinstance(guesser, PredictedOutput):
+        output.guessed = (guesser.num_right, guesser.num_wrong)
 
 
 def _may_jump(params: SamplingParams) -> bool:

@@ -460,8 +460,11 @@ class Http1Connection(SocketConnection):
         unsent = self._transport.get_write_buffer_size() if self._watched else 0
         idle = self.reader.idle_seconds(now, self._written - unsent, unsent)
         if self._watched:
+            closing = self._transport.is_closing()
+            self._watched = bool(unsent) or closing
+            if self._unread and closing:  # what TLS has passed on meanwhile is not counted, and needs time, too
+                self._deadline = now + self._limits.send_timeout
             self._note_unread()
-            self._watched = bool(unsent) or self._transport.is_closing()
             if unsent and idle > self._limits.send_timeout:
                 self.abort()
                 return

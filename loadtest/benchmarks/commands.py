@@ -20,7 +20,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=shlex.join(COMMAND), description="Measures Penstock, and others beside it.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _peers(commands)
-    _micro(commands)
     _continuous(commands)
     _embeddings(commands)
     _batches(commands)
@@ -43,23 +42,6 @@ def _peers(commands: Any) -> None:
         argument_default=argparse.SUPPRESS,
     )
     add_sections(parser, {"peers": PeersSettings}, lists=LISTS)
-
-
-def _micro(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "micro",
-        help="time what stands between a request and its tokens",
-        usage="%(prog)s [NAME ...] [options]",
-        description="Times scheduler, blocks, detokenizer, codecs and the like, each in a process of its own. NAME is "
-        "a group or a pattern; without any, all are run.",
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="group or pattern, as in 'scheduler/*'")
-    parser.add_argument("--list", action="store_true", help="only list the names")
-    parser.add_argument("--json", metavar="FILE", help="write the results there, in pytest-benchmark's layout")
-    parser.add_argument("--compare", metavar="FILE", help="show ratios to the results in this file")
-    parser.add_argument("--min-time", type=float, default=1.0, metavar="S", help="seconds to time each for (1)")
-    parser.add_argument("--callgrind", action="store_true", help="count instructions, too (needs valgrind)")
 
 
 def _continuous(commands: Any) -> None:

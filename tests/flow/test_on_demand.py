@@ -23,14 +23,17 @@ from penstock.engines.errors import (
     PenstockError,
     QueueFullError,
 )
+from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, RequestContext, Role
 from penstock.gateway.memory.budget import Demand, MemoryBudget, MemoryNeeds
+from penstock.gateway.on_demand.loads import OnDemandSettings
 from penstock.gateway.on_demand.on_demand import OnDemand
-from penstock.gateway.on_demand.settings import OnDemandSettings
 from penstock.gateway.repository.classic_loader import ClassicLoaders
 from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
+from penstock.gateway.traffic.store import TrafficStore
+from penstock.gateway.traffic.table import PublicName, TrafficTable
 
 ROOM = 100
 """Bytes. A model's size is in its name, as in `a40`; one without a number takes nothing."""
@@ -567,3 +570,91 @@ async def test_a_model_with_an_open_sequence_stays(tmp_path: Path) -> None:
     finally:
         await models.stop()
     assert budget._reservations == []
+
+
+def with_rules(stand: Stand, *targets: WeightedTarget, **fields: Any) -> tuple[TrafficStore, PublicName]:
+    """`public` leads to these models."""
+    table = TrafficTable([TrafficRule("public", targets, **fields)])
+    store = stand.on_demand.public = TrafficStore(stand.models, table, lambda name: False, stand.on_demand)
+    return store, table.names["public"]
+
+
+async def ask_public(stand: Stand, store: TrafficStore, **request: Any) -> str:
+    """A request for the public name from its beginning to its end, by a key that may use no other; its target."""
+    context = RequestContext(principal=Principal(models=("public",)))
+    stand.clock.now += 1
+    try:
+        await stand.on_demand.use("public", context)
+        store.model("public")
+        sent = InferRequest(inputs={}, caller=context, **request)
+        await store.model("public", "", sent).infer(sent)
+        return context.record.target
+    finally:
+        context.end()
+
+
+async def test_a_public_name_loads_the_target_that_a_request_gets(tmp_path: Path) -> None:
+    """Only one of both fits at a time."""
+    async with serving(tmp_path, "a60 b60") as stand:
+        store, public = with_rules(stand, WeightedTarget("a60"), WeightedTarget("b60"))
+        assert stand.on_demand.offers_now("public")
+        targets = set()
+        async with asyncio.timeout(30):
+            for _ in range(12):
+                target = await ask_public(stand, store)
+                assert stand.loaded == [target]
+                targets.add(target)
+        assert targets == {"a60", "b60"}
+        assert sum(each.ended["ok"] for each in public.route.counts.values()) == 12
+        with pytest.raises(ModelNotFoundError):
+            store.model("a80")
+
+
+async def test_a_sequence_loads_its_target_and_lets_the_one_go_that_was_only_looked_at(tmp_path: Path) -> None:
+    async with serving(tmp_path, "a60 b60") as stand:
+        store, _ = with_rules(stand, WeightedTarget("a60"), WeightedTarget("b60"))
+        async with asyncio.timeout(30):
+            targets = [await ask_public(stand, store, correlation_id=number) for number in range(1, 9)]
+            again = [await ask_public(stand, store, correlation_id=number) for number in range(1, 9)]
+        assert set(targets) == {"a60", "b60"}
+        assert again == targets
+
+
+async def test_a_target_that_cannot_be_loaded_gives_its_share_to_the_others(tmp_path: Path) -> None:
+    async with serving(tmp_path, "bad good") as stand:
+        stand.repository.put("bad", "fail: broken")
+        store, public = with_rules(stand, WeightedTarget("bad", weight=1000), WeightedTarget("good"))
+        with pytest.raises(NotReadyError, match="model 'bad' could not be loaded"):
+            await ask_public(stand, store)
+        assert await ask_public(stand, store) == "good"
+        assert "broken" in public.unavailable["bad"]
+
+
+async def test_a_shadow_is_loaded_for_its_first_request_and_let_go(tmp_path: Path) -> None:
+    async with serving(tmp_path, "a20 b20") as stand:
+        store, public = with_rules(stand, WeightedTarget("a20"), shadow=ShadowRule("b20"))
+        assert await ask_public(stand, store) == "a20"
+        assert public.shadows is not None
+        shadows = public.shadows
+        await until(lambda: not shadows.in_flight)
+        assert shadows.results == {"equal": 1}
+        assert stand.loaded == ["a20", "b20"]
+        assert not stand.on_demand._residents.used("b20")
+
+
+async def test_requests_of_models_load_the_target_that_they_get(tmp_path: Path) -> None:
+    async with serving(tmp_path, "a60 b60") as stand:
+        store, _ = with_rules(stand, WeightedTarget("a60"), WeightedTarget("b60"))
+        seen = set()
+        async with asyncio.timeout(30):
+            for _ in range(12):
+                stand.clock.now += 1
+                client = RequestContext()
+                end = await stand.on_demand.use_for_model("public", None)
+                sent = InferRequest(inputs={}, origin=client)
+                await store.model("public", "", sent).infer(sent)
+                end()
+                [target] = stand.loaded
+                assert not stand.on_demand._residents.used(target)
+                seen.add(target)
+        assert seen == {"a60", "b60"}

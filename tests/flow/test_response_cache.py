@@ -25,10 +25,9 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.repository.cache_config import build_cache
 from penstock.gateway.repository.classic_loader import ClassicLoaders
 from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.settings import RepositorySettings
+from penstock.gateway.repository.settings import RepositorySettings, build_cache
 from penstock.gateway.repository.storage import Repository
 
 CONFIG = """

@@ -52,8 +52,11 @@ KEYS = {
     "admin": 'tenant = "boss"\nroles = ["inference", "metadata", "metrics", "admin"]',
     "looks": 'tenant = "looks"\nroles = ["metadata"]',
     "elsewhere": 'tenant = "elsewhere"\nmodels = ["other-*"]',
+    "public": 'tenant = "public"\nmodels = ["public-*"]',
 }
-USER, ADMIN, ELSEWHERE = ({"authorization": f"Bearer {key}"} for key in ("user", "admin", "elsewhere"))
+USER, ADMIN, ELSEWHERE, PUBLIC = (
+    {"authorization": f"Bearer {key}"} for key in ("user", "admin", "elsewhere", "public")
+)
 
 
 EMPTY: dict[str, Any] = {"generate": {"response": ""}, "chat": {"message": {"role": "assistant", "content": ""}}}
@@ -198,10 +201,26 @@ def test_refusals_say_why_and_when_to_come_again(server: Server) -> None:
     assert loaded(server) == before
 
 
-def test_traffic_rules_are_refused_and_change_nothing(server: Server) -> None:
-    refused = httpx.put(server.url + "/traffic/public", json={"targets": [{"model": "small"}]}, headers=ADMIN)
-    assert refused.status_code == 400
-    assert "--load-on-demand cannot have traffic rules" in refused.json()["error"]["message"]
-    assert httpx.get(server.url + "/traffic", headers=ADMIN).json()["rules"] == []
-    body = {"inputs": [{"name": "X", "shape": [1], "datatype": "FP32", "data": [1]}]}
-    assert server.post("/v2/models/public/infer", body, headers=USER).status_code == 404
+def test_public_names_load_their_targets(server: Server) -> None:
+    """Over all APIs, by a key that may use no model by its own name."""
+    targets = [{"model": "small"}, {"model": "large"}]
+    for name, rule in (("public-sum", targets), ("public-chat", [{"model": "chat"}])):
+        assert httpx.put(f"{server.url}/traffic/{name}", json={"targets": rule}, headers=ADMIN).status_code == 200
+    assert {over_http(server, "public-sum", "public")[0] for _ in range(8)} == {2}
+    over_grpc(server, "public-sum")
+    httpx.post(server.url + "/v2/repository/models/chat/unload", headers=ADMIN)
+    httpx.post(server.url + "/v2/repository/models/chat/load", headers=ADMIN)
+    over_http(server, "large")
+    assert "chat" not in loaded(server)
+    assert httpx.get(server.url + "/v2/models/public-chat/ready", headers=PUBLIC).status_code == 200
+    assert "public-chat" in {each["id"] for each in httpx.get(server.url + "/v1/models", headers=PUBLIC).json()["data"]}
+    body = {"model": "public-chat", "messages": [{"role": "user", "content": "The cat"}], "max_tokens": 4}
+    answer = server.post("/v1/chat/completions", body, headers=PUBLIC)
+    assert (answer.status_code, answer.json()["model"]) == (200, "public-chat")
+    assert answer.headers["x-penstock-target"] == "chat"
+    over_http(server, "large")
+    counted = server.post("/tokenize", {"model": "public-chat", "prompt": "The cat"}, headers=PUBLIC)
+    assert counted.json()["count"] > 0
+    assert server.post("/v1/chat/completions", body | {"model": "chat"}, headers=PUBLIC).status_code == 403
+    for name in ("public-sum", "public-chat"):
+        assert httpx.delete(f"{server.url}/traffic/{name}", headers=ADMIN).status_code == 200

@@ -19,6 +19,8 @@ HTTP = httpx.Client(timeout=60)
 KEYS = {
     "admin": 'tenant = "operators"\nroles = ["inference", "metadata", "metrics", "admin"]',
     "user": 'tenant = "user"\nmodels = ["remote", "falls-back", "own-llm"]',
+    "public": 'tenant = "public"\nmodels = ["public*"]',
+    "falls": 'tenant = "falls"\nmodels = ["public*", "own-llm"]',
     "poor": 'tenant = "poor"\ntokens_per_day = 5',
 }
 ADMIN = {"authorization": "Bearer admin"}
@@ -83,6 +85,8 @@ def _settings(folder: Path, inner: Server, bad: BadServer, silent: BadServer, ot
         {"name": "falls-back", "url": bad.url, "model": "500", "fallbacks": ["down", "own-llm"], **QUIET},
         {"name": "falls-to-other", "url": bad.url, "model": "503-busy", "fallbacks": ["missing", "good"], **QUIET},
         {"name": "hedged", "url": [silent.url, other.url], "hedge_after": 0.1, **QUIET},
+        {"name": "good-too", "url": bad.url, "model": "good", **QUIET},
+        {"name": "chats-only", "url": bad.url, "model": "good", "apis": ["chat"], **QUIET},
         {"name": "narrow", "url": bad.url, "model": "slow", "max_in_flight": 1, **QUIET},
         {"name": "ejected", "url": bad.url, "model": "500", **QUIET, "eject_after": 2, "eject_seconds": 600},
         {"name": "breaks", "url": bad.url, "model": "cut", **QUIET, "eject_after": 2, "eject_seconds": 600},
@@ -556,3 +560,120 @@ def test_metrics(fleet: Fleet) -> None:
     ):
         assert f"penstock_upstream_{family}{{" in metrics
     assert SECRET not in metrics
+
+
+def put_rule(fleet: Fleet, name: str, *targets: str, **fields: Any) -> None:
+    rule = {"targets": [{"model": target} for target in targets], **fields}
+    assert HTTP.put(f"{fleet.front.url}/traffic/{name}", json=rule, headers=ADMIN).status_code == 200
+
+
+def rule_state(fleet: Fleet, name: str) -> dict[str, Any]:
+    state: dict[str, Any] = HTTP.get(f"{fleet.front.url}/traffic/{name}", headers=ADMIN).json()
+    return state
+
+
+def test_a_public_name_divides_requests_between_own_models_and_those_of_other_servers(fleet: Fleet) -> None:
+    """Over all APIs, by a key that may use no target by its own name."""
+    put_rule(fleet, "public", "own-llm", "remote")
+    user = {"authorization": "Bearer public"}
+    seen = set()
+    paths: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 5},
+        "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
+        "/v1/responses": {"input": "say hello", "max_output_tokens": 5},
+        "/api/chat": {"messages": MESSAGES, "stream": False, "options": {"num_predict": 5}},
+    }
+    for number in range(24):
+        path, body = list(paths.items())[number % len(paths)]
+        answer = HTTP.post(fleet.front.url + path, json=body | {"model": "public"}, headers=user)
+        assert (answer.status_code, answer.json()["model"]) == (200, "public"), answer.text
+        seen.add((path, answer.headers["x-penstock-target"]))
+    assert {target for _, target in seen} == {"own-llm", "remote"}
+    counted = HTTP.post(fleet.front.url + "/tokenize", json={"model": "public", "prompt": "hi"}, headers=user)
+    assert counted.json()["count"]
+    over_kserve = HTTP.post(f"{fleet.front.url}/v2/models/public/generate", json={"text_input": "hi"}, headers=user)
+    assert (over_kserve.status_code, "no model of this API" in over_kserve.text) == (501, True)
+    targets = {each["target"]: each for each in rule_state(fleet, "public")["targets"]}
+    assert sum(each["accepted"] for each in targets.values()) == 24
+    assert all(each["in_flight"] == 0 and set(each["ended"]) == {"ok"} for each in targets.values())
+    assert HTTP.delete(f"{fleet.front.url}/traffic/public", headers=ADMIN).status_code == 200
+
+
+def test_a_public_name_of_other_servers_alone(fleet: Fleet) -> None:
+    put_rule(fleet, "public-far", "good", "500")
+    listed = {model.id: model for model in fleet.front.client("admin").models.list()}
+    assert listed["public-far"].owned_by == "upstream"
+    statuses = {ask(fleet, "public-far", stream=stream).status_code for stream in (True, False) * 8}
+    assert statuses == {200, 502}
+    targets = {each["target"]: each["ended"] for each in rule_state(fleet, "public-far")["targets"]}
+    assert (set(targets["good"]), set(targets["500"])) == ({"ok"}, {"server_error"})
+    refused = HTTP.post(fleet.front.url + "/tokenize", json={"model": "public-far", "prompt": "hi"}, headers=ADMIN)
+    assert (refused.status_code, "another server's" in refused.text) == (400, True)
+
+
+def test_a_fallback_answers_for_a_target_and_the_target_has_failed(fleet: Fleet) -> None:
+    put_rule(fleet, "public-falls", "falls-back")
+    answer = ask(fleet, "public-falls", key="falls", max_tokens=5)
+    assert (answer.status_code, answer.headers["x-penstock-target"]) == (200, "own-llm")
+    [target] = rule_state(fleet, "public-falls")["targets"]
+    assert (target["accepted"], target["ended"]) == (1, {"server_error": 1})
+
+
+def test_a_target_without_the_request_s_api_gets_none_of_its_requests(fleet: Fleet) -> None:
+    put_rule(fleet, "public-mixed", "chats-only", "good")
+    body = {"model": "public-mixed", "prompt": "hello"}
+    url = fleet.front.url + "/v1/completions"
+    answers = [HTTP.post(url, json=body, headers=ADMIN) for _ in range(8)]
+    assert {answer.headers["x-penstock-target"] for answer in answers} == {"good"}
+    put_rule(fleet, "public-mixed", "chats-only")
+    assert "cannot be asked by /v1/completions" in HTTP.post(url, json=body, headers=ADMIN).text
+    put_rule(fleet, "public-vectors", "vectors")
+    found = HTTP.post(
+        fleet.front.url + "/v1/embeddings", json={"model": "public-vectors", "input": "hello"}, headers=ADMIN
+    )
+    assert (found.status_code, found.json()["model"]) == (200, "public-vectors")
+    assert found.headers["x-penstock-target"] == "vectors"
+
+
+def test_a_rule_for_the_own_name_of_another_server_s_model(fleet: Fleet) -> None:
+    put_rule(fleet, "chats-only", "own-llm")
+    answer = ask(fleet, "chats-only", max_tokens=5)
+    assert (answer.json()["model"], answer.headers["x-penstock-target"]) == ("chats-only", "own-llm")
+    ids = [model.id for model in fleet.front.client("admin").models.list()]
+    assert ids.count("chats-only") == 1
+    assert HTTP.delete(f"{fleet.front.url}/traffic/chats-only", headers=ADMIN).status_code == 200
+    assert "x-penstock-target" not in ask(fleet, "chats-only", max_tokens=5).headers
+
+
+@pytest.mark.parametrize(
+    ("target", "shadow", "result"),
+    [
+        ("good", "good-too", "equal"),
+        ("good", "own-llm", "different"),
+        ("own-llm", "good", "different"),
+        ("good", "500", "failed"),
+        ("own-llm", "down", "dropped"),
+    ],
+)
+def test_shadows_of_and_on_other_servers(fleet: Fleet, target: str, shadow: str, result: str) -> None:
+    put_rule(fleet, "public-shadow", target, shadow={"model": shadow})
+    for fields in ({"temperature": 0}, {"temperature": 0, "stream": True}, {"seed": 1}):
+        assert ask(fleet, "public-shadow", max_tokens=5, **fields).status_code == 200
+    if target == "good":
+        body = {"model": "public-shadow", "messages": MESSAGES, "max_tokens": 5, "temperature": 0}
+        assert HTTP.post(fleet.front.url + "/v1/messages", json=body, headers=ADMIN).status_code == 200
+    count = 4 if target == "good" else 3
+    wait_until(lambda: sum(rule_state(fleet, "public-shadow")["shadow"]["results"].values()) == count)
+    assert rule_state(fleet, "public-shadow")["shadow"] == {"in_flight": 0, "results": {result: count}}
+    assert [each["accepted"] for each in rule_state(fleet, "public-shadow")["targets"]] == [count]
+    assert HTTP.delete(f"{fleet.front.url}/traffic/public-shadow", headers=ADMIN).status_code == 200
+
+
+def test_shadows_that_cannot_be_compared(fleet: Fleet) -> None:
+    put_rule(fleet, "public-shadow", "own-llm", shadow={"model": "good"})
+    assert ask(fleet, "public-shadow", max_tokens=5).status_code == 200
+    body = {"model": "public-shadow", "messages": MESSAGES, "max_tokens": 5}
+    assert HTTP.post(fleet.front.url + "/v1/messages", json=body, headers=ADMIN).status_code == 200
+    wait_until(lambda: not rule_state(fleet, "public-shadow")["shadow"]["in_flight"])
+    assert rule_state(fleet, "public-shadow")["shadow"]["results"] == {"skipped": 1, "uncompared": 1}
+    assert HTTP.delete(f"{fleet.front.url}/traffic/public-shadow", headers=ADMIN).status_code == 200

@@ -10,7 +10,6 @@ import msgspec
 
 from penstock.engines.adapter_loading import adapter_loader
 from penstock.engines.block_reader import BlockMover
-from penstock.engines.contract.core import StepRing
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AbortRequests,
@@ -24,6 +23,7 @@ from penstock.engines.contract.messages import (
 )
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
+from penstock.engines.contract.step_ring import StepRing
 from penstock.engines.errors import StepFailedError, UnsupportedError
 from penstock.engines.grammar_compiling import GrammarCompilations
 from penstock.engines.offload.offload import OffloadTier, offload_tier

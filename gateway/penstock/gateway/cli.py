@@ -30,7 +30,7 @@ from penstock.gateway.front.key_command import add_key_command
 from penstock.gateway.front.service_manager import VARIABLES
 from penstock.gateway.llm.hub_command import add_hub_commands
 from penstock.gateway.ray_serve.deploy_command import add_deploy_command
-from penstock.gateway.repository.check_command import add_check_command
+from penstock.gateway.repository.checking import add_check_command
 from penstock.gateway.terminal_chat import add_chat_command
 from penstock.gateway.verify import add_verify_command
 

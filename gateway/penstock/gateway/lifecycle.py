@@ -176,6 +176,7 @@ class Server:
         )
         """Of RPCs, whatever transport they come by."""
         self._endpoints = batch_endpoints(models.dataplane, self._settings, models.pooling)
+        models.traffic.answer_by(self._endpoints, self._settings)
         self._batches = build_batches(config, self._database, self._endpoints, self._settings)
         self._responses = build_responses(config, self._database, self._settings)
         self.app = build_app(

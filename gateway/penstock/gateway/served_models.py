@@ -7,11 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import chain
 
+import msgspec
+
 from penstock.engines.client.engine import Engine
 from penstock.engines.door.spec import DoorSpec
-from penstock.gateway.command_line_model import CommandLineModel
+from penstock.engines.encoder.model_folder import makes_vectors
+from penstock.engines.errors import AlreadyExistsError
+from penstock.engines.host.failure_text import failures_of
 from penstock.gateway.composition.models import (
-    NO_TRAFFIC_RULES,
     build_budget,
     build_dataplane,
     build_on_demand,
@@ -19,20 +22,197 @@ from penstock.gateway.composition.models import (
     build_pooling,
     build_repository,
 )
-from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.embedding_models import EmbeddingModels
+from penstock.gateway.configuration.config import Config, ConfigError, overlay
+from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER, DoorConfig, ReplicaConfig
 from penstock.gateway.front.first_steps import Kind
 from penstock.gateway.front.intake import WorkPools
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.front.server_health import is_live
+from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.llm.endpoint_metrics import EndpointMetrics
+from penstock.gateway.llm.hub import check_revision, fetch_draft_model, fetch_model
+from penstock.gateway.llm.kserve.language_model import LanguageModel
 from penstock.gateway.llm.language_models import LanguageModels
+from penstock.gateway.llm.model_builder import build_model, public_names
+from penstock.gateway.llm.models import LoadedModel, ModelSource, find_model, is_hub_id
+from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.machine import GpuMetrics
 from penstock.gateway.metrics.prometheus_text import Family
 from penstock.gateway.metrics.registry import Source
 from penstock.gateway.metrics.triton import TritonMetrics, latency_observers, read_metrics_config
+from penstock.gateway.pooling.builder import build_pooling_model
+from penstock.gateway.pooling.kserve_model import VectorModel, is_offered
+from penstock.gateway.pooling.models import PoolingModel
+from penstock.gateway.pooling.plane import PoolingPlane
+from penstock.gateway.repository.manager import ModelRepository
 from penstock.gateway.traffic.service import TrafficService
+
+_OF_MODEL = (
+    "engine",
+    "device",
+    "max_model_len",
+    "weights",
+    "activations",
+    "threads",
+    "cpus",
+    "numa_nodes",
+    "chat_template",
+    "revision",
+    "speculative_model",
+)
+"""Settings of MODEL, which those beside it do not share."""
+
+
+class EmbeddingModels:
+    """What is in a folder is checked at once; what comes from the hub when it is here, after the ports are open."""
+
+    def __init__(
+        self, config: Config, plane: PoolingPlane, models: ModelRepository, budget: MemoryBudget, board: LoadingBoard
+    ) -> None:
+        """`models`: what they are added to as KServe models. Raises ConfigError."""
+        self._plane = plane
+        self._models = models
+        self._budget = budget
+        self._board = board
+        self._to_fetch: dict[str, str] = {}
+        """Hub ids by name."""
+        defaults = {name: getattr(type(config.model)(), name) for name in _OF_MODEL}
+        no_guesses = {name: OF_OUR_SCHEDULER[name] for name in ("speculative", "max_draft_tokens")}
+        alone = msgspec.to_builtins(ReplicaConfig()) | msgspec.to_builtins(DoorConfig())
+        self._beside = overlay(config, defaults | no_guesses | alone | {"lora": (), "lora_directory": None})
+        for text in config.embeddings.embedding_model:
+            name, equals, place = text.partition("=")
+            place = place if equals else text
+            if is_hub_id(place):
+                self._to_fetch[name] = place
+                board.announce((name,))
+            else:
+                source = find_model(place)
+                self.add(self._build(source, name if equals else source.name))
+
+    def _build(self, source: ModelSource, name: str) -> PoolingModel:
+        return build_pooling_model(self._beside, source, (name,), self._budget, self._board)
+
+    def add(self, model: PoolingModel) -> None:
+        """It is loaded with the others. Raises ConfigError."""
+        try:
+            self._plane.add(model)
+        except AlreadyExistsError as error:
+            raise ConfigError(f"embedding-model: {error.message}") from None
+
+    async def start(self) -> None:
+        """Raises ConfigError, PenstockError."""
+        for name, hub_id in self._to_fetch.items():
+            report = self._board.reporter((name,))
+            try:
+                source = await fetch_model(hub_id, report)
+                self.add(await asyncio.to_thread(self._build, source, name))
+            finally:
+                report(None)
+        for model in self._plane.known_models():
+            report = self._board.reporter(model.names)
+            try:
+                with failures_of(model.names[0]):
+                    await model.source.start()
+            finally:
+                report(None)
+            model.loaded = True
+            if is_offered(model):
+                for name in model.names:
+                    self._models.add(VectorModel(self._plane, model, name))
+            info = model.source.info
+            kind = f"{info.output_size} numbers for a text" if model.head is None else f"{info.output_size} labels"
+            logger.info(
+                "ready: %s on %s; texts of up to %d tokens, %s", model.names[0], info.runner, info.max_tokens, kind
+            )
+
+    async def stop(self) -> None:
+        for model in self._plane.known_models():
+            await model.source.stop()
+
+
+class CommandLineModel:
+    """What is in a folder is checked at once; what comes from the hub when it is here, after the ports are open."""
+
+    def __init__(
+        self,
+        config: Config,
+        dataplane: DataPlane,
+        models: ModelRepository,
+        budget: MemoryBudget,
+        board: LoadingBoard,
+        embeddings: EmbeddingModels,
+        new_door: Callable[[], DoorSpec] | None = None,
+    ) -> None:
+        """`new_door`: as for `build_model`. Raises ConfigError."""
+        self._config = config
+        self._dataplane = dataplane
+        self._models = models
+        self._budget = budget
+        self._board = board
+        self._embeddings = embeddings
+        self._new_door = new_door
+        self._names = public_names(config, config.model.model or "")
+        self._model: LoadedModel | None = None
+        check_revision(config.model.model, config.model.revision)
+        if is_hub_id(config.model.model) or is_hub_id(config.model.speculative_model):
+            board.announce(self._names)
+        else:
+            self._add(self._build(find_model(config.model.model)))
+
+    def _build(self, source: ModelSource) -> LoadedModel | PoolingModel:
+        if makes_vectors(source.folder):
+            return build_pooling_model(self._config, source, self._names, self._budget, self._board)
+        return build_model(self._config, source, budget=self._budget, board=self._board, new_door=self._new_door)
+
+    def _add(self, model: LoadedModel | PoolingModel) -> None:
+        if isinstance(model, PoolingModel):
+            self._embeddings.add(model)
+            return
+        self._dataplane.models.add(model)
+        for name in model.names:
+            self._models.add(LanguageModel(self._dataplane, model, name, policy=self._config.scheduling.policy))
+        self._model = model
+
+    async def start(self) -> None:
+        """An embedding model is started with the others of its kind. Raises ConfigError, PenstockError."""
+        if self._names[0] in self._board:
+            report = self._board.reporter(self._names)
+            try:
+                source = await fetch_model(self._config.model.model, report, self._config.model.revision)
+                self._config = await fetch_draft_model(self._config, report)
+                self._add(await asyncio.to_thread(self._build, source))
+            finally:
+                report(None)
+        if self._model is None:
+            return
+        with failures_of(self._model.names[0]):
+            await self._model.start()
+        self._dataplane.models.serve(self._model)
+        info = self._model.engine.info
+        num_groups = len(info.kv_groups)
+        logger.info(
+            "ready: %s on %s; context %d tokens, KV cache %d blocks of %d tokens%s",
+            self._model.names[0],
+            info.runner,
+            info.context_length,
+            info.num_blocks,
+            info.block_size,
+            f", shared by {num_groups} groups of layers" if num_groups > 1 else "",
+        )
+
+    @property
+    def name_and_kind(self) -> tuple[str, Kind] | None:
+        """Of the loaded model; None while there is none, and for one that gives embeddings or scores."""
+        if self._model is None:
+            return None
+        return self._model.names[0], "completion" if self._model.chat_template is None else "chat"
+
+    async def stop(self) -> None:
+        if self._model is not None:
+            await self._model.stop()
+
 
 logger = logging.getLogger("penstock")
 
@@ -78,9 +258,13 @@ class ServedModels:
             self._command_line_model = CommandLineModel(
                 config, self.dataplane, self.repository, budget, board, self._embeddings, new_door
             )
-        refusal = None if self.on_demand is None else NO_TRAFFIC_RULES
         self.traffic = TrafficService(
-            config.traffic.traffic, self.repository, self.dataplane, self.pooling, refusal=refusal
+            config.traffic.traffic,
+            self.repository,
+            self.dataplane,
+            self.pooling,
+            self.other_servers.models,
+            self.on_demand,
         )
         self.repository.host.route(self.traffic.models, self.traffic.table.names.__contains__)
 

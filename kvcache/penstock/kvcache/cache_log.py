@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from penstock.kvcache.pool import BlockHash
+from penstock.kvcache.table import BlockTable
 
 
 class BlocksStored(NamedTuple):
@@ -44,8 +45,17 @@ class CacheLog:
     def __init__(self) -> None:
         self._entries: list[CacheEntry] = []
 
-    def stored(self, entry: BlocksStored) -> None:
-        self._entries.append(entry)
+    def published(self, table: BlockTable, token_ids: Sequence[int], first: int, new: Sequence[bool]) -> None:
+        """`new` says of each block from `first` on whether it was not cached before."""
+        hashes, size, end = table.chain.hashes, table.chain.block_size, first + len(new)
+        while first < end:
+            run = next((index for index in range(first, end) if not new[index - end]), end)
+            if run > first:
+                parent = hashes[first - 1] if first else None
+                tokens = token_ids[first * size : run * size]
+                stored = BlocksStored(table.index, hashes[first:run], parent, tokens, size, table.chain.adapter)
+                self._entries.append(stored)
+            first = run + 1
 
     def removed(self, group: int, block_hash: BlockHash) -> None:
         last = self._entries[-1] if self._entries else None

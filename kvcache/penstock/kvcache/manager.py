@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from penstock.kvcache.cache_log import BlocksStored, CacheLog
+from penstock.kvcache.cache_log import CacheLog
 from penstock.kvcache.hashing import BlockHasher, Chains, HashChain, group_and_hash, group_key
 from penstock.kvcache.integrity import require
 from penstock.kvcache.pool import BlockHash, BlockPool
@@ -297,7 +297,7 @@ class KVCacheManager:
             if self.in_use is not None:
                 self.in_use.update(dict.fromkeys(keys))
             if self._log is not None:
-                _note_stored(self._log, table, token_ids, first, new)
+                self._log.published(table, token_ids, first, new)
             if not table.index:
                 self.computing.published(hashes[start:count])
             table.num_published = count
@@ -378,15 +378,3 @@ class KVCacheManager:
                 require(set(table.block_ids[: table.first]) <= {NO_BLOCK}, "a block behind the window is held")
                 require(tables.capacity <= len(table.block_ids) * table.group.block_size, "capacity without blocks")
         self.computing.check_integrity(self.holders)
-
-
-def _note_stored(log: CacheLog, table: BlockTable, token_ids: Sequence[int], first: int, new: Sequence[bool]) -> None:
-    """`new` says of each block from `first` on whether it was not cached before."""
-    hashes, size, end = table.chain.hashes, table.chain.block_size, first + len(new)
-    while first < end:
-        run = next((index for index in range(first, end) if not new[index - end]), end)
-        if run > first:
-            parent = hashes[first - 1] if first else None
-            tokens = token_ids[first * size : run * size]
-            log.stored(BlocksStored(table.index, hashes[first:run], parent, tokens, size, table.chain.adapter))
-        first = run + 1

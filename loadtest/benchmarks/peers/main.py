@@ -36,7 +36,7 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import OutputOptions
 from penstock.loadtest.report.write import check_files, put
 
-_OWN = ("penstock-server", "openvino", "onnxruntime", "uvicorn", "uvloop", "grpcio")
+_OWN = ("penstock-server", "openvino", "onnxruntime", "httptools", "uvloop", "grpcio")
 """What Penstock's own figures depend on."""
 INTERRUPTED = 130
 """Exit status, as of a shell."""

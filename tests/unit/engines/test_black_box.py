@@ -12,8 +12,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.engines.contract.core import NUM_STEPS, StepRing, StepRow, read_steps
 from penstock.engines.contract.messages import AddRequest, SamplingParams
+from penstock.engines.contract.step_ring import NUM_STEPS, StepRing, StepRow, read_steps
 from penstock.engines.core import EngineCore
 from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.memory import memory_events

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway import embedding_models
+from penstock.gateway import served_models
 from penstock.gateway.configuration.config import Config, overlay
-from penstock.gateway.embedding_models import EmbeddingModels
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.memory.budget import MemoryBudget
+from penstock.gateway.served_models import EmbeddingModels
 
 
 def test_how_the_language_model_keeps_and_multiplies_its_weights_is_its_own(
@@ -19,8 +19,8 @@ def test_how_the_language_model_keeps_and_multiplies_its_weights_is_its_own(
 ) -> None:
     """Mixed activations need weights in 8 or 4 bits, which those beside it do not get."""
     built: list[Config] = []
-    monkeypatch.setattr(embedding_models, "find_model", lambda place: tmp_path)
-    monkeypatch.setattr(embedding_models, "build_pooling_model", lambda config, *_: built.append(config))
+    monkeypatch.setattr(served_models, "find_model", lambda place: tmp_path)
+    monkeypatch.setattr(served_models, "build_pooling_model", lambda config, *_: built.append(config))
     monkeypatch.setattr(EmbeddingModels, "add", lambda self, model: None)
     settings = {"weights": "int8", "activations": "mixed", "embedding_model": ("search=./folder",), "dtype": "auto"}
     plane: Any = None

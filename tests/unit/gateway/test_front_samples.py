@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from penstock.classic.statistics import ModelStatistics
 from penstock.gateway.fronts.counts import Samples, Sums, add, samples_of, take
-from penstock.gateway.metrics.histogram import Histogram
+from penstock.gateway.metrics.requests import Histogram
 
 
 def page(requests: Counter[str], running: int, histogram: Histogram) -> list[Samples]:

@@ -13,7 +13,8 @@ from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.errors import QueueFullError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.load_report import LoadReport, LoadReporter, ReportForm
-from penstock.gateway.metrics.server_load import EndedRequests, EngineLoad, ServerLoad
+from penstock.gateway.metrics.requests import EndedRequests
+from penstock.gateway.metrics.server_load import EngineLoad, ServerLoad
 
 REPORT = LoadReport(
     application_utilization=0.5, rps_fractional=12.0, eps=0.25, named_metrics={"max_token_capacity": 1024}

@@ -17,7 +17,7 @@ from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.memory import estimate as memory_estimate
 from penstock.gateway.memory.budget import CacheWish, Demand
-from penstock.gateway.memory.estimate import estimate
+from penstock.gateway.memory.estimate import StoredSize, estimate
 
 GIB = 1 << 30
 LLAMA_8B = {
@@ -265,6 +265,24 @@ def test_a_draft_model_counts(folder: Path) -> None:
     found = demand("openvino", folder, num_blocks=100, draft_model_dir=str(folder)).host
     assert found.weights == pytest.approx(2 * 2 * PARAMETERS, rel=1e-3)
     assert found.cache.fixed == 2 * 100 * 32 * TOKEN
+
+
+def test_a_draft_model_is_packed_once_beside_mixed_activations(folder: Path) -> None:
+    options = {"num_blocks": 100, "weights": "int8", "draft_model_dir": str(folder)}
+    assert demand("openvino", folder, activations="mixed", **options).host.weights == pytest.approx(
+        3 * PARAMETERS, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(("block_bytes", "bytes_each"), [(144, 0.7), (210, 1.0)])
+def test_blocks_of_gguf_become_what_the_engine_makes_of_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, bytes_each: float
+) -> None:
+    """Q4_K has 4.5 bits and is rounded to 4; Q6_K has 6.6 and keeps 8."""
+    blocks = PARAMETERS // 256
+    stored = [StoredSize("Q4_K" if block_bytes == 144 else "Q6_K", 256 * blocks, block_bytes * blocks, is_matrix=True)]
+    monkeypatch.setattr(memory_estimate, "stored_sizes", lambda folder: stored)
+    assert demand("openvino", folder).host.weights == pytest.approx(PARAMETERS * bytes_each, rel=1e-3)
 
 
 def test_a_draft_head_counts(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

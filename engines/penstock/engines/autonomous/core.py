@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.engines.adapter_loading import adapter_loader
 from penstock.engines.contract.continuous_batcher import BatcherOutput, ContinuousBatcher, NewTokens, StartRequest
-from penstock.engines.contract.core import StepRing
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
     AbortRequests,
@@ -23,6 +22,7 @@ from penstock.engines.contract.messages import (
     StepRecord,
 )
 from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.contract.step_ring import StepRing
 from penstock.engines.errors import (
     EngineError,
     InvalidRequestError,

@@ -14,7 +14,7 @@ import os
 import signal
 import weakref
 
-from penstock.engines.contract.core import STEPS_BYTES, StepRing, StepRow, read_steps
+from penstock.engines.contract.step_ring import STEPS_BYTES, StepRing, StepRow, read_steps
 from penstock.engines.host.memory import memory_events
 
 _MOST_STACK_BYTES = 1 << 16

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.engines.contract.core import StepRow
+from penstock.engines.contract.step_ring import StepRow
 from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.machine_facts import machine, variables, versions
 from penstock.engines.host.memory import memory_events

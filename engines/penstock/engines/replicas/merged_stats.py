@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 from penstock.engines.contract.engine_stats import GAUGES, TIER_GAUGES, TIERS, EngineStats, TierStats
 
@@ -41,7 +42,7 @@ class MergedStats:
 
     def merge(self, stats: Sequence[EngineStats]) -> EngineStats:
         """`stats`: the newest of each engine, in the same order each time."""
-        figures = {name: sum(map(attrgetter(name), stats)) for name in _GAUGES}
+        figures: dict[str, Any] = {name: sum(map(attrgetter(name), stats)) for name in _GAUGES}
         finished: Counter[str] = Counter()
         for counted, newest in zip(self._counted, stats, strict=True):
             counted.look(newest)
@@ -49,11 +50,11 @@ class MergedStats:
         figures |= {
             name: sum(counted.before[name] + counted.seen[name] for counted in self._counted) for name in _COUNTERS
         }
-        tiers = {tier: TierStats(**_named(figures, f"{tier}.")) for tier in TIERS}
+        tiers: dict[str, Any] = {tier: TierStats(**_named(figures, f"{tier}.")) for tier in TIERS}
         own = {name: value for name, value in figures.items() if "." not in name}
         return EngineStats(finished=dict(finished), **own, **tiers)
 
 
-def _named(figures: Mapping[str, float], prefix: str) -> dict[str, float]:
+def _named(figures: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Those whose names begin like this, without that."""
     return {name.removeprefix(prefix): value for name, value in figures.items() if name.startswith(prefix)}

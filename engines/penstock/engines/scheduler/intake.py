@@ -9,7 +9,6 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 
 import msgspec
 
@@ -33,7 +32,7 @@ from penstock.engines.errors import (
 )
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.fair_queue import make_queue
-from penstock.engines.scheduler.pending import NeedsOf, Pending, no_needs
+from penstock.engines.scheduler.pending import NeedsOf, PassedBy, Pending, no_needs
 from penstock.engines.scheduler.queues import order_key
 from penstock.engines.scheduler.request import Request, RequestStatus
 from penstock.kvcache.integrity import require
@@ -51,7 +50,7 @@ class Intake:
         self.waiting = make_queue(config.policy)
         self.num_waiting_tokens = 0
         """Known tokens of requests that wait."""
-        self._passed_by = _PassedBy()
+        self._passed_by = PassedBy[Request]()
         self._failed: list[Pending] = []
         """Those that requests may have waited for, since `due`."""
         self.stats = EngineStats(num_blocks=info.num_blocks)
@@ -175,7 +174,7 @@ class Intake:
     def __iter__(self) -> Iterator[Request]:
         """All that wait, those that are passed by included."""
         yield from self.waiting
-        yield from self._passed_by
+        yield from self._passed_by.requests
 
     def enqueue(self, request: Request) -> None:
         self.waiting.push(request)
@@ -295,50 +294,6 @@ def _without_prompt_logprobs(message: AddRequest) -> AddRequest:
     if isinstance(message.params, PoolingParams) or message.params.prompt_logprobs is None:
         return message
     return msgspec.structs.replace(message, params=msgspec.structs.replace(message.params, prompt_logprobs=None))
-
-
-class _PassedBy:
-    """Waiting requests that others may overtake, by what they wait for: it is looked at once in each step, however
-    many wait for it."""
-
-    def __init__(self) -> None:
-        self._groups: dict[Pending, dict[int, Request]] = {}
-        self._pending: dict[int, Pending] = {}
-        """By the ids of requests."""
-
-    def __len__(self) -> int:
-        return len(self._pending)
-
-    def __iter__(self) -> Iterator[Request]:
-        return chain.from_iterable(requests.values() for requests in self._groups.values())
-
-    def add(self, request: Request, pending: Pending) -> None:
-        self._groups.setdefault(pending, {})[request.id] = request
-        self._pending[request.id] = pending
-
-    def remove(self, request: Request) -> bool:
-        """False: it is not among them."""
-        pending = self._pending.pop(request.id, None)
-        if pending is None:
-            return False
-        requests = self._groups[pending]
-        del requests[request.id]
-        if not requests:
-            del self._groups[pending]
-        return True
-
-    @property
-    def has_unblocked(self) -> bool:
-        """Whether some of them wait for nothing any more."""
-        return not all(pending.is_pending for pending in self._groups)
-
-    def take_unblocked(self) -> list[Request]:
-        """Takes those out that wait for nothing any more."""
-        over = [pending for pending in self._groups if not pending.is_pending]
-        unblocked = [request for pending in over for request in self._groups.pop(pending).values()]
-        for request in unblocked:
-            del self._pending[request.id]
-        return unblocked
 
 
 class _Deadlines:

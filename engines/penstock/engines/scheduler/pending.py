@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.engines.contract.messages import AddRequest, CallReply, Grammar
 from penstock.engines.errors import PenstockError
@@ -33,6 +34,55 @@ then."""
 def no_needs(message: AddRequest) -> Sequence[Pending]:
     """A NeedsOf where nothing works beside the steps."""
     return ()
+
+
+class HasId(Protocol):
+    @property
+    def id(self) -> int: ...
+
+
+R = TypeVar("R", bound=HasId)
+
+
+class PassedBy(dict[int, Pending], Generic[R]):
+    """Waiting requests that others may overtake: what each waits for, by its id. Each such thing is looked at once in a
+    step, however many wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._groups: dict[Pending, dict[int, R]] = {}
+
+    @property
+    def requests(self) -> Iterator[R]:
+        return chain.from_iterable(requests.values() for requests in self._groups.values())
+
+    def add(self, request: R, pending: Pending) -> None:
+        self._groups.setdefault(pending, {})[request.id] = request
+        self[request.id] = pending
+
+    def remove(self, request: R) -> bool:
+        """False: it is not among them."""
+        pending = self.pop(request.id, None)
+        if pending is None:
+            return False
+        requests = self._groups[pending]
+        del requests[request.id]
+        if not requests:
+            del self._groups[pending]
+        return True
+
+    @property
+    def has_unblocked(self) -> bool:
+        """Whether some of them wait for nothing any more."""
+        return not all(pending.is_pending for pending in self._groups)
+
+    def take_unblocked(self) -> list[R]:
+        """Takes those out that wait for nothing any more."""
+        over = [pending for pending in self._groups if not pending.is_pending]
+        unblocked = [request for pending in over for request in self._groups.pop(pending).values()]
+        for request in unblocked:
+            del self[request.id]
+        return unblocked
 
 
 class SideWork(Protocol):

@@ -25,8 +25,8 @@ from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.pending import NeedsOf, no_needs
 from penstock.engines.scheduler.prefetch import Prefetches
 from penstock.engines.scheduler.queues import Policy
-from penstock.engines.scheduler.request import Request, RequestStatus
-from penstock.engines.scheduler.running import Run, RunningRequests, StepUnderWay
+from penstock.engines.scheduler.request import Request, RequestStatus, Run
+from penstock.engines.scheduler.running import RunningRequests, StepUnderWay
 from penstock.engines.scheduler.speculation import Speculation
 from penstock.engines.scheduler.trials import Trials
 from penstock.kvcache import BlockTables, IntegrityError, KVCacheManager, largest_chunk

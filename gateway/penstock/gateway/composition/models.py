@@ -28,23 +28,19 @@ from penstock.gateway.llm.models import LoadedModel, find_model, is_hub_id
 from penstock.gateway.memory.budget import MemoryBudget
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.machine import GpuMetrics
+from penstock.gateway.on_demand.loads import OnDemandSettings
 from penstock.gateway.on_demand.on_demand import OnDemand
-from penstock.gateway.on_demand.settings import OnDemandSettings
 from penstock.gateway.pooling.kserve_model import unloaded_config
 from penstock.gateway.pooling.plane import PoolingPlane
-from penstock.gateway.repository.cache_config import build_cache
 from penstock.gateway.repository.checking import RepositoryCheck, Verdict
 from penstock.gateway.repository.classic_loader import ClassicLoaders
+from penstock.gateway.repository.loading import Loader, Loaders
 from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.planning import Loader, Loaders
-from penstock.gateway.repository.rate_limits import build_rate_limiter
-from penstock.gateway.repository.settings import RepositorySettings
+from penstock.gateway.repository.settings import RepositorySettings, build_cache, build_rate_limiter
 from penstock.gateway.repository.storage import Repository
 from penstock.gateway.upstream.other_servers import UPSTREAM_BACKEND, OtherServers
 
 logger = logging.getLogger(__name__)
-
-NO_TRAFFIC_RULES = "a server with --load-on-demand cannot have traffic rules"
 
 
 def build_on_demand(config: Config) -> OnDemand | None:
@@ -58,8 +54,6 @@ def build_on_demand(config: Config) -> OnDemand | None:
         return None
     if repository.model_control_mode != "explicit":
         raise ConfigError("load-on-demand: needs --model-control-mode=explicit")
-    if config.traffic.traffic:
-        raise ConfigError(f"traffic: {NO_TRAFFIC_RULES}")
     return OnDemand(
         OnDemandSettings(
             wait_seconds=repository.load_on_demand_wait,

@@ -18,8 +18,8 @@ from penstock.gateway.front.load_report import LoadReporter, ReportForm
 from penstock.gateway.http.routes import Handle
 from penstock.gateway.http.settings import AppSettings
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.metrics.requests import RequestMetrics
-from penstock.gateway.metrics.server_load import EndedRequests, EngineLoad, ServerLoad
+from penstock.gateway.metrics.requests import EndedRequests, RequestMetrics
+from penstock.gateway.metrics.server_load import EngineLoad, ServerLoad
 from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.usage.ledger import UsageLedger
 

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from penstock.engines.replicas.state import RoutingPolicy
+
 Api = Literal["chat", "completions", "embeddings"]
 
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -89,6 +91,8 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Between two pieces of an answer."""
     answer_timeout: _Seconds = 600.0
     """Until an answer that does not stream begins."""
+    routing: RoutingPolicy = RoutingPolicy.PREFIX
+    """Which of several servers gets a request."""
     max_in_flight: Annotated[int, Meta(ge=1, le=65_536)] = 256
     retries: Annotated[int, Meta(ge=0, le=8)] = 2
     """Of a request, at most."""

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.engines.errors import (
     CancelledError,
@@ -105,6 +105,21 @@ class Principal:
 ANYONE = Principal()
 
 
+class RoutedName(Protocol):
+    """A public name with traffic rules, and the target that a request has got."""
+
+    @property
+    def name(self) -> str:
+        """The public one."""
+        ...
+
+    @property
+    def listener(self) -> Callable[[], Callable[[int, str], None] | None]:
+        """Gives what is to be called with each choice's number and text as an answer comes, which begins then; None:
+        nobody compares it."""
+        ...
+
+
 def new_request_id() -> str:
     return f"{_PROCESS_ID}{next(_numbers):012x}"
 
@@ -130,7 +145,7 @@ class RequestContext:
     """By lower-case name; of several with the same name the first one."""
     strict: bool = False
     """What `ignore` would note is refused (--strict-requests)."""
-    routed: object = None
+    routed: RoutedName | None = None
     """What stands for the model, where the request's name has several (`traffic/`): chosen once."""
     infers: bool = False
     """It asks a model for work, and has been let in (`count`)."""
@@ -194,12 +209,25 @@ class RequestContext:
         if field not in ignored and len(ignored) < MAX_IGNORED:
             self.record.ignored = (*ignored, field)
 
+    def require_model(self, model: str) -> str:
+        """The name under which the client knows the model. Raises PermissionDeniedError where its key may not use
+        that."""
+        name = model if self.routed is None else self.routed.name
+        self.principal.require_model(name)
+        return name
+
     def uses(self, model: str) -> bool:
         return model in self._used
 
     def use(self, model: str, end: Callable[[], None]) -> None:
         """The model stays loaded until the request's `end`, which calls this one. Once for a model."""
         self._used[model] = end
+
+    def end_use(self, model: str) -> None:
+        """The request does not need this model, after all."""
+        end = self._used.pop(model, None)
+        if end is not None:
+            end()
 
     def hold_body(self, budget: BodyBudget, size: int, *, small: bool = False) -> None:
         """So many more bytes of the request are in memory, until its `end`. Raises OverloadedError.

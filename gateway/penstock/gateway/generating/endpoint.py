@@ -161,8 +161,7 @@ class GeneratingEndpoint(ABC, Generic[_R]):
 
 class TranslatingEndpoint(GeneratingEndpoint[_R]):
     async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
-        by_name = self._settings.text_models.by_name
-        model = by_name.get(self._model_name(request)) if by_name else None
+        model = self._settings.text_models.find(self._model_name(request), exchange.context, "chat")
         if model is None:
             return request
         name = await self._answered_elsewhere(exchange, request, cast("OtherModel", model))

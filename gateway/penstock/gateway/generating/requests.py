@@ -130,7 +130,7 @@ def default_model(
     """`models`: the names of each that the route can use, but for those of other servers, which know `api`. Raises
     InvalidRequestError, and PermissionDeniedError for a key that may use none."""
     may_use = context.principal.may_use
-    others = ([name] for name, model in settings.text_models.by_name.items() if api in model.apis)
+    others = ([name] for name, model in settings.text_models.listed().items() if api in model.apis)
     usable = [names for names in ([*filter(may_use, names)] for names in chain(models, others)) if names]
     default = settings.default_model
     if any(default in names for names in usable):

@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from penstock.engines.errors import PenstockError
 from penstock.gateway.front.call import Detached
-from penstock.gateway.front.context import Principal
+from penstock.gateway.front.context import Principal, RoutedName
 from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.routes import Handle
@@ -39,9 +39,10 @@ async def ask_in_background(
     principal: Principal,
     settings: AppSettings,
     error_form: ErrorForm = OPENAI_ERRORS,
+    routed: RoutedName | None = None,
 ) -> InnerAnswer:
     """POSTs JSON to a route, and awaits the whole answer, an error's too. It has the access log, the
-    metrics and the drain of all requests, and computes in idle steps alone."""
+    metrics and the drain of all requests, and computes in idle steps alone. `routed`: the target of its model."""
     sent = False
 
     async def receive() -> Message:
@@ -67,6 +68,7 @@ async def ask_in_background(
     exchange = Exchange(scope, receive, send, settings.drain)
     exchange.error_form = error_form
     context = exchange.context
+    context.routed = routed
     answer = InnerAnswer(context.id)
     context.principal, context.background, context.record.route = principal, True, route
     await Detached(context, settings.journal, partial(_answered, exchange, handle)).run()

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.gateway.front.context import RequestContext
 from penstock.gateway.http.exchange import Exchange
 
 
@@ -42,19 +43,45 @@ class TextModel(Protocol):
         ...
 
 
+class TextRouting(Protocol):
+    """Names with traffic rules."""
+
+    def text_model(self, name: str, context: RequestContext, api: str, body: bytes | None) -> TextModel | None:
+        """The target of this request, where that is a text model. `body`: the request as `api` has it; None: it came by
+        another one. Raises PenstockError."""
+        ...
+
+    def text_names(self) -> list[tuple[str, TextModel]]:
+        """Those that only text models serve now, each with the first of them."""
+        ...
+
+
 class TextModels:
-    """By public name."""
+    """By name."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, TextModel] = {}
+        self.routing: TextRouting | None = None
+        """None while no name has traffic rules."""
+
+    def find(self, name: str, context: RequestContext, api: str, body: bytes | None = None) -> TextModel | None:
+        """The text model that gets the request of `context`; None: it is for a model of this server. `body`: as
+        TextRouting has it. Raises PenstockError."""
+        routed = None if self.routing is None else self.routing.text_model(name, context, api, body)
+        is_chosen = context.routed is not None and context.routed.name == name
+        return routed if routed is not None or is_chosen else self.by_name.get(name)
+
+    def listed(self) -> dict[str, TextModel]:
+        """By all names that clients may know."""
+        return self.by_name if self.routing is None else {**self.by_name, **dict(self.routing.text_names())}
 
     async def answer(self, exchange: Exchange, api: str | None, body: bytes) -> bytes | None:
         """Lets one of them answer, and returns None; or returns the body, which is for a model of this server. `api`:
         by which they can be asked with this body; None: they cannot be. Raises PenstockError."""
-        if api is None or not self.by_name:
+        if api is None or not (self.by_name or self.routing):
             return body
         name = _model_name(body)
-        model = None if name is None else self.by_name.get(name)
+        model = None if name is None else self.find(name, exchange.context, api, body)
         return body if model is None else await model.answer(exchange, api, body)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from penstock.classic.base import InferModel, reports_ready
 from penstock.classic.model_config import ModelConfig, ModelInput, ModelOutput, config_json, datatype_name
 from penstock.classic.statistics import BatchStatistics, Duration, ResponseStatistics
-from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, PenstockError
+from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, PenstockError
 from penstock.gateway.front.context import Principal
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.kserve.context import KServe
@@ -136,8 +136,8 @@ def statistics(models: ModelStore, caller: Principal, name: str = "", version: s
     """`{"model_stats": [...]}` of all models that the caller may use, of one in all its ready versions, or of one
     version.
 
-    Raises InvalidRequestError for a model that is not there: Triton's 400, where everything else says 404;
-    PermissionDeniedError.
+    Raises InvalidRequestError for a model that is not there or not ready: Triton's 400, where everything else says 404
+    or 503; PermissionDeniedError.
     """
     if name:
         caller.require_model(name)
@@ -155,7 +155,7 @@ def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]
         if isinstance(model, ServedByOthers):
             return model.others()
         return [models.model(name, str(one)) for one in models.versions(name)] or [model]
-    except ModelNotFoundError:
+    except (ModelNotFoundError, NotReadyError):
         if models.versions(name):
             raise InvalidRequestError(f"requested model version is not available for model '{name}'") from None
         raise InvalidRequestError(f"requested model '{name}' is not available") from None

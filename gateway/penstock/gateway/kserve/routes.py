@@ -25,7 +25,7 @@ from penstock.gateway.front.access import (
 )
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.http.routes import Api, Handle, Route
-from penstock.gateway.kserve import http_models, repository_http, settings_http
+from penstock.gateway.kserve import http_administration, http_models
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.errors import KSERVE_ERRORS
 from penstock.gateway.kserve.generate import generate
@@ -53,7 +53,8 @@ def kserve_routes(context: KServe) -> list[Route]:
 
 
 def _server_rows(context: KServe) -> list[Row]:
-    logs, traces = partial(settings_http.log_settings, context), partial(settings_http.trace_settings, context)
+    logs = partial(http_administration.log_settings, context)
+    traces = partial(http_administration.trace_settings, context)
     return [
         ("GET", "/v2", SEE_METADATA, partial(http_models.server, context)),
         ("GET", "/v2/health/live", PROBE, partial(http_models.live, context)),
@@ -68,7 +69,7 @@ def _server_rows(context: KServe) -> list[Row]:
 
 def _model_rows(context: KServe) -> list[Row]:
     async def traces(exchange: Exchange, name: str, version: str, *, update: bool) -> None:
-        await settings_http.trace_settings(context, exchange, name, update=update)
+        await http_administration.trace_settings(context, exchange, name, update=update)
 
     one, traced = "/v2/models/{model}", "/v2/models/{model}/trace/setting"
     answers: tuple[tuple[str, str, Access, AnswerModel], ...] = (
@@ -101,9 +102,9 @@ def _repository_rows(context: KServe) -> list[Row]:
 
     one = "/v2/repository/models/{model}"
     return [
-        ("POST", "/v2/repository/index", SEE_REPOSITORY, partial(repository_http.repository_index, context)),
-        ("POST", f"{one}/load", CHANGE_MODELS, of_model(repository_http.load_model)),
-        ("POST", f"{one}/unload", CHANGE_MODELS, of_model(repository_http.unload_model)),
+        ("POST", "/v2/repository/index", SEE_REPOSITORY, partial(http_administration.repository_index, context)),
+        ("POST", f"{one}/load", CHANGE_MODELS, of_model(http_administration.load_model)),
+        ("POST", f"{one}/unload", CHANGE_MODELS, of_model(http_administration.unload_model)),
     ]
 
 
@@ -111,8 +112,8 @@ def _memory_rows(context: KServe) -> list[Row]:
     def of_region(answer: Callable[[KServe, Exchange, str, str], Awaitable[None]], kind: str) -> Handle:
         return lambda exchange: answer(context, exchange, kind, exchange.names["region"])
 
-    status, unregister = settings_http.shared_memory_status, settings_http.unregister_shared_memory
-    register = settings_http.register_shared_memory
+    status, unregister = http_administration.shared_memory_status, http_administration.unregister_shared_memory
+    register = http_administration.register_shared_memory
     rows: list[Row] = []
     for kind in ("system", "cuda"):
         every = f"/v2/{kind}sharedmemory"

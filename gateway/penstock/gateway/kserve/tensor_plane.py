@@ -106,7 +106,7 @@ class TensorPlane:
     async def find(self, name: str, version: str, context: RequestContext) -> InferModel:
         """The model that serves the request, which is loaded for it if need be. Raises PenstockError."""
         if self._on_demand is not None:
-            await self._on_demand.use(name, context)
+            await self._on_demand.use(name, context, version)
         return self._usable(name, version, context)
 
     def _usable(self, name: str, version: str, context: RequestContext) -> InferModel:

@@ -27,9 +27,8 @@ from penstock.gateway.llm.adapters import Adapter
 from penstock.gateway.llm.choice_output import Candidate, ChoiceDelta, TokenLogprob
 from penstock.gateway.llm.generate_request import GenerateRequest, prompt_tokens, tokenized_params
 from penstock.gateway.llm.generation import Generation, Usage
-from penstock.gateway.llm.language_models import LanguageModels
+from penstock.gateway.llm.language_models import AcceptedCall, LanguageModels
 from penstock.gateway.llm.models import LoadedModel, ServedModel
-from penstock.gateway.llm.name_routing import AcceptedCall
 from penstock.gateway.llm.prompts import ChatValues, chat_text, encode_prompts
 from penstock.tokenizers import ChatTemplateError, Tokenizer
 

@@ -18,7 +18,7 @@ from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.tokenizers import StopStrings, Tokenizer
 
 if TYPE_CHECKING:
-    from penstock.gateway.llm.name_routing import AcceptedCall
+    from penstock.gateway.llm.language_models import AcceptedCall
 
 
 @dataclass(slots=True)

@@ -3,14 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, ModelNotFoundError, NotReadyError
 from penstock.gateway.front.changes import Changes
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.loading_board import LoadingBoard
+from penstock.gateway.front.record import Outcome
+from penstock.gateway.llm.choice_output import ChoiceDelta
+from penstock.gateway.llm.generate_request import GenerateRequest
 from penstock.gateway.llm.models import LoadedModel, NameHolder, ServedModel
-from penstock.gateway.llm.name_routing import NameRouting
+from penstock.gateway.llm.prompts import ChatValues
 from penstock.gateway.on_demand.on_demand import OnDemand
+
+
+class AcceptedCall(Protocol):
+    """A request, from its acceptance by the target that serves it."""
+
+    watched: bool
+    """Whether `took` is to be called."""
+
+    def took(self, deltas: list[ChoiceDelta]) -> None:
+        """Its generation has given these out. The list may change afterwards."""
+
+    def responded(self) -> None:
+        """There is a first token. Idempotent."""
+
+    def end(self, outcome: Outcome) -> None:
+        """Idempotent."""
+
+
+class NameRouting(Protocol):
+    def has(self, name: str) -> bool: ...
+
+    def names(self) -> list[str]:
+        """Those that a model of this server serves now."""
+        ...
+
+    def names_on_demand(self) -> list[str]:
+        """Those whose next request loads a model."""
+        ...
+
+    def model_to_load(self, name: str, context: RequestContext) -> str:
+        """The target's model. Raises PenstockError."""
+        ...
+
+    def find(self, name: str, context: RequestContext | None) -> NameHolder:
+        """The target for this request: the same at each call, even if the rule was removed meanwhile. Without a context
+        the first target that is there. A name without a rule is a model's own. Raises PenstockError."""
+        ...
+
+    def rendered(self, context: RequestContext, values: ChatValues, *, cut: bool) -> None:
+        """A chat became a prompt for the request's target."""
+
+    def accepted(self, request: GenerateRequest) -> AcceptedCall:
+        """The target that `find` has given gets the request."""
+        ...
 
 
 class LanguageModels:
@@ -76,10 +124,18 @@ class LanguageModels:
     async def load_on_demand(self, name: str, context: RequestContext) -> None:
         """To be awaited before a request looks its model up. Returns when the model is loaded, if requests may load it;
         it stays until the request's end. Raises OverloadedError, DeadlineExceededError."""
-        if self._on_demand is not None:
-            holder = self.holder(name)
-            if holder is None or context.principal.may_use(name):
-                await self._on_demand.use_language_model(name if holder is None else holder.model.names[0], context)
+        if self._on_demand is None:
+            return
+        if self.routing is not None and self.routing.has(name):
+            target = self.routing.model_to_load(name, context)
+            await self._on_demand.use_allowed(self._own_name(target), context)
+        elif context.principal.may_use(name) and self._on_demand.may_generate(own := self._own_name(name)):
+            await self._on_demand.use_allowed(own, context)
+
+    def _own_name(self, name: str) -> str:
+        """Of the model that has this name or an adapter of this name."""
+        holder = self.holder(name)
+        return name if holder is None else holder.model.names[0]
 
     def keep(self, model: LoadedModel, seconds: float | None, context: RequestContext) -> bool:
         """How long a model that sleeps or is loaded on demand stays without a request from now on; None: for ever. With
@@ -114,7 +170,9 @@ class LanguageModels:
 
     def names_on_demand(self) -> list[str]:
         """Names of models that are not loaded, and that a request would load."""
-        return [] if self._on_demand is None else self._on_demand.language_models()
+        if self._on_demand is None:
+            return []
+        return [*self._on_demand.language_models(), *(() if self.routing is None else self.routing.names_on_demand())]
 
     def usable(self, may_use: Callable[[str], bool]) -> list[list[str]]:
         """The names of each model that a request may ask for: of models that are loaded or are being loaded, of those

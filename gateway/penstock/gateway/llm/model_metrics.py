@@ -13,7 +13,7 @@ from penstock.engines.contract.messages import StepRecord
 from penstock.engines.process.liveness import Liveness
 from penstock.engines.replicas.state import ReplicaState, Replicated
 from penstock.gateway.llm.adapters import AdapterSet
-from penstock.gateway.metrics.histogram import Histogram
+from penstock.gateway.metrics.requests import Histogram
 
 _LATENCY = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _GAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)

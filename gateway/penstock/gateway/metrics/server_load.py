@@ -1,22 +1,15 @@
-"""The server's load as balancers are told it: how full its engines are, and how many requests end in a second."""
+"""The server's load as balancers are told it: how full its engines are, how many requests end in a second."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from penstock.engines.contract.engine_stats import EngineStats
-from penstock.gateway.front.context import RequestContext
 from penstock.gateway.front.load_report import LoadReport
-from penstock.gateway.front.record import Outcome
 from penstock.gateway.metrics.machine import CpuMeter, memory_bytes
-
-_WINDOW = 10
-"""Seconds over which ends are counted."""
-_FAILURES = frozenset({Outcome.SERVER_ERROR, Outcome.REFUSED, Outcome.DEADLINE})
-"""What is the server's fault, or its load's."""
+from penstock.gateway.metrics.requests import EndedRequests
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +28,6 @@ class EngineLoad:
         stats = self.stats
         blocks = 1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0
         return max((stats.num_running + stats.num_waiting) / self.max_num_seqs, blocks)
-
-
-class EndedRequests:
-    """How many inferences have ended in each of the last seconds. A hook of the journal."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began = clock()
-        self._seconds: deque[tuple[int, list[int]]] = deque()
-        """(second, [ended, failed]), the newest last."""
-
-    def __call__(self, context: RequestContext) -> None:
-        if not context.infers:
-            return
-        second = int(self._clock())
-        if not self._seconds or self._seconds[-1][0] != second:
-            self._seconds.append((second, [0, 0]))
-            self._forget(second)
-        counts = self._seconds[-1][1]
-        counts[0] += 1
-        counts[1] += context.record.outcome in _FAILURES
-
-    def per_second(self) -> tuple[float, float]:
-        """(ended, failed). The second that has just begun counts with the part of it that is over."""
-        now = self._clock()
-        self._forget(int(now))
-        span = min(now - self._began, now - int(now) + _WINDOW - 1)
-        ended, failed = (sum(counts[which] for _, counts in self._seconds) for which in (0, 1))
-        return (ended / span, failed / span) if span > 0 else (0.0, 0.0)
-
-    def _forget(self, second: int) -> None:
-        while self._seconds and self._seconds[0][0] <= second - _WINDOW:
-            self._seconds.popleft()
 
 
 class ServerLoad:

@@ -261,7 +261,7 @@ class Pull:
 
     async def _states(self, tagged_name: str, exchange: Exchange) -> list[dict[str, Any]]:
         """Raises ModelNotFoundError, NotReadyError, PermissionDeniedError."""
-        upstream = self._settings.text_models.by_name
+        upstream = self._settings.text_models.listed()
         name = model_name(tagged_name, upstream.__contains__)
         layers = []
         if name in upstream:

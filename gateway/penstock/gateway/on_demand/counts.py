@@ -1,4 +1,4 @@
-"""What loading on demand has done so far, and the same as metrics."""
+"""Counts of what loading on demand has done, as metrics."""
 
 from __future__ import annotations
 

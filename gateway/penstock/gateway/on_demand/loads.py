@@ -1,10 +1,21 @@
-"""What loading on demand needs of the model repository."""
+"""The settings of loading on demand, and the repository as it sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDemandSettings:
+    wait_seconds: float = 300.0
+    """The longest that a request waits for its model."""
+    most_waiting: int = 1024
+    """Requests that wait at the same time, for all models together."""
+    idle_seconds: float = 0.0
+    """A model that nobody has used for so long is unloaded; 0: none is."""
 
 
 class Loads(Protocol):
@@ -20,6 +31,10 @@ class Loads(Protocol):
 
     def stored(self) -> list[str]:
         """The names of all models of the repositories, as last seen."""
+        ...
+
+    def knows(self, name: str) -> bool:
+        """Whether `stored` has it."""
         ...
 
     def serves(self, name: str) -> bool: ...

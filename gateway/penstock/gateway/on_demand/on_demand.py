@@ -1,4 +1,4 @@
-"""Loads models when requests ask for them, and unloads others to make room.
+"""Loading on demand: models are loaded when requests ask for them, and others unloaded to make room.
 
 A load uses its model, and then each request that waited for it, without a gap, until the request's end: what is in use
 stays. `residents.py` says what may be unloaded. If that is not enough, models that have had their time take no new
@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.engines.errors import (
     DeadlineExceededError,
@@ -28,15 +29,26 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.front.context import Principal, RequestContext, Role, deadline_exceeded
 from penstock.gateway.on_demand.counts import Counts
-from penstock.gateway.on_demand.failures import Failures
-from penstock.gateway.on_demand.loads import Loads
-from penstock.gateway.on_demand.residents import Residents, choose
-from penstock.gateway.on_demand.settings import OnDemandSettings
+from penstock.gateway.on_demand.loads import Loads, OnDemandSettings
+from penstock.gateway.on_demand.residents import Failures, Residents, choose
 
 logger = logging.getLogger("penstock")
 
 Check = Callable[[Collection[str]], object]
 """Raises MemoryBudgetError if a model would not fit even without these."""
+
+
+class PublicNames(Protocol):
+    """Names with traffic rules."""
+
+    def targets(self, name: str) -> list[str]:
+        """The models that a name may lead to; empty for one without a rule."""
+        ...
+
+    def target(self, name: str, version: str, context: RequestContext) -> str | None:
+        """The model that has to be loaded for a request; None: looking the name up says what is wrong."""
+        ...
+
 
 FOR_ROOM = "unloaded to make room"
 IDLE = "unloaded because nobody used it"
@@ -87,6 +99,8 @@ class OnDemand:
         self._idle_changed = asyncio.Event()
         """A model that has its own idle time may be due earlier than was known."""
         self.counts = Counts()
+        self.public: PublicNames | None = None
+        """None while no name has a traffic rule."""
 
     def attach(self, loads: Loads) -> None:
         self._loads = loads
@@ -98,20 +112,40 @@ class OnDemand:
         not be loaded is not tried again."""
         if not caller.may_use(name):
             return False
-        if self._loads.serves(name):
+        targets = self._targets(name)
+        if any(map(self._loads.serves, targets)):
             return True
-        if name in self._held_out or not await self._loads.exists(name):
-            return False
-        self._check_failure(name)
-        return True
+        failure: NotReadyError | None = None
+        for target in targets:
+            try:
+                if target not in self._held_out and await self._loads.exists(target):
+                    self._check_failure(target)
+                    return True
+            except NotReadyError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return False
+
+    def _targets(self, name: str) -> list[str]:
+        """Of a name without a traffic rule the model itself; that of one with a rule comes last."""
+        return [name] if self.public is None else [*self.public.targets(name), name]
 
     def offers_now(self, name: str) -> bool:
         """The same for anybody, as far as it is known: what readiness says of a model that is not loaded."""
-        return (
-            name not in self._held_out
-            and name in self._loads.stored()
-            and self._failures.current(name, self._clock()) is None
-        )
+        with suppress(NotReadyError):
+            return any(map(self.would_load, self._targets(name)))
+        return False
+
+    def would_load(self, name: str, *, generates: bool = False) -> bool:
+        """Whether a request would load this model, which is not loaded, as far as it is known. `generates`: only
+        language models count. Raises NotReadyError as `offers`."""
+        if name in self._held_out or not self._loads.knows(name):
+            return False
+        if generates and not self.may_generate(name):
+            return False
+        self._check_failure(name)
+        return True
 
     def language_models(self) -> list[str]:
         """Those that are not loaded and would be."""
@@ -121,23 +155,37 @@ class OnDemand:
             if self._loads.is_language_model(name) and not self._loads.serves(name) and name not in self._held_out
         ]
 
-    async def use_language_model(self, name: str, context: RequestContext) -> None:
-        """As `use`; nothing is loaded that is known to be another kind of model."""
-        if self._loads.is_language_model(name) is not False:
-            await self.use(name, context)
+    def may_generate(self, name: str) -> bool:
+        """False for a model that is known to be of another kind than those that generate."""
+        return self._loads.is_language_model(name) is not False
 
-    async def use(self, name: str, context: RequestContext) -> None:
+    async def use(self, name: str, context: RequestContext, version: str = "") -> None:
         """Returns when the model serves; it stays until the request has ended. For a model that there is not, or that
         the caller may not use, nothing happens: looking it up says what is wrong.
 
         Raises QueueFullError, NotReadyError, DeadlineExceededError, and what the load raised.
         """
-        if context.uses(name) or not await self.offers(name, context.principal):
-            return
-        if self._loads.serves(name) and not self.is_closing(name):
-            context.use(name, self._used(name))
-        else:
-            context.use(name, await self._wait(name, context.deadline))
+        if context.principal.may_use(name):
+            target = name if self.public is None else self.public.target(name, version, context)
+            if target is not None:
+                await self.use_allowed(target, context)
+
+    async def use_allowed(self, name: str, context: RequestContext) -> None:
+        """As `use`, for a model that the caller may use, by its own name or by a public one."""
+        if not context.uses(name):
+            end = await self._use(name, context.deadline, waits=self.is_closing(name))
+            if end is not None:
+                context.use(name, end)
+
+    async def _use(self, name: str, deadline: float | None, *, waits: bool) -> Callable[[], None] | None:
+        """What ends the use; None: there is no such model. `waits`: also for a model that serves. Raises as `use`."""
+        if self._loads.serves(name) and not waits:
+            return self._used(name)
+        if not self._loads.serves(name):
+            if name in self._held_out or not await self._loads.exists(name):
+                return None
+            self._check_failure(name)
+        return await self._wait(name, deadline)
 
     def keep(self, name: str, seconds: float | None, caller: Principal) -> bool:
         """How long the model stays without a request from now on, in place of `idle_seconds`, until it is unloaded;
@@ -165,9 +213,16 @@ class OnDemand:
     async def use_for_model(self, name: str, deadline: float | None) -> Callable[[], None]:
         """As `use`, for a model that asks another one; to be called at the end. Nobody holds such requests back: those
         of the model that asks would not end."""
-        if not await self.offers(name, Principal()):
-            return lambda: None
-        return self._used(name) if self._loads.serves(name) else await self._wait(name, deadline)
+        targets = [] if self.public is None else self.public.targets(name)
+        if not targets:
+            return await self._use(name, deadline, waits=False) or no_use
+        if not any(map(self._loads.serves, targets)):
+            for target in targets:  # one of them tells what all are like; the request uses the one that it gets
+                end = await self._use(target, deadline, waits=False)
+                if end is not None:
+                    end()
+                    break
+        return no_use
 
     # What the repository tells
 
@@ -413,6 +468,10 @@ class OnDemand:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
+
+
+def no_use() -> None:
+    """There is no use to end."""
 
 
 def _without(staying: Collection[str], names: Iterable[str]) -> list[str]:

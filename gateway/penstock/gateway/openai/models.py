@@ -50,7 +50,7 @@ class ModelObjects:
         objects = [_model_object(model) for model in self._dataplane.models.served()]
         objects += [_pooling_object(name, model) for name, model in self._pooling.loaded_names()]
         objects += [_unloaded(name) for name in self._dataplane.models.names_on_demand()]
-        objects += [_text_object(name, model) for name, model in self._others.by_name.items()]
+        objects += [_text_object(name, model) for name, model in self._others.listed().items()]
         return [each for each in objects if principal.may_use(each.id)]
 
     def one(self, name: str, principal: Principal) -> ModelObject:
@@ -69,10 +69,13 @@ class ModelObjects:
 
     def _found(self, name: str) -> ModelObject:
         pooling = dict(self._pooling.loaded_names()).get(name)
+        if pooling is None and self._pooling.has(name):
+            pooling = self._pooling.find_own(name)  # says that it is loading
         if pooling is not None:
             return _pooling_object(name, pooling)
-        if name in self._others.by_name:
-            return _text_object(name, self._others.by_name[name])
+        others = self._others.listed()
+        if name in others:
+            return _text_object(name, others[name])
         if name in self._dataplane.models.names_on_demand():
             return _unloaded(name)
         return _model_object(self._dataplane.model(name))

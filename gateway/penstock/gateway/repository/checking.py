@@ -1,11 +1,15 @@
-"""What becomes of the models of a repository, without loading them: `penstock check`. Blocks."""
+"""`penstock check`: what becomes of the models of a repository, without loading them. Blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
+
+import msgspec
 
 from penstock.classic.base import InferModel
 from penstock.classic.batching.rate_limiter import has_rate_limits
@@ -14,16 +18,15 @@ from penstock.classic.ensemble.wiring import wire
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, PenstockError
+from penstock.gateway.configuration.config import LISTS, SECTIONS, Config, ConfigError, load_config
+from penstock.gateway.configuration.flags import add_sections
 from penstock.gateway.repository.catalogue import Catalogue
-from penstock.gateway.repository.config_fields import FIELDS, Fate
+from penstock.gateway.repository.config_fields import FIELDS, Fate, field_lines, set_paths
 from penstock.gateway.repository.config_file import config_path
-from penstock.gateway.repository.field_lines import field_lines
-from penstock.gateway.repository.layout import available_versions
-from penstock.gateway.repository.planning import Loaders, plan_model, version_config
+from penstock.gateway.repository.layout import available_versions, select_versions
+from penstock.gateway.repository.loading import Loaders, plan_model, version_config
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import Repository
-from penstock.gateway.repository.supported import set_paths
-from penstock.gateway.repository.versions import select_versions
 
 Result = Literal["works", "works differently", "refused"]
 
@@ -171,3 +174,59 @@ def _step_model(step: Step, models: Mapping[str, _Model]) -> InferModel:
         raise ModelNotFoundError(f"model '{step.model}' would not serve version {step.version}")
     signature = ModelSignature(found.config)
     return cast(InferModel, _Described(found.name, found.config, signature, not signature.decoupled))
+
+
+CheckModels = Callable[[Config, int | None], "Sequence[Verdict]"]
+"""Of a server with these settings, on a machine with so many GPUs (None: those that are there). Raises ConfigError,
+PenstockError."""
+
+_RESULTS: tuple[Result, ...] = ("works", "works differently", "refused")
+
+_SETTINGS = (
+    *("repository_links", "model_config_name", "disable_auto_complete_config", "backend_directory", "backend_config"),
+    *("cache_config", "response_cache_byte_size", "rate_limit", "rate_limit_resource", "embedding_model"),
+)
+
+
+def add_check_command(commands: Any, formatter: Any, check: CheckModels) -> None:
+    """`commands` are argparse's subparsers."""
+    parser = commands.add_parser(
+        "check",
+        help="report which models of a repository would load",
+        description="Reads the configurations of a Triton model repository, and what their backends complete of them, "
+        "without loading a model. Ends with 1 if a model would be refused, with 2 if the repository cannot be read.",
+        argument_default=argparse.SUPPRESS,
+        formatter_class=formatter,
+    )
+    parser.add_argument("model_repository", nargs="+", metavar="REPO", help="folder, s3://, gs:// or as:// location")
+    parser.add_argument("--gpus", type=int, metavar="N", help="as on a machine with N GPUs (default: this one)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    add_sections(parser, SECTIONS, lists=LISTS, only=_SETTINGS)
+    parser.set_defaults(run_command=lambda settings: _run(parser, settings, check))
+
+
+def _run(parser: argparse.ArgumentParser, settings: dict[str, Any], check: CheckModels) -> int:
+    gpus, as_json = settings.pop("gpus", None), settings.pop("json", False)
+    try:
+        verdicts = check(load_config(settings, environ={}), gpus)
+    except (ConfigError, PenstockError) as error:
+        parser.error(str(error))
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(verdicts)).decode())
+    else:
+        print("\n".join(_lines(verdicts)))
+    return 1 if any(verdict.result == "refused" for verdict in verdicts) else 0
+
+
+def _lines(verdicts: Sequence[Verdict]) -> Iterable[str]:
+    width = max((len(verdict.model) for verdict in verdicts), default=0)
+    for verdict in verdicts:
+        yield f"{verdict.model:{width}}  {verdict.result}"
+        yield from (f"{'':{width}}    {note.where}: {note.text}" for note in verdict.notes)
+    counts = Counter(verdict.result for verdict in verdicts)
+    noun = "model" if len(verdicts) == 1 else "models"
+    yield f"{len(verdicts)} {noun}: " + ", ".join(_counted(counts[result], result) for result in _RESULTS)
+
+
+def _counted(number: int, result: Result) -> str:
+    return f"{number} {result if number == 1 else result.replace('works', 'work')}"

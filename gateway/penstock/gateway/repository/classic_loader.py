@@ -17,7 +17,7 @@ from penstock.classic.model_config import ModelConfig
 from penstock.engines.host.memory import taken_memory
 from penstock.gateway.memory.budget import MemoryBudget, Reservation
 from penstock.gateway.memory.classic_need import classic_need
-from penstock.gateway.repository.planning import Loader
+from penstock.gateway.repository.loading import Loader
 
 logger = logging.getLogger("penstock")
 

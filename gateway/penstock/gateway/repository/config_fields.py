@@ -1,4 +1,4 @@
-"""What becomes of each field of Triton's ModelConfig here: the table that `supported` walks and the docs explain.
+"""The fields of Triton's ModelConfig, and what becomes of each here: the table that checks walk and the docs explain.
 
 A path leads through lists and maps to the fields of what they hold: `input.dims`, `model_warmup.inputs.zero_data`.
 A path that is refused stands for everything below it.
@@ -6,8 +6,41 @@ A path that is refused stands for everything below it.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+
+from google.protobuf.message import Message
+
+_TOKEN = re.compile(r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\w.+-]+|\S""")
+_NAME_FOLLOWED_BY = re.compile(r"(?:\s|#[^\n]*\n)*[:{<\[]")
+
+
+def field_lines(text: str) -> dict[str, int]:
+    """Line numbers from 1 by path (`instance_group.count`); of a field that occurs several times, the first.
+
+    The text has been parsed before: of what is not text format, nothing sensible is said, and nothing is raised.
+    """
+    lines: dict[str, int] = {}
+    inside: list[str | None] = []
+    """The fields whose messages a token is in; None for a list of them."""
+    name: str | None = None
+    line, position = 1, 0
+    for match in _TOKEN.finditer(text):
+        line += text.count("\n", position, match.start())
+        position = match.start()
+        token = match.group()
+        if token == "[":
+            inside.append(None)
+        elif token in ("{", "<"):
+            inside.append(name)
+        elif token in ("}", ">", "]"):
+            name = (inside.pop() if inside else None) or name
+        elif token.isidentifier() and _NAME_FOLLOWED_BY.match(text, match.end()):
+            name = token
+            lines.setdefault(".".join([*filter(None, inside), name]), line)
+    return lines
 
 
 class Fate(Enum):
@@ -230,3 +263,21 @@ OWN_BACKENDS = _CLASSIC | {"openai", "penstock", "vllm", "tensorrtllm"}
 
 SELF_PLACED_BACKENDS = frozenset({"openai", "penstock", "vllm", "tensorrtllm"})
 """Backends of language models: they choose their devices themselves (KIND_MODEL), and have no response cache."""
+
+
+def set_paths(message: Message, prefix: str = "") -> Iterator[str]:
+    """The paths of all fields that differ from their defaults; below a refused one nothing is looked at."""
+    for field, value in message.ListFields():
+        path = prefix + field.name
+        yield path
+        treatment = FIELDS.get(path)
+        if field.message_type is None or treatment is None or treatment.fate is Fate.REFUSED:
+            continue
+        if field.message_type.GetOptions().map_entry:
+            if field.message_type.fields_by_name["value"].message_type is None:
+                continue
+            inner = list(value.values())
+        else:
+            inner = list(value) if field.is_repeated else [value]
+        for item in inner:
+            yield from set_paths(item, f"{path}.")

@@ -1,4 +1,4 @@
-"""What Triton fills into a configuration by itself, from the platform and from what lies in the folder."""
+"""Values that Triton fills into a configuration by itself, from the platform and from what lies in the folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the models may ask of the server."""
+"""The server as its models see it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.classic.base import InferModel, Metric, reports_ready
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import NotReadyError, PenstockError
 from penstock.gateway.kserve.store import ModelStore
-from penstock.gateway.on_demand.on_demand import OnDemand
+from penstock.gateway.on_demand.on_demand import OnDemand, no_use
 
 
 class ModelMetrics(Protocol):
@@ -20,10 +20,6 @@ class ModelMetrics(Protocol):
     def metric(
         self, kind: str, name: str, description: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
     ) -> Metric: ...
-
-
-def _nothing() -> None:
-    """There is nothing to end."""
 
 
 class RepositoryHost:
@@ -56,7 +52,7 @@ class RepositoryHost:
 
     async def use_model(self, name: str, deadline: float | None) -> Callable[[], None]:
         if self._on_demand is None:
-            return _nothing
+            return no_use
         return await self._on_demand.use_for_model(name, deadline)
 
     async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:

@@ -1,33 +1,130 @@
-"""From a model's folder to versions that are ready to serve: configuration, backend, load, warm-up."""
+"""Loads, from a model's folder to versions that are ready to serve: configuration, backend, load, warm-up."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from penstock.classic.base import Host, InferModel, ModelContext, abandoned
 from penstock.classic.caching.cache import ResponseCache
 from penstock.classic.caching.cached_model import CachedModel, EnsembleIdentity, content_identity, loaded_identity
 from penstock.classic.ensemble.model import EnsembleModel
-from penstock.classic.ensemble.plan import is_ensemble
+from penstock.classic.ensemble.plan import is_ensemble, make_plan
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError, PenstockError, UnsupportedError, from_code
 from penstock.engines.host.failure_text import as_load_error, one_line, reason
 from penstock.gateway.errors import wire_shape
-from penstock.gateway.repository.ensemble_loader import EnsembleLoader
-from penstock.gateway.repository.layout import ModelFileError, available_versions
-from penstock.gateway.repository.load_slots import LoadSlots
+from penstock.gateway.kserve.classification import read_labels
+from penstock.gateway.kserve.store import ModelStore
+from penstock.gateway.repository.batching_checks import check_strategy
+from penstock.gateway.repository.config_checks import check_supported
+from penstock.gateway.repository.config_file import read_config
+from penstock.gateway.repository.defaults import complete
+from penstock.gateway.repository.layout import ModelFileError, available_versions, select_versions
 from penstock.gateway.repository.models import UNLOADED, Deployment, close_folder, stop_models
-from penstock.gateway.repository.planning import Loader, Loaders, ModelPlan, plan_model, version_config
 from penstock.gateway.repository.settings import RepositorySettings
 from penstock.gateway.repository.storage import LocalModel
-from penstock.gateway.repository.versions import select_versions
 from penstock.gateway.repository.warmup import warm_up
+
+
+class Completer(Protocol):
+    """What of a backend completes configurations."""
+
+    def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
+        """Fills in, in place, what the configuration leaves out. In a thread. Raises ValueError, PenstockError."""
+        ...
+
+
+class Loader(Completer, Protocol):
+    """Loads the models of one backend."""
+
+    async def load(self, context: ModelContext) -> InferModel:
+        """A version that is ready. When cancelled it leaves nothing behind. Raises ValueError, PenstockError."""
+        ...
+
+
+class Loaders(Protocol):
+    def __call__(self, backend: str, folder: Path | None = None) -> Loader:
+        """The loader for a backend's name; `folder` is the model's, which may have a backend of its own. In a thread.
+
+        Raises ValueError for unknown names.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """A model whose configuration is supported as far as it is written."""
+
+    folder: Path
+    config: ModelConfig
+
+
+def plan_model(settings: RepositorySettings, name: str, folder: Path, override: str | None = None) -> ModelPlan:
+    """`override` is a load request's configuration. Raises ValueError, PenstockError."""
+    config = read_config(folder, name, override=override, config_name=settings.config_name)
+    complete(config, name, folder, gpus=settings.gpus)
+    check_supported(config, complete=False)
+    for output in config.output:
+        if output.label_filename:
+            read_labels(folder, output.label_filename)
+    return ModelPlan(folder, config)
+
+
+def version_config(
+    settings: RepositorySettings, plan: ModelPlan, version: int, backend: Completer | None
+) -> ModelConfig:
+    """The configuration of one version, with what its backend fills in; ensembles have none.
+
+    Raises ValueError, PenstockError.
+    """
+    config = ModelConfig()
+    config.CopyFrom(plan.config)
+    if settings.auto_complete and backend is not None:
+        backend.auto_complete(config, plan.folder / str(version))
+        complete(config, config.name, plan.folder, gpus=settings.gpus)
+    check_supported(config)
+    check_strategy(config, plan.folder, plan.folder / str(version))
+    return config
+
+
+_held: ContextVar[bool] = ContextVar("holds_load_slot", default=False)
+
+
+class LoadSlots:
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """For the block, waiting for its turn."""
+        async with self._free:
+            token = _held.set(True)
+            try:
+                yield
+            finally:
+                _held.reset(token)
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[None]:
+        """Another one may have the current task's slot for the block, if it has one: it waits for what others do."""
+        if not _held.get():
+            yield
+            return
+        self._free.release()
+        try:
+            yield
+        finally:
+            await self._free.acquire()
+
 
 logger = logging.getLogger("penstock")
 
@@ -57,6 +154,31 @@ class _Plan:
     model: ModelPlan
     versions: Sequence[int]
     loader: Loader
+
+
+LoadComposing = Callable[[str, frozenset[str]], Awaitable[None]]
+"""Sees to it that these models serve, for the ensemble of this name. Raises InvalidRequestError."""
+
+
+class EnsembleLoader:
+    """A Loader."""
+
+    def __init__(self, store: ModelStore, load_composing: LoadComposing) -> None:
+        self._store = store
+        self._load_composing = load_composing
+
+    async def prepare(self, config: ModelConfig) -> None:
+        """Loads the models of an ensemble. Raises InvalidRequestError."""
+        await self._load_composing(config.name, make_plan(config).models)
+
+    def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
+        """An ensemble's configuration is complete."""
+
+    async def load(self, context: ModelContext) -> InferModel:
+        return EnsembleModel(context, self._find)
+
+    def _find(self, name: str, version: int) -> InferModel:
+        return self._store.model(name, "" if version == -1 else str(version))
 
 
 class ModelLoading:

@@ -27,19 +27,30 @@ from penstock.gateway.front.changes import Changes
 from penstock.gateway.front.loading_board import LoadingBoard
 from penstock.gateway.kserve.store import IndexEntry, NotExplicitError
 from penstock.gateway.on_demand.on_demand import OnDemand
-from penstock.gateway.repository.catalogue import DUPLICATE, Catalogue, DuplicateModelError
-from penstock.gateway.repository.dependencies import Dependencies, composing, wire_again
-from penstock.gateway.repository.ensemble_loader import EnsembleLoader
+from penstock.gateway.repository.catalogue import DUPLICATE, Catalogue, DuplicateModelError, KnownModels
+from penstock.gateway.repository.config_file import check_files, write_files
 from penstock.gateway.repository.host import ModelMetrics, RepositoryHost
-from penstock.gateway.repository.known_models import KnownModels
 from penstock.gateway.repository.layout import check_model_name
-from penstock.gateway.repository.loading import LoadError, ModelLoading, load_failures, poll_error, poll_failure
-from penstock.gateway.repository.models import UNLOADED, Deployment, ModelEntry, VersionStatus
+from penstock.gateway.repository.loading import (
+    EnsembleLoader,
+    LoadError,
+    Loaders,
+    ModelLoading,
+    load_failures,
+    poll_error,
+    poll_failure,
+)
+from penstock.gateway.repository.models import (
+    UNLOADED,
+    Dependencies,
+    Deployment,
+    ModelEntry,
+    VersionStatus,
+    composing,
+    wire_again,
+)
 from penstock.gateway.repository.on_demand_loads import OnDemandLoads
-from penstock.gateway.repository.operations import STOPPING, Operations
-from penstock.gateway.repository.overrides import check_files, write_files
-from penstock.gateway.repository.planning import Loaders
-from penstock.gateway.repository.polling import poll_forever
+from penstock.gateway.repository.operations import STOPPING, Operations, poll_forever
 from penstock.gateway.repository.settings import ALL_MODELS, RepositorySettings
 from penstock.gateway.repository.storage import LocalModel, Repository
 

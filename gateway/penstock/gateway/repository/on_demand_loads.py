@@ -13,7 +13,7 @@ from penstock.classic.classic_model import ClassicModel
 from penstock.engines.errors import EngineError, PenstockError
 from penstock.gateway.repository.catalogue import Catalogue
 from penstock.gateway.repository.config_file import read_config
-from penstock.gateway.repository.load_slots import LoadSlots
+from penstock.gateway.repository.loading import LoadSlots
 from penstock.gateway.repository.models import Deployment
 from penstock.gateway.repository.settings import RepositorySettings
 
@@ -68,13 +68,13 @@ class OnDemandLoads:
 
     async def exists(self, name: str) -> bool:
         idle = self._looking is None or self._looking.done()
-        if name not in self._catalogue.names and idle and self._clock() - self._looked >= _LOOK_SECONDS:
+        if name not in self._catalogue and idle and self._clock() - self._looked >= _LOOK_SECONDS:
             self._looked = self._clock()
             self._looking = asyncio.create_task(self._look_again())
-        if name not in self._catalogue.names and self._looking is not None:
+        if name not in self._catalogue and self._looking is not None:
             left = self._looked + _LONGEST_LOOK_SECONDS - self._clock()
             await asyncio.wait((self._looking,), timeout=max(0.0, left))  # one look for all that ask
-        return name in self._catalogue.names
+        return name in self._catalogue
 
     async def _look_again(self) -> None:
         try:
@@ -93,6 +93,9 @@ class OnDemandLoads:
 
     def stored(self) -> list[str]:
         return sorted(self._catalogue.names)
+
+    def knows(self, name: str) -> bool:
+        return name in self._catalogue
 
     def serves(self, name: str) -> bool:
         return self._operations.deployment(name) is not None

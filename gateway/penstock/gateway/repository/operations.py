@@ -1,13 +1,13 @@
-"""Loads and unloads under way: each a task of its own, which goes on when its caller is cancelled."""
+"""Loads and unloads under way, each a task of its own which goes on when its caller is cancelled; and polls."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from penstock.engines.errors import NotReadyError
+from penstock.engines.errors import NotReadyError, PenstockError
 from penstock.engines.host.failure_text import as_load_error
 
 logger = logging.getLogger("penstock")
@@ -48,3 +48,15 @@ class Operations:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("model '%s': %s", task.get_name(), as_load_error(error).message)
+
+
+async def poll_forever(poll: Callable[[], Awaitable[None]], seconds: float) -> None:
+    """Polls `seconds` after the last poll ended. A poll that fails, as when a store is down, changes nothing."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await poll()
+        except PenstockError as error:
+            logger.warning("the model repositories could not be polled: %s", error.message)
+        except Exception:
+            logger.exception("the model repositories could not be polled")

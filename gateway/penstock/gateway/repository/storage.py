@@ -11,10 +11,8 @@ from pathlib import Path
 
 from penstock.engines.errors import ModelNotFoundError
 from penstock.gateway.repository.layout import check_model_name, is_model_name
-from penstock.gateway.repository.links import LinkRule
-from penstock.gateway.repository.storage_cloud import CloudStorage
-from penstock.gateway.repository.storage_local import LocalStorage
-from penstock.gateway.repository.storage_urls import CloudLocation, parse_url
+from penstock.gateway.repository.storage_cloud import CloudLocation, CloudStorage, parse_url
+from penstock.gateway.repository.storage_local import LinkRule, LocalStorage
 
 logger = logging.getLogger(__name__)
 

@@ -2,15 +2,83 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable
+from hashlib import blake2b
 
 from penstock.gateway.configuration.traffic_rules import Target, TrafficRule
 from penstock.gateway.front.record import Outcome
-from penstock.gateway.metrics.histogram import Histogram
-from penstock.gateway.traffic.choice import choose
-from penstock.gateway.traffic.pins import SequencePins
+from penstock.gateway.metrics.requests import Histogram
 from penstock.gateway.traffic.shift import Shift
+
+MAX_PINS = 1 << 16
+
+
+class SequencePins:
+    """The one used longest ago first. Times are passed in."""
+
+    def __init__(self, most: int = MAX_PINS) -> None:
+        self._most = most
+        self._pins: OrderedDict[Hashable, tuple[str, float]] = OrderedDict()
+        self._on: Counter[str] = Counter()
+        """Sequences by target."""
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def get(self, sequence: Hashable, now: float) -> str | None:
+        target, until = self._pins.get(sequence, (None, now))
+        return target if until > now else None
+
+    def targets(self) -> set[str]:
+        return set(self._on)
+
+    def keep(self, sequence: Hashable, target: str, now: float, idle_seconds: float) -> None:
+        """Until `drop`, or until nothing has come for so long. Beyond the bound the ones used longest ago go: they are
+        chosen again by their id, which leads to the same target unless weights have changed."""
+        self.drop(sequence)
+        self._pins[sequence] = target, now + idle_seconds
+        self._on[target] += 1
+        while self._pins:
+            first = next(iter(self._pins))
+            if len(self._pins) <= self._most and self._pins[first][1] > now:
+                break
+            self.drop(first)
+
+    def drop(self, sequence: Hashable) -> None:
+        pin = self._pins.pop(sequence, None)
+        if pin is not None:
+            self._on[pin[0]] -= 1
+            if not self._on[pin[0]]:
+                del self._on[pin[0]]
+
+
+# Which of several targets a key belongs to: rendezvous hashing with weights.
+#
+# Each target draws an exponential time at the rate of its weight, from a hash of the key and its own name; the
+# earliest one has the key. So shares are as the weights say, nothing is kept, and a weight that grows takes keys from
+# the others while no other key moves.
+
+_RANGE = 2.0**64
+
+
+def fraction(key: bytes, salt: str) -> float:
+    """Above 0 and at most 1, the same for the same key and salt, and evenly spread over keys."""
+    digest = blake2b(b"%b\0%b" % (salt.encode(), key), digest_size=8, usedforsecurity=False).digest()
+    return (int.from_bytes(digest, "big") + 0.5) / _RANGE
+
+
+def choose(key: bytes, weights: Iterable[tuple[str, float]]) -> str | None:
+    """One of the names, each with its weight; None where no weight is above 0."""
+    best, found = math.inf, None
+    for name, weight in weights:
+        if weight > 0:
+            time = -math.log(fraction(key, name)) / weight
+            if found is None or time < best:
+                best, found = time, name
+    return found
+
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 

@@ -1,18 +1,44 @@
-"""Requests that are also sent to a model whose answer nobody gets. Nobody waits for them: each is a task of its own,
-bounded in number and time, and its errors are only counted."""
+"""Shadows: requests that are also sent to a model whose answer is only compared. Nobody waits for them: each is a task
+of its own, bounded in number and time, and its errors are only counted."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+import numpy as np
+
+from penstock.classic.tensors import Tensor
 from penstock.engines.errors import DeadlineExceededError, OverloadedError
 from penstock.gateway.configuration.traffic_rules import ShadowRule
-from penstock.gateway.traffic.choice import fraction
+from penstock.gateway.traffic.route import fraction
+
+
+def same_tensors(answered: Sequence[Tensor], other: Sequence[Tensor], rule: ShadowRule) -> bool:
+    """The same outputs in any order: equal, or numbers within the tolerance. NaN equals NaN."""
+    theirs = {tensor.name: tensor for tensor in other}
+    if len(theirs) != len(answered):
+        return False
+    return all(tensor.name in theirs and _same(tensor, theirs[tensor.name], rule) for tensor in answered)
+
+
+def _same(answered: Tensor, other: Tensor, rule: ShadowRule) -> bool:
+    ours, theirs = answered.array, other.array
+    if answered.datatype != other.datatype or ours.shape != theirs.shape:
+        return False
+    if answered.datatype in ("BYTES", "BOOL"):
+        return bool((ours == theirs).all())
+    if not (rule.absolute_tolerance or rule.relative_tolerance) and ours.dtype.kind in "iu":
+        return bool(np.array_equal(ours, theirs))
+    wide_ours, wide_theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    return bool(
+        np.allclose(wide_theirs, wide_ours, rtol=rule.relative_tolerance, atol=rule.absolute_tolerance, equal_nan=True)
+    )
+
 
 logger = logging.getLogger("penstock.traffic")
 

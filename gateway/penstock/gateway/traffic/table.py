@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from penstock.gateway.configuration.traffic_rules import TrafficRule
+from penstock.gateway.configuration.traffic_rules import Target, TrafficRule
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.front.record import Outcome
+from penstock.gateway.llm.prompts import ChatValues
 from penstock.gateway.traffic.route import Route
 from penstock.gateway.traffic.shadows import Shadows
 
@@ -63,18 +65,15 @@ class PublicName:
 
 
 class TrafficTable:
-    """Lives on the event loop. `refusal`: why this server can have no rules; `clock` never goes back; `wall` gives Unix
-    seconds."""
+    """Lives on the event loop. `clock` never goes back; `wall` gives Unix seconds."""
 
     def __init__(
         self,
         rules: Iterable[TrafficRule] = (),
         *,
-        refusal: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._refusal = refusal
         self.clock = clock
         self.names: dict[str, PublicName] = {}
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
@@ -91,9 +90,7 @@ class TrafficTable:
 
     def put(self, rule: TrafficRule) -> None:
         """From now on this holds; a shift begins from its start. Requests under way end where they are, sequences stay
-        on their targets. Raises ValueError for one rule too many, and where there can be none."""
-        if self._refusal is not None:
-            raise ValueError(self._refusal)
+        on their targets. Raises ValueError for one rule too many."""
         old = self.names.get(rule.name)
         if old is None and len(self.names) >= MAX_RULES:
             raise ValueError(f"there are {MAX_RULES} traffic rules already")
@@ -132,3 +129,59 @@ class TrafficTable:
     def _tell(self, name: str, level: int, text: str) -> None:
         self.events.append(Event(self._wall(), name, text))
         logger.log(level, "traffic '%s': %s", name, text)
+
+
+class Choice:
+    """What a request's public name has led to. Stays with the request: its prompt is made for this target."""
+
+    def __init__(self, public: PublicName, target: Target, *, is_shadow: bool = False) -> None:
+        """`is_shadow`: the request is the server's own, and the target is the shadow."""
+        self.public = public
+        self.target = target
+        self.is_shadow = is_shadow
+        self.chat: tuple[ChatValues, bool] | None = None
+        """What the prompt was rendered from, and whether it may be cut."""
+        self.body: tuple[str, bytes] | None = None
+        """The API and the request as it has it, where a shadow may have to be asked the same."""
+        self.listener: Callable[[], Callable[[int, str], None] | None] = lambda: None
+        """As `RoutedName.listener`."""
+
+    @property
+    def name(self) -> str:
+        return self.public.rule.name
+
+    def call(self, table: TrafficTable) -> RoutedCall:
+        """The target has accepted the request."""
+        return RoutedCall(table, self.public, self.target.id, counts=not self.is_shadow)
+
+
+def choice_in(context: RequestContext) -> Choice:
+    choice = context.routed
+    if not isinstance(choice, Choice):
+        raise TypeError("the request has not been given to a target")
+    return choice
+
+
+class RoutedCall:
+    """What a target has accepted; it ends once, however often it is told to."""
+
+    def __init__(self, table: TrafficTable, name: PublicName, target: str, *, counts: bool = True) -> None:
+        self._table = table
+        self._route = name.route
+        self._target = target
+        self._began = table.clock()
+        self._seconds: float | None = None
+        self._ended = not counts
+        if counts:
+            name.route.accepted(target)
+
+    def responded(self, seconds: float | None = None) -> None:
+        """There is a first response, so long after the beginning; None: now. Idempotent."""
+        if self._seconds is None:
+            self._seconds = self._table.clock() - self._began if seconds is None else seconds
+
+    def end(self, outcome: Outcome) -> None:
+        """Idempotent."""
+        if not self._ended:
+            self._ended = True
+            self._route.ended(self._target, outcome, self._seconds, self._table.clock())

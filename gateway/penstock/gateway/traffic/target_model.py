@@ -1,16 +1,16 @@
-"""A target as the KServe fronts see it: under the public name, with its requests counted and, some of them, sent to a
-shadow as well."""
+"""Public names as the KServe fronts see them: a model that looks like its first target, and the targets, whose requests
+are counted, loaded for and, some of them, sent to a shadow as well."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from penstock.classic.base import CancellableStream, InferModel, ResponseStream
+from penstock.classic.base import AdmittedLater, CancellableStream, InferModel, ResponseStream, SaysReady, reports_ready
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
@@ -19,23 +19,26 @@ from penstock.classic.tensors import Tensor
 from penstock.gateway.configuration.traffic_rules import ShadowRule
 from penstock.gateway.front.context import Principal, RequestContext
 from penstock.gateway.front.record import Outcome, outcome_of
+from penstock.gateway.kserve.store import ServedByOthers
 from penstock.gateway.pooling.kserve_model import VectorModel
-from penstock.gateway.traffic.comparing import same_tensors
-from penstock.gateway.traffic.routed_call import RoutedCall
-from penstock.gateway.traffic.shadows import Result, Shadow, Shadows
-from penstock.gateway.traffic.table import PublicName, TrafficTable
+from penstock.gateway.traffic.shadows import Result, Shadow, Shadows, same_tensors
+from penstock.gateway.traffic.table import PublicName, RoutedCall, TrafficTable
 
 _LARGE = 1 << 16
 """Elements of an answer from which it is compared in a thread."""
 _Answer = list[Tensor]
 
 
-class TargetModel:
-    """An InferModel. `find` gives the shadow's model, or raises PenstockError."""
+FindShadow = Callable[[RequestContext], Awaitable[InferModel]]
+"""The shadow's model, loaded if need be. Raises PenstockError."""
+Load = Callable[[InferRequest], Awaitable[tuple["TargetModel", Callable[[], None]]]]
+"""A target that is loaded for a request, and what ends the use that it makes of it. Raises PenstockError."""
 
-    def __init__(
-        self, table: TrafficTable, name: PublicName, target: str, model: InferModel, find: Callable[[], InferModel]
-    ) -> None:
+
+class TargetModel:
+    """An InferModel."""
+
+    def __init__(self, table: TrafficTable, name: PublicName, target: str, model: InferModel, find: FindShadow) -> None:
         self.model = model
         self.name = name.rule.name
         self._table = table
@@ -132,23 +135,84 @@ def _unfit(first: ModelSignature, other: ModelSignature, name: str) -> str | Non
     return None
 
 
-async def _ask(find: Callable[[], InferModel], request: InferRequest, shadows: Shadows) -> _Answer:
+class OnDemandTarget(TargetModel):
+    """A target that its request loads, or at least keeps from being unloaded."""
+
+    def __init__(self, like: TargetModel, load: Load) -> None:
+        """Looks like a target that is loaded."""
+        self.name, self.model = like.name, like.model
+        self._load = load
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        target, end = await self._load(request)
+        try:
+            return await target.infer(request)
+        finally:
+            end()
+
+    def stream(self, request: InferRequest) -> ResponseStream:
+        return _LateStream(request, self._load)
+
+
+class _LateStream(CancellableStream, AdmittedLater):
+    """The responses of a target that is loaded before the first of them."""
+
+    def __init__(self, request: InferRequest, load: Load) -> None:
+        self._request = request
+        self._load = load
+        self._responses: ResponseStream | None = None
+        self._end: Callable[[], None] | None = None
+
+    def __aiter__(self) -> _LateStream:
+        return self
+
+    async def __anext__(self) -> InferResponse:
+        return await (await self._opened()).__anext__()
+
+    async def admitted(self) -> None:
+        responses = await self._opened()
+        if isinstance(responses, AdmittedLater):
+            await responses.admitted()
+
+    async def _opened(self) -> ResponseStream:
+        if self._responses is None:
+            target, self._end = await self._load(self._request)
+            self._responses = target.stream(self._request)
+        return self._responses
+
+    def ready(self) -> InferResponse | None:
+        return None if self._responses is None else self._responses.ready()
+
+    def cancel(self) -> bool:
+        return isinstance(self._responses, CancellableStream) and self._responses.cancel()
+
+    def close(self) -> None:
+        if self._responses is not None:
+            self._responses.close()
+        if self._end is not None:
+            self._end()
+            self._end = None
+
+
+async def _ask(find: FindShadow, request: InferRequest, shadows: Shadows) -> _Answer:
     """The shadow's answer to the same request, with the last place in every queue."""
-    model = find()
-    levels = model.config.dynamic_batching.priority_levels
     deadline = time.monotonic() + shadows.rule.timeout_s
     caller = RequestContext(principal=Principal(tenant=request.tenant), background=True, deadline=deadline)
-    copy = replace(
-        request,
-        inputs=dict(request.inputs),
-        parameters=dict(request.parameters),
-        priority=levels,
-        deadline=deadline,
-        caller=caller,
-        trace=None,
-        timings=None,
-    )
-    response = await model.infer(copy)
+    try:
+        model = await find(caller)
+        copy = replace(
+            request,
+            inputs=dict(request.inputs),
+            parameters=dict(request.parameters),
+            priority=model.config.dynamic_batching.priority_levels,
+            deadline=deadline,
+            caller=caller,
+            trace=None,
+            timings=None,
+        )
+        response = await model.infer(copy)
+    finally:
+        caller.end()
     if response.error is not None:
         raise response.error
     return response.outputs or []
@@ -212,3 +276,38 @@ class _CountedStream(CancellableStream):
     def _end(self, outcome: Outcome) -> None:
         self._call.end(outcome)
         _tell(self._shadow, None)
+
+
+class PublicModel(TargetModel, ServedByOthers, SaysReady):
+    """A public name before a request is there: looks like the first of its targets that is there."""
+
+    def __init__(self, targets: list[TargetModel]) -> None:
+        """At least one."""
+        self._targets = targets
+        self.name, self.model = targets[0].name, targets[0].model
+
+    def others(self) -> list[InferModel]:
+        return [target.model for target in self._targets]
+
+    @property
+    def config(self) -> ModelConfig:
+        """Under the public name."""
+        found = ModelConfig()
+        found.CopyFrom(self.model.config)
+        found.name = self.name
+        return found
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+    @property
+    def says_ready(self) -> bool:
+        return any(map(reports_ready, self.others()))
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Of the first target, for callers that have not let the store choose."""
+        return await self._targets[0].infer(request)
+
+    def stream(self, request: InferRequest) -> ResponseStream:
+        return self._targets[0].stream(request)

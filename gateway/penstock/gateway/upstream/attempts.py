@@ -1,16 +1,19 @@
-"""One server is asked: until the first byte of its answer is here, or it is known that there will be none."""
+"""Attempts at one server, until the first byte of its answer or its failure, and the answers that have begun."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.engines.errors import AuthenticationError
+from penstock.engines.errors import AuthenticationError, InvalidRequestError, PenstockError
 from penstock.gateway.errors import UpstreamError, UpstreamTimeoutError, UpstreamUnavailableError
-from penstock.gateway.upstream.connection_pool import CannotConnect
+from penstock.gateway.llm.adapters import CallCounter
+from penstock.gateway.upstream.answer_reading import AnswerReader
 from penstock.gateway.upstream.failures import AttemptFailed, Redactor, broken_answer, failed_answer, retry_seconds
-from penstock.gateway.upstream.http_connection import BrokenAnswer, HttpConnection
+from penstock.gateway.upstream.http_connection import BrokenAnswer, CannotConnect, HttpConnection
 from penstock.gateway.upstream.server import UpstreamServer
 
 logger = logging.getLogger("penstock")
@@ -35,6 +38,9 @@ class Question:
     seconds: float
     """Until the first byte."""
     redact: Redactor
+    prefix: Sequence[int] = ()
+    """About as many numbers as the prompt has tokens; equal where prompts are."""
+    session: str = ""
     own_key: bool = True
     """All requests show the server the same key: what it says of that key holds for all of them."""
 
@@ -144,3 +150,33 @@ async def _check_head(connection: HttpConnection, question: Question) -> None:
     kind = connection.headers.get(b"content-type", b"").lower()
     if question.streams and kind.startswith(b"application/json"):
         raise AttemptFailed(broken_answer(question.model, "it does not stream"), "broken", again=False)
+
+
+class CountedAnswer:
+    """A model's answer that has begun: counted until its end."""
+
+    def __init__(self, answer: OpenAnswer, reader: AnswerReader, calls: CallCounter, tokens: Counter[str]) -> None:
+        """`calls` and `tokens` are the model's."""
+        self.answer = answer
+        self.reader = reader
+        self._calls = calls
+        self._tokens = tokens
+        self._ended = False
+
+    def failed(self, error: PenstockError) -> None:
+        """What it says, or does not say, is an error."""
+        if isinstance(error, UpstreamError):
+            well: bool | None = False
+        else:
+            well = True if isinstance(error, InvalidRequestError) else None
+        self.answer.end(error.code, well=well)
+
+    def end(self) -> None:
+        """Idempotent. What is not complete is given up."""
+        if not self._ended:
+            self._ended = True
+            self.answer.end("cancelled")
+            self.reader.held.note(0)
+            self._calls.end()
+            self._tokens["prompt"] += self.reader.usage.prompt_tokens
+            self._tokens["completion"] += self.reader.usage.completion_tokens

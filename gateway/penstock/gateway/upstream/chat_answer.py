@@ -10,11 +10,11 @@ import msgspec
 from penstock.engines.errors import PenstockError
 from penstock.gateway.front.context import RequestContext
 from penstock.gateway.llm.choice_output import ChoiceDelta
-from penstock.gateway.upstream.asked import Asked
+from penstock.gateway.upstream.answer_reading import StreamReader
+from penstock.gateway.upstream.attempts import CountedAnswer
 from penstock.gateway.upstream.failures import broken_answer
 from penstock.gateway.upstream.http_connection import BrokenAnswer
 from penstock.gateway.upstream.relay import Bounds, note_first_token, silent
-from penstock.gateway.upstream.stream_reading import StreamReader
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 _MAX_CALLS = 1024
@@ -57,7 +57,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 class ChatAnswer:
     """Implements OtherAnswer. To be closed."""
 
-    def __init__(self, asked: Asked, context: RequestContext, bounds: Bounds, *, show_reasoning: bool) -> None:
+    def __init__(self, asked: CountedAnswer, context: RequestContext, bounds: Bounds, *, show_reasoning: bool) -> None:
         self.usage = asked.reader.usage
         self._asked = asked
         self._context = context

@@ -1,4 +1,4 @@
-"""What went wrong at another server, as errors of this one: in clear words, and without that server's secrets."""
+"""Failures of other servers, as errors of this one: in clear words, and without that server's secrets."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import msgspec
@@ -25,15 +26,12 @@ from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat
 from penstock.gateway.http.exchange import Exchange
 from penstock.gateway.llm.adapters import CallCounter
 from penstock.gateway.llm.generation import Usage
-from penstock.gateway.upstream.answer_reading import AnswerReader
-from penstock.gateway.upstream.answering import pass_on, relay
-from penstock.gateway.upstream.asked import Asked
-from penstock.gateway.upstream.asking import PATHS, Asking
+from penstock.gateway.upstream.answer_reading import AnswerReader, HeldAnswer, HeldAnswers
+from penstock.gateway.upstream.attempts import CountedAnswer
 from penstock.gateway.upstream.chat_answer import ChatAnswer
 from penstock.gateway.upstream.fleet import Fleet
-from penstock.gateway.upstream.held_answers import HeldAnswer, HeldAnswers
-from penstock.gateway.upstream.relay import Bounds
-from penstock.gateway.upstream.request_body import UpstreamRequest
+from penstock.gateway.upstream.relay import Bounds, pass_on, relay
+from penstock.gateway.upstream.requests import PATHS, RequestWriter, UpstreamRequest
 
 FindFallback = Callable[[str], "UpstreamModel | None"]
 """None: a model of this server has the name, or none has."""
@@ -46,6 +44,17 @@ _CALLERS_ERRORS = (InvalidRequestError, DeadlineExceededError, AuthenticationErr
 """Errors that no other model would answer differently."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all models of other servers share."""
+
+    find_fallback: FindFallback
+    is_own: IsOwn
+    held: HeldAnswers
+    heartbeat_s: float
+    request_timeout: float | None
+
+
 class UpstreamModel:
     """Implements TextModel."""
 
@@ -53,16 +62,7 @@ class UpstreamModel:
     folder = ""
 
     def __init__(
-        self,
-        settings: UpstreamSettings,
-        fleet: Fleet,
-        asking: Asking,
-        find_fallback: FindFallback,
-        is_own: IsOwn,
-        held: HeldAnswers,
-        *,
-        heartbeat_s: float,
-        request_timeout: float | None,
+        self, settings: UpstreamSettings, fleet: Fleet, writer: RequestWriter, surroundings: Surroundings
     ) -> None:
         self.settings = settings
         self.name = settings.name
@@ -75,15 +75,11 @@ class UpstreamModel:
         """Requests, by the model that has answered instead."""
         self.tokens: Counter[str] = Counter()
         """prompt, completion."""
-        self._asking = asking
-        self._find_fallback = find_fallback
-        self._is_own = is_own
-        self._held = held
-        self._heartbeat_s = heartbeat_s
-        self._request_timeout = request_timeout
+        self._writer = writer
+        self._surroundings = surroundings
 
     def probe_headers(self) -> list[tuple[str, str]]:
-        return self._asking.probe_headers()
+        return self._writer.probe_headers()
 
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
         context = exchange.context
@@ -91,9 +87,7 @@ class UpstreamModel:
         request = self._admitted(exchange, asked, body)
         try:
             async with until(context.deadline, DeadlineExceededError(_LATE)):
-                await self._first_good(
-                    exchange, asked, lambda model: model._answer_itself(exchange, request, asked, shown=self.name)
-                )
+                await self._first_good(exchange, asked, lambda model: model._answer_itself(exchange, request, asked))
         except _OwnModel as own:
             context.pay_tokens(-request.expected_tokens)  # that model does it, too
             return request.renamed(own.name)
@@ -109,9 +103,9 @@ class UpstreamModel:
         request = self._admitted(exchange, "chat", body)
 
         async def begun(model: UpstreamModel) -> ChatAnswer:
-            asked = await model.begin(context, request, "chat", self.name)
+            counted = await model.begin(context, request, "chat", context.record.model)
             bounds = Bounds(model.settings.idle_timeout, pulse or 0)
-            answer = ChatAnswer(asked, context, bounds, show_reasoning=chat.show_reasoning)
+            answer = ChatAnswer(counted, context, bounds, show_reasoning=chat.show_reasoning)
             try:
                 return await answer.begin()
             except BaseException as error:
@@ -133,14 +127,14 @@ class UpstreamModel:
     def _admitted(self, exchange: Exchange, api: Api, body: bytes) -> UpstreamRequest:
         """Raises PenstockError."""
         context = exchange.context
-        context.principal.require_model(self.name)
+        context.record.model = context.require_model(self.name)
         if api not in self.apis:
             raise self._not_offered(api)
-        context.record.model = self.name
         request = UpstreamRequest(body, api)
         exchange.read_deadline()
-        if self._request_timeout is not None and not context.background:
-            context.limit(self._request_timeout)
+        timeout = self._surroundings.request_timeout
+        if timeout is not None and not context.background:
+            context.limit(timeout)
         context.pay_tokens(request.expected_tokens)
         return request
 
@@ -160,11 +154,12 @@ class UpstreamModel:
                 raise
             first_error = error
         context = exchange.context
+        target = context.record.target
         for name in self.settings.fallbacks:
             if not context.principal.may_use(name):
                 continue
-            other = self._find_fallback(name)
-            if other is None and self._is_own(name, api):
+            other = self._surroundings.find_fallback(name)
+            if other is None and self._surroundings.is_own(name, api):
                 self._falls_back(context, name)
                 raise _OwnModel(name)
             if other is None or api not in other.apis:
@@ -175,17 +170,17 @@ class UpstreamModel:
             except PenstockError as error:
                 if exchange.started or isinstance(error, _CALLERS_ERRORS):
                     raise
-        context.record.target = ""
+        context.record.target = target
         raise first_error
 
     def _falls_back(self, context: RequestContext, name: str) -> None:
         context.record.target = name
         self.fell_back[name] += 1
 
-    async def _answer_itself(self, exchange: Exchange, request: UpstreamRequest, api: Api, shown: str) -> None:
-        """`shown` is the public name in the answer. Raises PenstockError."""
-        asked = await self.begin(exchange.context, request, api, shown)
-        bounds = Bounds(self.settings.idle_timeout, self._heartbeat_s)
+    async def _answer_itself(self, exchange: Exchange, request: UpstreamRequest, api: Api) -> None:
+        """Raises PenstockError."""
+        asked = await self.begin(exchange.context, request, api, exchange.context.record.model)
+        bounds = Bounds(self.settings.idle_timeout, self._surroundings.heartbeat_s)
         try:
             if request.streams:
                 await relay(exchange, asked.answer, asked.reader, bounds, shows_usage=request.shows_usage)
@@ -199,13 +194,13 @@ class UpstreamModel:
         finally:
             asked.end()
 
-    async def begin(self, context: RequestContext, request: UpstreamRequest, api: Api, shown: str) -> Asked:
+    async def begin(self, context: RequestContext, request: UpstreamRequest, api: Api, shown: str) -> CountedAnswer:
         """An answer that has begun, and is to be ended. `shown` is the public name in it. Raises PenstockError."""
         if self.calls.calls >= self.settings.max_in_flight:
             message = f"The model `{self.name}` has {self.settings.max_in_flight} requests in flight, its most."
             raise UpstreamUnavailableError(message, retry_after=1)
         context.record.enter(Stage.UPSTREAM)
-        question = self._asking.question(context, request, api)
+        question = self._writer.question(context, request, api)
         usage = context.record.usage = Usage(prompt_tokens=request.prompt_estimate)
         self.calls.begin()
         try:
@@ -215,9 +210,10 @@ class UpstreamModel:
             if isinstance(error, PenstockError):  # a client that gave up pays for what it asked
                 context.record.usage = None
             raise
-        held = HeldAnswer(self._held)
-        reader = AnswerReader(shown, usage, question.redact, held, choices=request.choices)
-        return Asked(answer, reader, self.calls, self.tokens)
+        held = HeldAnswer(self._surroundings.held)
+        listener = None if context.routed is None else context.routed.listener()
+        reader = AnswerReader(shown, usage, question.redact, held, choices=request.choices, listener=listener)
+        return CountedAnswer(answer, reader, self.calls, self.tokens)
 
 
 class _OwnModel(Exception):

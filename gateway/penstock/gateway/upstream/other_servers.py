@@ -1,4 +1,4 @@
-"""Where models of other servers are made known: the code for that is loaded with the first of them."""
+"""The models of other servers that a server has. Their code is loaded with the first of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.gateway.llm.dataplane import DataPlane
 from penstock.gateway.metrics.registry import Source
 
 if TYPE_CHECKING:
-    from penstock.gateway.upstream.loader import UpstreamLoader
+    from penstock.gateway.upstream.kserve_model import UpstreamLoader
     from penstock.gateway.upstream.service import Upstreams
 
 UPSTREAM_BACKEND = "openai"
@@ -44,7 +44,7 @@ class OtherServers:
 
     def loader(self) -> UpstreamLoader:
         """For the models of repositories."""
-        from penstock.gateway.upstream.loader import UpstreamLoader
+        from penstock.gateway.upstream.kserve_model import UpstreamLoader
 
         return UpstreamLoader(lambda: self.upstreams)
 

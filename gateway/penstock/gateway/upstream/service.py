@@ -1,31 +1,31 @@
-"""All models of other servers: made from their settings, known by name, watched, and let go."""
+"""All models of other servers: made from their settings, known by name, watched, and let go; and their metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.engines.errors import AlreadyExistsError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings
 from penstock.gateway.http.text_models import TextModels
 from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.upstream.api_key import ApiKey
-from penstock.gateway.upstream.asking import Asking
+from penstock.gateway.upstream.answer_reading import HeldAnswers
 from penstock.gateway.upstream.fleet import Fleet
-from penstock.gateway.upstream.held_answers import HeldAnswers
-from penstock.gateway.upstream.metrics import UpstreamMetrics
-from penstock.gateway.upstream.model import UpstreamModel
+from penstock.gateway.upstream.model import Surroundings, UpstreamModel
+from penstock.gateway.upstream.requests import ApiKey, RequestWriter
 from penstock.gateway.upstream.server import UpstreamServer, probe
 
 logger = logging.getLogger("penstock")
 
 _REFUSAL = (
     "The model `{name}` is another server's. It can be asked by chats of every API, /v1/completions and "
-    "/v1/embeddings. Only that server could do this, and it cannot be a target of traffic rules."
+    "/v1/embeddings. Only that server could do this."
 )
 
 
@@ -52,9 +52,13 @@ class Upstreams:
         self._models = models
         self._dataplane = dataplane
         self._user_agent = f"penstock/{version}"
-        self._heartbeat_s = heartbeat_s
-        self._request_timeout = request_timeout
-        self._held = HeldAnswers(answer_memory)
+        self._surroundings = Surroundings(
+            find_fallback=self._find,
+            is_own=self._is_own,
+            held=HeldAnswers(answer_memory),
+            heartbeat_s=heartbeat_s,
+            request_timeout=request_timeout,
+        )
         self._watched: dict[str, list[_Watched]] = {}
         """The newest last: the one that it replaces stays until it is removed, as the load may still fail."""
         self.metrics = UpstreamMetrics(lambda: [each[-1].model for each in self._watched.values()])
@@ -64,16 +68,7 @@ class Upstreams:
         key = ApiKey(settings.api_key_file, settings.api_key_env)
         tls = _tls(settings)
         fleet = Fleet(settings, [UpstreamServer(settings, url, tls) for url in settings.urls])
-        return UpstreamModel(
-            settings,
-            fleet,
-            Asking(settings, key, self._user_agent),
-            self._find,
-            self._is_own,
-            self._held,
-            heartbeat_s=self._heartbeat_s,
-            request_timeout=self._request_timeout,
-        )
+        return UpstreamModel(settings, fleet, RequestWriter(settings, key, self._user_agent), self._surroundings)
 
     def add(self, model: UpstreamModel) -> None:
         """From now on its name is known; one of this kind that had it is replaced. Raises AlreadyExistsError."""
@@ -149,3 +144,56 @@ def _tls(settings: UpstreamSettings) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=settings.ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"upstream {settings.name!r}: ca_file: {settings.ca_file}: {error}") from None
+
+
+_LABELS = ["model", "server"]
+
+
+class UpstreamMetrics:
+    """A source of metrics."""
+
+    def __init__(self, models: Callable[[], Iterable[UpstreamModel]]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        models = list(self._models())
+        yield from _servers(models)
+        yield from _requests(models)
+
+
+def _servers(models: Iterable[UpstreamModel]) -> Iterator[Metric]:
+    text = "1 while a server gets requests as usual, 0 while it is ejected, on trial or not found."
+    healthy = GaugeMetricFamily("penstock_upstream_healthy", text, labels=_LABELS)
+    in_flight = GaugeMetricFamily("penstock_upstream_in_flight", "Requests that a server has now.", labels=_LABELS)
+    text = "Requests that a server was asked, by the status of its answer or what went wrong."
+    requests = CounterMetricFamily("penstock_upstream_requests", text, labels=[*_LABELS, "status"])
+    text = "Times that a server was left out, after failures or missed probes."
+    ejections = CounterMetricFamily("penstock_upstream_ejections", text, labels=_LABELS)
+    for model in models:
+        for server in model.fleet.servers:
+            labels = [model.name, server.label]
+            healthy.add_metric(labels, server.health.healthy)
+            in_flight.add_metric(labels, server.in_flight)
+            ejections.add_metric(labels, server.health.ejections)
+            for status, count in server.ended.items():
+                requests.add_metric([*labels, status], count)
+            yield from server.first_byte.samples({"model": model.name, "server": server.label})
+    yield from (healthy, in_flight, requests, ejections)
+
+
+def _requests(models: Iterable[UpstreamModel]) -> Iterator[Metric]:
+    retries = CounterMetricFamily("penstock_upstream_retries", "Requests tried again.", labels=["model"])
+    text = "Requests for which a second server was asked because the first was slow."
+    hedges = CounterMetricFamily("penstock_upstream_hedges", text, labels=["model"])
+    text = "Tokens of requests and answers, as the other servers count them."
+    tokens = CounterMetricFamily("penstock_upstream_tokens", text, labels=["model", "kind"])
+    text = "Requests that another model was to answer instead."
+    fallbacks = CounterMetricFamily("penstock_upstream_fallbacks", text, labels=["model", "to"])
+    for model in models:
+        retries.add_metric([model.name], model.fleet.retries)
+        hedges.add_metric([model.name], model.fleet.hedges)
+        for kind in ("prompt", "completion"):
+            tokens.add_metric([model.name, kind], model.tokens[kind])
+        for name, count in model.fell_back.items():
+            fallbacks.add_metric([model.name, name], count)
+    yield from (retries, hedges, tokens, fallbacks)

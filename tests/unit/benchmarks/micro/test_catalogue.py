@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +61,18 @@ def test_listing_imports_nothing_of_what_is_timed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_pyperf_times_what_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "times.json"
+    command = [sys.executable, "-P", "-m", "benchmarks.micro", "blocks/hash", "--debug-single-value", "-o", str(file)]
+    subprocess.run(command, capture_output=True, timeout=60, check=True)
+    [timed] = json.loads(file.read_bytes())["benchmarks"]
+    assert timed["runs"][0]["values"][0] > 0
+
+
+def test_a_name_that_no_benchmark_has_ends_the_command() -> None:
+    command = [sys.executable, "-P", "-m", "benchmarks.micro", "block"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("no benchmark is called 'block'")

@@ -65,12 +65,14 @@ def check_guesses(watch: Watch, reference: HeadReference, token_ids: Sequence[in
 def guess_always(core: Core, count: int = 3) -> None:
     """However often guesses were wrong."""
     assert isinstance(core.core, EngineCore)
+    speculation = core.core.scheduler.speculation
 
     def guesses(run: Run, room: int, worth: Worth) -> list[int]:
+        speculation._guesser_of(run.request)  # it counts which were right
         limit = min(room, count, run.request.max_num_tokens - run.request.num_tokens - 1)
         return [] if worth.prompt_tokens else [TO_BE_DRAFTED] * limit
 
-    core.core.scheduler.speculation.guesses = guesses  # type: ignore[method-assign]
+    speculation.guesses = guesses  # type: ignore[method-assign]
 
 
 def run(runner: OpenVINORunner, speculative: str, depth: int) -> tuple[list[list[int]], Any]:

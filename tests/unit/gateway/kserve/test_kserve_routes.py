@@ -152,6 +152,19 @@ async def test_statistics_of_unknown_models_are_a_bad_request(front: KServeFront
     assert error_of(answer) == "requested model version is not available for model 'add_sub'"
 
 
+async def test_statistics_of_a_version_that_is_not_ready_any_more(front: KServeFront) -> None:
+    find = front.store.model
+
+    def model(name: str, version: str = "", request: Any = None) -> Any:
+        if version == "9":
+            raise tree.NotReadyError(f"Request for unknown model: '{name}' version 9 is not at ready state")
+        return find(name, version, request)
+
+    front.store.model = model  # type: ignore[method-assign]
+    answer = await front("GET", "/v2/models/add_sub/versions/9/stats")
+    assert (answer.status, error_of(answer)) == (400, "requested model version is not available for model 'add_sub'")
+
+
 async def test_the_neighbours_routes_are_reached(front: KServeFront) -> None:
     assert (await front("GET", "/v2/logging")).json()
     assert (await front("GET", "/v2/trace/setting")).json()["trace_level"] == ["OFF"]

@@ -14,7 +14,7 @@ from helpers_kserve import FakeModelStore, add_sub
 from penstock.engines.errors import EngineError, NotReadyError
 from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, RequestContext, Role
 from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.kserve import repository_http
+from penstock.gateway.kserve import http_administration
 from penstock.gateway.kserve.grpc.administration import Administration
 from penstock.gateway.kserve.store import IndexEntry
 
@@ -27,17 +27,17 @@ class Repository:
         self.context = kserve(self.store, max_input_bytes=4096)
 
     async def index(self, body: Any = b"") -> tuple[int, Any]:
-        return await answer(partial(repository_http.repository_index, self.context), body)
+        return await answer(partial(http_administration.repository_index, self.context), body)
 
     async def load(self, body: Any = b"", name: str = "m") -> tuple[int, Any]:
         async def endpoint(exchange: Exchange) -> None:
-            await repository_http.load_model(self.context, exchange, name)
+            await http_administration.load_model(self.context, exchange, name)
 
         return await answer(endpoint, body)
 
     async def unload(self, body: Any = b"", name: str = "m") -> tuple[int, Any]:
         async def endpoint(exchange: Exchange) -> None:
-            await repository_http.unload_model(self.context, exchange, name)
+            await http_administration.unload_model(self.context, exchange, name)
 
         return await answer(endpoint, body)
 
@@ -74,7 +74,7 @@ async def test_some_reasons_are_for_those_who_may_administer(
 
     async def endpoint(exchange: Exchange) -> None:
         exchange.context.principal = principal
-        await repository_http.repository_index(repository.context, exchange)
+        await http_administration.repository_index(repository.context, exchange)
 
     _, shown = await answer(endpoint)
     assert shown[1] == {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": reason}

@@ -12,7 +12,7 @@ import pytest
 
 from helpers_endpoint import Endpoint, answer, kserve
 from helpers_kserve import FakeModelStore, add_sub
-from penstock.gateway.kserve import settings_http
+from penstock.gateway.kserve import http_administration
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
 
@@ -35,7 +35,7 @@ def endpoint(function: Any, context: KServe, *arguments: str, **options: Any) ->
 
 
 async def test_trace_settings(context: KServe) -> None:
-    trace = partial(endpoint, settings_http.trace_settings, context)
+    trace = partial(endpoint, http_administration.trace_settings, context)
     status, settings = await answer(trace(update=False))
     assert (status, settings["trace_level"], settings["trace_rate"]) == (200, ["OFF"], "1000")
     status, settings = await answer(trace("add_sub", update=True), {"trace_rate": "5", "trace_level": ["TIMESTAMPS"]})
@@ -51,14 +51,14 @@ async def test_trace_settings(context: KServe) -> None:
 
 @pytest.mark.parametrize("update", [False, True])
 async def test_traces_of_an_unknown_model(context: KServe, update: bool) -> None:
-    assert await answer(endpoint(settings_http.trace_settings, context, "x", update=update), b"{}") == (
+    assert await answer(endpoint(http_administration.trace_settings, context, "x", update=update), b"{}") == (
         400,
         {"error": "Request for unknown model : x"},
     )
 
 
 async def test_log_settings(context: KServe) -> None:
-    log = partial(endpoint, settings_http.log_settings, context)
+    log = partial(endpoint, http_administration.log_settings, context)
     status, before = await answer(log(update=False))
     assert (status, before["log_format"]) == (200, "default")
     assert (await answer(log(update=True), {"log_format": "ISO8601"}))[1] == before | {"log_format": "ISO8601"}
@@ -71,15 +71,15 @@ async def test_log_settings(context: KServe) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"1", b'{"a":' * 200 + b"1" + b"}" * 200, b"\xff", b"NaN"])
 async def test_bodies_that_are_no_settings(context: KServe, body: bytes) -> None:
-    for function in (settings_http.trace_settings, settings_http.log_settings):
+    for function in (http_administration.trace_settings, http_administration.log_settings):
         status, said = await answer(endpoint(function, context, update=True), body)
         assert (status, list(said)) == (400, ["error"])
 
 
 async def test_shared_memory_regions(context: KServe, memory: SharedMemory) -> None:
-    status = partial(endpoint, settings_http.shared_memory_status, context, "system")
-    register = endpoint(settings_http.register_shared_memory, context, "system", "r")
-    unregister = partial(endpoint, settings_http.unregister_shared_memory, context, "system")
+    status = partial(endpoint, http_administration.shared_memory_status, context, "system")
+    register = endpoint(http_administration.register_shared_memory, context, "system", "r")
+    unregister = partial(endpoint, http_administration.unregister_shared_memory, context, "system")
     assert await answer(status()) == (200, [])
     assert await answer(register, {"key": memory.name, "offset": 16, "byte_size": 64}) == (200, None)
     shown = [{"name": "r", "key": memory.name, "offset": 16, "byte_size": 64}]
@@ -112,14 +112,14 @@ async def test_shared_memory_regions(context: KServe, memory: SharedMemory) -> N
     ],
 )
 async def test_bad_registrations(context: KServe, body: dict[str, Any], text: str) -> None:
-    status, said = await answer(endpoint(settings_http.register_shared_memory, context, "system", "r"), body)
+    status, said = await answer(endpoint(http_administration.register_shared_memory, context, "system", "r"), body)
     assert status == 400
     assert text in said["error"]
 
 
 async def test_shared_memory_is_off_unless_allowed() -> None:
     context = kserve(FakeModelStore(), shared_memory=SharedMemoryRegions(False))
-    register = endpoint(settings_http.register_shared_memory, context, "system", "r")
+    register = endpoint(http_administration.register_shared_memory, context, "system", "r")
     status, said = await answer(register, {"key": "k", "byte_size": 1})
     assert status == 501
     assert "--allow-client-shm" in said["error"]
@@ -127,10 +127,10 @@ async def test_shared_memory_is_off_unless_allowed() -> None:
 
 async def test_cuda_shared_memory_is_refused_by_name(context: KServe) -> None:
     body = {"raw_handle": {"b64": "AAAA"}, "device_id": 0, "byte_size": 64}
-    status, said = await answer(endpoint(settings_http.register_shared_memory, context, "cuda", "r"), body)
+    status, said = await answer(endpoint(http_administration.register_shared_memory, context, "cuda", "r"), body)
     assert status == 501
     assert "CUDA shared memory is not supported" in said["error"]
-    shown = partial(endpoint, settings_http.shared_memory_status, context, "cuda")
+    shown = partial(endpoint, http_administration.shared_memory_status, context, "cuda")
     assert await answer(shown()) == (200, [])
     assert await answer(shown("r")) == (404, {"error": "Unable to find cuda shared memory region: 'r'"})
-    assert await answer(endpoint(settings_http.unregister_shared_memory, context, "cuda")) == (200, None)
+    assert await answer(endpoint(http_administration.unregister_shared_memory, context, "cuda")) == (200, None)

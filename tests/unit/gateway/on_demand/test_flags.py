@@ -6,8 +6,7 @@ import pytest
 
 from penstock.gateway.composition.models import build_on_demand
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections.other_models import RepositoryConfig, TrafficConfig
-from penstock.gateway.configuration.traffic_rules import TrafficRule, WeightedTarget
+from penstock.gateway.configuration.sections.other_models import RepositoryConfig
 
 ON = RepositoryConfig(load_on_demand=True, model_control_mode="explicit")
 
@@ -30,10 +29,3 @@ def test_flags_that_do_not_fit_together(config: RepositoryConfig, told: str) -> 
 def test_it_is_off_by_default() -> None:
     assert build_on_demand(Config()) is None
     assert build_on_demand(Config(repository=ON)) is not None
-
-
-def test_there_can_be_no_traffic_rules_beside_it() -> None:
-    rules = TrafficConfig((TrafficRule("public", (WeightedTarget("a"),)),))
-    with pytest.raises(ConfigError, match="traffic: a server with --load-on-demand cannot have traffic rules"):
-        build_on_demand(Config(repository=ON, traffic=rules))
-    assert build_on_demand(Config(traffic=rules)) is None

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.gateway.on_demand.residents import MOST_RESIDENCE, Residents, choose
+from penstock.gateway.on_demand.residents import FIRST_PAUSE, LONGEST_PAUSE, MOST_RESIDENCE, Failures, Residents, choose
 
 PARTS = {"pair": {"a", "b"}, "tower": {"pair", "c"}}
 """Ensembles."""
@@ -158,3 +158,23 @@ def test_no_more_models_go_than_have_to(sizes: dict[str, int], need: int) -> Non
 def test_one_large_model_goes_instead_of_it_and_a_small_one() -> None:
     sizes = {"small": 1, "large": 10, "other": 10}
     assert choose(list(sizes), lambda gone: sum(sizes[name] for name in gone) >= 10) == ["large"]
+
+
+def test_the_pause_doubles_until_the_model_is_loaded() -> None:
+    failures, now, pauses = Failures(), 0.0, []
+    for _ in range(7):
+        failure = failures.add("m", "why", now)
+        assert failures.current("m", failure.until - 0.1) is failure
+        assert failures.current("m", failure.until) is None
+        pauses.append(failure.pause)
+        now = failure.until
+    assert pauses == [10, 20, 40, 80, 160, 300, 300]
+    assert (FIRST_PAUSE, LONGEST_PAUSE) == (10, 300)
+    failures.forget("m")
+    assert failures.add("m", "why", now).pause == 10
+
+
+def test_models_are_told_apart() -> None:
+    failures = Failures()
+    failures.add("m", "why", 0.0)
+    assert failures.current("other", 1.0) is None

@@ -300,5 +300,6 @@ async def test_models_are_listed(setup: Setup) -> None:
     assert able[1:] == [["embedding"], ["classify", "score", "rerank"], ["classify"]]
     one = (await call(app, "/v1/models/embedder", method="GET")).json()
     assert (one["id"], one["max_model_len"], one["created"]) == ("embedder", 16, 1_700_000_000)
-    assert (await call(app, "/v1/models/late", method="GET")).status == 404
+    assert (await call(app, "/v1/models/late", method="GET")).status == 503
+    assert (await call(app, "/v1/models/nothing", method="GET")).status == 404
     assert (await call(app, "/version", method="GET")).json()["runners"]["scorer"] == "fake"

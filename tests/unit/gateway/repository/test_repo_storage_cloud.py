@@ -14,8 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFoundError
 from penstock.gateway.repository.storage import Repository
-from penstock.gateway.repository.storage_cloud import CloudStorage
-from penstock.gateway.repository.storage_urls import CloudLocation
+from penstock.gateway.repository.storage_cloud import CloudLocation, CloudStorage
 
 FILES = {
     "config.pbtxt": b'backend: "python"',

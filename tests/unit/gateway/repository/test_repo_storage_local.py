@@ -19,8 +19,8 @@ from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFo
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.repository import storage_local
 from penstock.gateway.repository.layout import ModelFileError
-from penstock.gateway.repository.links import LinkRule, Links, Place, RefusedLinkError
 from penstock.gateway.repository.storage import LocalModel, Repository
+from penstock.gateway.repository.storage_local import LinkRule, Links, Place, RefusedLinkError
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import check_file_name
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.repository.config_checks import MAX_INSTANCES, MAX_PRIORITY_LEVELS
-from penstock.gateway.repository.config_fields import FIELDS, OWN_BACKENDS, Fate
+from penstock.gateway.repository.config_checks import MAX_INSTANCES, MAX_PRIORITY_LEVELS, check_supported
+from penstock.gateway.repository.config_fields import FIELDS, OWN_BACKENDS, Fate, field_lines, set_paths
 from penstock.gateway.repository.defaults import complete
-from penstock.gateway.repository.supported import check_supported
 
 BACKEND = 'backend: "python" '
 TENSOR = "data_type: TYPE_FP32 dims: [ 4 ]"
@@ -395,3 +394,46 @@ def test_a_file_name_that_no_file_system_has_is_refused() -> None:
     for path in ("a" * 256, "folder/" + "ä" * 128):
         with pytest.raises(InvalidRequestError, match="inside the model's folder"):
             check_file_name("field", path)
+
+
+TEXT = """name: "a" # backend: {
+backend: "python"
+input [
+  { name: "I" data_type: TYPE_FP32
+    dims: [ 1, 2 ] },
+  { name: 'J' dims: [ 4 ]
+    reshape: { shape: [ ] } }
+]
+instance_group { count: 2
+  rate_limiter { resources [ { name: "r"
+    count: 4 } ] }
+}
+parameters: { key: "x: {" value: { string_value: "a: b { \\" c: 1" } }
+response_cache <
+  enable: true >
+max_batch_size:
+  8
+"""
+
+
+def test_the_first_line_of_each_field() -> None:
+    lines = field_lines(TEXT)
+    assert lines["backend"] == 2
+    assert (lines["input"], lines["input.name"], lines["input.dims"], lines["input.reshape"]) == (3, 4, 5, 7)
+    assert lines["instance_group.rate_limiter.resources.count"] == 11
+    assert (lines["parameters"], lines["parameters.value.string_value"]) == (13, 13)
+    assert lines["response_cache.enable"] == 15
+    assert lines["max_batch_size"] == 16
+    assert not {"x", "a", "b", "c"} & set(lines), "what stands in texts and comments is no field"
+
+
+def test_every_field_that_protobuf_finds_is_found() -> None:
+    config = text_format.Parse(TEXT, ModelConfig())
+    paths = {path for path in set_paths(config) if not path.startswith("parameters")}
+    assert paths - set(field_lines(TEXT)) == set()
+
+
+@given(st.text(alphabet='a:{}[]<>"\\#\n ,;1', max_size=60))
+def test_whatever_it_is_given_it_raises_nothing(text: str) -> None:
+    lines = field_lines(text)
+    assert all(1 <= line <= text.count("\n") + 1 for line in lines.values())

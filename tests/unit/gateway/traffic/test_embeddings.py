@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +12,10 @@ from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
 from penstock.gateway.front.context import RequestContext
+from penstock.gateway.http.exchange import Exchange
+from penstock.gateway.http.text_models import TextModels
 from penstock.gateway.pooling.models import PoolingModel
-from penstock.gateway.traffic.embeddings import EmbeddingRouting
+from penstock.gateway.traffic.routing import EmbeddingRouting
 from penstock.gateway.traffic.table import TrafficTable
 
 FIRST, SECOND = WeightedTarget("embedder"), WeightedTarget("second")
@@ -24,7 +27,8 @@ class Server(Setup):
         self.second = FakeSource()
         self.plane.add(served(self.tokenizer, "second", self.second))
         self.table = TrafficTable()
-        self.plane.routing = EmbeddingRouting(self.table, self.plane)
+        self.texts = TextModels()
+        self.plane.routing = self.routing = EmbeddingRouting(self.table, self.texts, self.plane)
 
     async def ask(self, context: RequestContext) -> PoolingModel:
         model = self.plane.model("public", context)
@@ -64,3 +68,31 @@ async def test_targets_that_cannot_be_asked(tmp_path: Path) -> None:
     server.table.put(TrafficRule("public", (WeightedTarget("tiny"),)))
     with pytest.raises(InvalidRequestError):
         server.plane.model("public", RequestContext())
+
+
+class Far:
+    """A model of another server, which answers at once."""
+
+    apis, created, root, owner, folder = ("embeddings",), 0, "far", "upstream", ""
+
+    async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
+        return None
+
+
+async def test_vectors_of_this_server_and_of_others(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.texts.by_name["far"] = Far()
+    server.table.put(TrafficRule("public", (FIRST, WeightedTarget("far"))))
+    for _ in range(40):
+        context = RequestContext()
+        model = server.routing.text_model("public", context, "embeddings", None)
+        if model is None:
+            assert (await server.ask(context)).names == ("embedder",)
+        else:
+            exchange = SimpleNamespace(context=context)
+            assert await model.answer(exchange, "embeddings", b"") is None  # type: ignore[arg-type]
+    counts = server.table.names["public"].route.counts
+    assert set(counts) == {"embedder", "far"}
+    assert all(each.ended["ok"] and not each.in_flight for each in counts.values())
+    assert sum(each.accepted for each in counts.values()) == 40
+    assert (await server.ask(RequestContext())).names == ("embedder",), "what other servers cannot be asked stays here"

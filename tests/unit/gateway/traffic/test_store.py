@@ -33,10 +33,9 @@ from penstock.gateway.front.context import ANYONE, Principal, RequestContext
 from penstock.gateway.front.record import Outcome
 from penstock.gateway.kserve.http_models import statistics
 from penstock.gateway.repository.host import RepositoryHost
-from penstock.gateway.traffic.routed_call import RoutedCall
 from penstock.gateway.traffic.shadows import Result
 from penstock.gateway.traffic.store import TrafficStore
-from penstock.gateway.traffic.table import PublicName, TrafficTable
+from penstock.gateway.traffic.table import PublicName, RoutedCall, TrafficTable
 
 
 class Setup:

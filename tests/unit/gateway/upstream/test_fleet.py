@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.engines.replicas.state import RoutingPolicy
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 from penstock.gateway.errors import UpstreamError, UpstreamRateLimitedError, UpstreamUnavailableError
 from penstock.gateway.upstream.attempts import OpenAnswer, Question
 from penstock.gateway.upstream.failures import AttemptFailed, Redactor
-from penstock.gateway.upstream.fleet import Fleet
-from penstock.gateway.upstream.server import UpstreamServer
+from penstock.gateway.upstream.fleet import Fleet, RetryBudget
+from penstock.gateway.upstream.requests import UpstreamRequest
+from penstock.gateway.upstream.server import ServerHealth, UpstreamServer
 
 QUESTION = Question("m", "chat/completions", [], b"{}", True, 1.0, Redactor(()))
 
@@ -79,6 +86,39 @@ async def test_equals_take_turns_and_the_least_busy_is_first(story: Story) -> No
     answers[0].end("200")
     free = answers[0].server
     assert (await servers.ask(QUESTION)).server is free
+
+
+def prompt(text: str, session: str = "") -> Question:
+    """Of a chat with these words, each of them a block of its own."""
+    body = msgspec.json.encode({"messages": [{"role": "user", "content": "".join(each * 256 for each in text)}]})
+    return replace(QUESTION, prefix=UpstreamRequest(body, "chat").prefix(), session=session)
+
+
+async def test_what_a_server_has_cached_draws_requests_until_it_has_too_many(story: Story) -> None:
+    servers = fleet("a", "b", "c")
+    (await servers.ask(prompt("kept" * 8))).end("200")
+    (await servers.ask(prompt("else" * 8))).end("200")
+    first, second = story.attempts
+    for text in ("kept" * 8 + "more", "kept" * 8 + "again"):
+        (await servers.ask(prompt(text))).end("200")
+    assert story.attempts == [first, second, first, first]
+    busy = [await servers.ask(prompt("kept" * 8)) for _ in range(200)]
+    assert {answer.server.url.host for answer in busy} == {"a", "b", "c"}
+
+
+async def test_a_session_stays_where_it_was(story: Story) -> None:
+    servers = fleet("a", "b", "c")
+    for session in ("", "s", "", "s", "", "s"):
+        (await servers.ask(prompt("x", session))).end("200")
+    assert len(set(story.attempts[1::2])) == 1
+
+
+@pytest.mark.parametrize("routing", ["round-robin", "least-loaded"])
+async def test_other_ways_to_choose_do_not_look_at_prompts(story: Story, routing: str) -> None:
+    servers = fleet("a", "b", routing=RoutingPolicy(routing))
+    for _ in range(4):
+        (await servers.ask(prompt("kept" * 8, "s"))).end("200")
+    assert Counter(story.attempts) == {"a": 2, "b": 2}
 
 
 async def test_a_failure_is_tried_again_elsewhere_and_so_often(story: Story) -> None:
@@ -167,3 +207,93 @@ async def test_the_slower_of_two_answers_is_given_up(story: Story, monkeypatch: 
     assert sum(server.in_flight for server in servers.servers) == 1
     answer.end("200")
     assert sum(server.in_flight for server in servers.servers) == 0
+
+
+EJECT_AFTER, SECONDS = 3, 5.0
+
+
+class HealthMachine(RuleBasedStateMachine):
+    """Beside a model that keeps the whole story."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.health = ServerHealth(EJECT_AFTER, SECONDS)
+        self.now = 0.0
+        self.failures = 0
+        self.ejected_until: float | None = None
+        self.span = SECONDS
+        self.rests_until = 0.0
+        self.missed = 0
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 5.0, 61.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def begins(self) -> None:
+        self.health.began()
+        self.ejected_until, self.missed = None, 0
+
+    @rule()
+    def answers(self) -> None:
+        self.health.answered()
+        self.failures, self.ejected_until, self.span, self.missed = 0, None, SECONDS, 0
+
+    @rule()
+    def fails(self) -> None:
+        self.health.failed(self.now)
+        self.failures += 1
+        on_trial = self.ejected_until is not None and self.now >= self.ejected_until
+        if on_trial or (self.ejected_until is None and self.failures >= EJECT_AFTER):
+            self.ejected_until = self.now + self.span
+            self.span = min(2 * self.span, 60.0)
+
+    @rule(seconds=st.sampled_from([1.0, 30.0]))
+    def asks_for_rest(self, seconds: float) -> None:
+        self.health.rests(self.now + seconds)
+        self.rests_until = max(self.rests_until, self.now + seconds)
+
+    @rule(there=st.booleans())
+    def probed(self, there: bool) -> None:
+        self.health.probed(there=there)
+        self.missed = 0 if there else self.missed + 1
+
+    @invariant()
+    def takes_requests_when_it_should(self) -> None:
+        there = self.missed < 2 and self.now >= self.rests_until
+        over = self.ejected_until is None or self.now >= self.ejected_until
+        assert self.health.takes_requests(self.now, 0) == (there and over)
+        assert self.health.takes_requests(self.now, 1) == (there and self.ejected_until is None)
+        assert self.health.healthy == (self.ejected_until is None and self.missed < 2)
+
+    @invariant()
+    def says_how_long(self) -> None:
+        wait = self.health.seconds_until(self.now)
+        assert wait == max(0.0, self.rests_until - self.now, (self.ejected_until or 0.0) - self.now)
+
+
+TestHealth = HealthMachine.TestCase
+
+
+def test_answers_that_begin_and_break_eject_a_server() -> None:
+    health = ServerHealth(EJECT_AFTER, SECONDS)
+    for _ in range(EJECT_AFTER):
+        health.began()
+        health.failed(0.0)
+    assert not health.takes_requests(SECONDS - 1, 0)
+    health.began()  # on trial, again
+    health.failed(SECONDS)
+    assert health.seconds_until(SECONDS) == 2 * SECONDS
+
+
+@given(st.lists(st.booleans(), max_size=300), st.floats(0, 1))
+def test_retries_are_a_part_of_the_requests(story: list[bool], ratio: float) -> None:
+    budget = RetryBudget(ratio)
+    asked = taken = 0
+    for is_request in story:
+        if is_request:
+            budget.asked()
+            asked += 1
+        elif budget.take():
+            taken += 1
+    assert taken <= (10 + asked * ratio if ratio else 0) + 1e-6

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.classic.model_config import ModelConfig
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.configuration.upstream_settings import BaseUrl, base_url
-from penstock.gateway.upstream.api_key import ApiKey
-from penstock.gateway.upstream.loader import upstream_settings
+from penstock.gateway.upstream.kserve_model import upstream_settings
+from penstock.gateway.upstream.requests import ApiKey, UpstreamRequest
 
 
 def loaded(*given: Any) -> Any:
@@ -96,7 +98,7 @@ def test_keys_of_other_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_key_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("penstock.gateway.upstream.api_key.time.monotonic", lambda: now)
+    monkeypatch.setattr("penstock.gateway.upstream.requests.time.monotonic", lambda: now)
     (tmp_path / "key").write_text("old")
     key = ApiKey(str(tmp_path / "key"), None)
     (tmp_path / "key").write_text("newer")
@@ -106,3 +108,28 @@ def test_a_key_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "key").unlink()
     now = 12.0
     assert key.value == "newer"
+
+
+def request(api: Any, **fields: object) -> UpstreamRequest:
+    return UpstreamRequest(json.dumps({"model": "m", **fields}).encode(), api)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("text", 1), (["a", "b"], 2), ([1, 2, 3], 1), ([[1, 2], [3]], 2), ([], 1), (None, 1), (["only"], 1)],
+)
+def test_each_prompt_has_its_choices(prompt: object, prompts: int) -> None:
+    assert request("completions", prompt=prompt).choices == prompts
+    assert request("completions", prompt=prompt, n=3).choices == 3 * prompts
+    assert request("chat", prompt=prompt, n=3).choices == 3
+
+
+@pytest.mark.parametrize("n", [0, 129, -1])
+def test_choices_have_a_bound(n: int) -> None:
+    with pytest.raises(InvalidRequestError, match="n must be"):
+        request("chat", n=n)
+
+
+def test_what_limits_are_charged_in_advance_has_a_bound() -> None:
+    assert request("chat", max_tokens=10, n=2).expected_tokens < 40
+    assert request("chat", max_tokens=1e300).expected_tokens < 2 << 20

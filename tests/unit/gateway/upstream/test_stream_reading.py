@@ -13,10 +13,8 @@ from helpers_upstream import USAGE, delta, event
 from penstock.engines.errors import ContextLengthError, OverloadedError
 from penstock.gateway.errors import UpstreamError
 from penstock.gateway.llm.generation import Usage
-from penstock.gateway.upstream.answer_reading import AnswerReader
+from penstock.gateway.upstream.answer_reading import MAX_EVENT, AnswerReader, HeldAnswer, HeldAnswers, StreamReader
 from penstock.gateway.upstream.failures import Redactor
-from penstock.gateway.upstream.held_answers import HeldAnswer, HeldAnswers
-from penstock.gateway.upstream.stream_reading import MAX_EVENT, StreamReader
 
 GOOD = [event(delta(None)), event(delta("Grü")), event(delta("ße\n\n!")), event(delta(None, "stop")), event(USAGE)]
 

@@ -19,7 +19,7 @@ def is_plain(params: SamplingParams) -> bool:
 
 def largest(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """[S]: the likeliest token of each row of `logits` [S, vocab]; -1 where one is NaN, or the largest is infinite."""
-    token_ids = logits.argmax(axis=1)
+    token_ids: npt.NDArray[np.int64] = logits.argmax(axis=1)
     # NaN is the argmax of a row that has one, so this one look finds NaN and +inf anywhere, and rows of -inf.
     token_ids[~np.isfinite(logits[np.arange(len(token_ids)), token_ids])] = -1
     return token_ids

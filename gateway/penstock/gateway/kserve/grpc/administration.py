@@ -12,8 +12,8 @@ from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, Not
 from penstock.gateway.front.context import RequestContext, Role
 from penstock.gateway.kserve.context import KServe
 from penstock.gateway.kserve.grpc.rpc import Message
+from penstock.gateway.kserve.http_administration import check_traced_model
 from penstock.gateway.kserve.http_models import model_metadata, server_metadata, statistics
-from penstock.gateway.kserve.settings_http import check_traced_model
 
 
 class Describe:

@@ -90,10 +90,13 @@ class StreamDriver(ABC):
 class DeltaDriver(StreamDriver):
     """Of a generation's deltas, as an API's frames."""
 
-    def __init__(self, deltas: AsyncIterator[list[ChoiceDelta]], frames: StreamFrames, writer: StreamWriter) -> None:
+    def __init__(
+        self, deltas: AsyncIterator[list[ChoiceDelta]], frames: StreamFrames, writer: StreamWriter, *, push: bool = True
+    ) -> None:
+        """`push`: False for a writer that needs a task for each piece anyway."""
         super().__init__(writer)
         self._deltas = deltas
-        self._pushed = deltas if isinstance(deltas, Generation) else None
+        self._pushed = deltas if push and isinstance(deltas, Generation) else None
         self._frames = frames
 
     async def run(self) -> bytes:
@@ -101,7 +104,7 @@ class DeltaDriver(StreamDriver):
         return await self._pull() if self._pushed is None else await super().run()
 
     async def _pull(self) -> bytes:
-        """Of deltas that somebody else makes of a generation's, or of another server's answer."""
+        """Of deltas that are made of a generation's or of another server's answer, too."""
         async for deltas in self._deltas:
             data = self._frames.render(deltas)
             if not self._frames.live:
@@ -151,7 +154,7 @@ async def stream(
     data = opening() + frames.render(batch or ())
     if frames.live:
         await send(_body_message(data))
-        data = await DeltaDriver(deltas, frames, exchange.writer).run()
+        data = await DeltaDriver(deltas, frames, exchange.writer, push=exchange.body_writer is not None).run()
     await exchange.finish(data + ending())
 
 

@@ -11,9 +11,9 @@ from penstock.engines.client.inline import InlineEngine
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
-from penstock.gateway.llm.dataplane import ChoiceDelta, DataPlane, GenerateRequest
-from penstock.gateway.llm.model_metrics import ModelMetrics
-from penstock.gateway.llm.models import LoadedModel
+from penstock.gateway.models.language.dataplane import ChoiceDelta, DataPlane, GenerateRequest
+from penstock.gateway.models.language.model_metrics import ModelMetrics
+from penstock.gateway.models.language.models import LoadedModel
 from penstock.tokenizers import ChatTemplate, Tokenizer
 
 MARKER = 5

@@ -9,14 +9,14 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from penstock.engines.errors import PenstockError
-from penstock.gateway.front.call import DrainState
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.errors import kserve_error_body, kserve_status
-from penstock.gateway.kserve.logs import LogSettings
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.kserve.store import ModelStore
-from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.apis.kserve.context import KServe
+from penstock.gateway.apis.kserve.errors import kserve_error_body, kserve_status
+from penstock.gateway.apis.kserve.logs import LogSettings
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.apis.kserve.store import ModelStore
+from penstock.gateway.apis.kserve.tracing import Tracing
+from penstock.gateway.requests.call import DrainState
+from penstock.gateway.transports.http.exchange import Exchange
 from protocol.asgi_client import AsgiCall
 
 Endpoint = Callable[[Exchange], Awaitable[None]]

@@ -77,7 +77,7 @@ def _forker() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 def _fork_on_order(orders: socket.socket) -> None:
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # as `penstock serve` does before it imports gRPC
-    importlib.import_module("penstock.gateway.lifecycle")
+    importlib.import_module("penstock.gateway.server.lifecycle")
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for those that wait
     while True:

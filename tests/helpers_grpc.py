@@ -18,15 +18,15 @@ from tritonclient.grpc.aio import InferenceServerClient, InferInput
 
 from helpers_kserve import FakeModel, FakeModelStore
 from helpers_model_host import served_from_a_front
-from penstock.gateway.front.access import ApiKeys, Restrictions
-from penstock.gateway.front.call import DrainState, RequestJournal
-from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.grpc.rpc import Guard
-from penstock.gateway.kserve.grpc.server import GrpcServer
-from penstock.gateway.kserve.grpc.settings import GrpcSettings
-from penstock.gateway.kserve.logs import LogSettings
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.apis.kserve.context import KServe
+from penstock.gateway.apis.kserve.grpc.rpc import Guard
+from penstock.gateway.apis.kserve.grpc.server import GrpcServer
+from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
+from penstock.gateway.apis.kserve.logs import LogSettings
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.apis.kserve.tracing import Tracing
+from penstock.gateway.requests.access import ApiKeys, Restrictions
+from penstock.gateway.requests.call import DrainState, RequestJournal
 
 _TRANSPORT: ContextVar[str] = ContextVar("transport", default="penstock")
 FROM_A_FRONT: ContextVar[bool] = ContextVar("from_a_front", default=False)

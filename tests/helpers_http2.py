@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.gateway.http2 import frames
-from penstock.gateway.http2.bounds import Http2Limits
-from penstock.gateway.http2.connection import Http2Connection
-from penstock.gateway.http2.frames import FrameType
-from penstock.gateway.http2.heads import Event
-from penstock.gateway.http2.hpack import encode_fields
+from penstock.gateway.transports.http2 import frames
+from penstock.gateway.transports.http2.bounds import Http2Limits
+from penstock.gateway.transports.http2.connection import Http2Connection
+from penstock.gateway.transports.http2.frames import FrameType
+from penstock.gateway.transports.http2.heads import Event
+from penstock.gateway.transports.http2.hpack import encode_fields
 
 REQUEST = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a"), (b":authority", b"x"))
 END = frames.END_STREAM

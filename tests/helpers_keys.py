@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.gateway.front.access import ApiKeys, key_digest
-from penstock.gateway.front.context import ALL_ROLES, Principal, Role
+from penstock.gateway.requests.access import ApiKeys, key_digest
+from penstock.gateway.requests.context import ALL_ROLES, Principal, Role
 
 
 def api_keys(given: Mapping[str, str], roles: frozenset[Role] = ALL_ROLES) -> ApiKeys:

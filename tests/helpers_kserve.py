@@ -17,7 +17,7 @@ from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, PenstockError, UnsupportedError
-from penstock.gateway.kserve.store import IndexEntry
+from penstock.gateway.apis.kserve.store import IndexEntry
 
 Compute = Callable[[InferRequest], list[Tensor]]
 

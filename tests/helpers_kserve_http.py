@@ -16,15 +16,15 @@ from starlette.types import ASGIApp
 
 from helpers_kserve import FakeModel, FakeModelStore, add_sub
 from helpers_model_host import served_from_a_front
-from penstock.gateway.front.server_health import ServerHealth
-from penstock.gateway.http.server import HttpServer, ServerSettings
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.logs import LogSettings
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.kserve.tracing import Tracing
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.apis.kserve.context import KServe
+from penstock.gateway.apis.kserve.logs import LogSettings
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.apis.kserve.tracing import Tracing
+from penstock.gateway.requests.server_health import ServerHealth
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.server import HttpServer, ServerSettings
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.gateway.transports.http.stream import ConnectionLimits
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 

@@ -13,16 +13,16 @@ from typing import Any
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
 from penstock.classic.python.link import ArenaFiles
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.kserve.store import IndexEntry, ModelStore
-from penstock.gateway.kserve.tracing import Tracing
-from penstock.gateway.model_host.connection import Connection
-from penstock.gateway.model_host.host import ModelHost
-from penstock.gateway.model_host.host_link import HostLink
-from penstock.gateway.model_host.messages import DownMessage, Published, decode_down, decode_up
-from penstock.gateway.model_host.publication import Sources
+from penstock.gateway.apis.kserve.context import KServe
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.apis.kserve.store import IndexEntry, ModelStore
+from penstock.gateway.apis.kserve.tracing import Tracing
+from penstock.gateway.processes.model_host.connection import Connection
+from penstock.gateway.processes.model_host.host import ModelHost
+from penstock.gateway.processes.model_host.host_link import HostLink
+from penstock.gateway.processes.model_host.messages import DownMessage, Published, decode_down, decode_up
+from penstock.gateway.processes.model_host.publication import Sources
+from penstock.gateway.requests.context import Principal, RequestContext
 
 
 @dataclass

@@ -12,9 +12,9 @@ import numpy as np
 import helpers_tokenizers
 from penstock.engines.encoder.model_folder import SentenceRecipe
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.pooling.models import Head, PoolingModel, read_head
-from penstock.gateway.pooling.plane import PoolingPlane
+from penstock.gateway.apis.pooling.models import Head, PoolingModel, read_head
+from penstock.gateway.apis.pooling.plane import PoolingPlane
+from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import Tokenizer
 from protocol.fake_dataplane import FakeDataPlane
 

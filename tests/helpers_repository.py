@@ -16,9 +16,9 @@ from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, ModelNotFoundError, NotReadyError
-from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.settings import RepositorySettings
-from penstock.gateway.repository.storage import LocalModel
+from penstock.gateway.models.repository.manager import ModelRepository
+from penstock.gateway.models.repository.settings import RepositorySettings
+from penstock.gateway.models.repository.storage import LocalModel
 
 
 class FakeModel(SaysReady):

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.gateway.front.tls import TlsSettings
+from penstock.gateway.requests.tls import TlsSettings
 
 
 def make_certificate(folder: Path, name: str) -> None:

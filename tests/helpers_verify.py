@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers_gguf import write_gguf
 from helpers_quantized import GROUP, Tensors, gptq, round_to_levels, write_quantized
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
 
 DEMO = find_model(None).folder
 ORDINARY_TOKEN = 5

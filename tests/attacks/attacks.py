@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from wire import Attacker, call_block, infer_message, many, message, opened, sent, until
 
-from penstock.gateway.http2 import frames
-from penstock.gateway.http2.frames import FrameType, frame
+from penstock.gateway.transports.http2 import frames
+from penstock.gateway.transports.http2.frames import FrameType, frame
 
 SECONDS = 6.0
 INFER = call_block(b"ModelInfer")

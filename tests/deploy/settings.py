@@ -15,7 +15,7 @@ import pytest
 from deploy.places import Pod
 from penstock.gateway import cli
 from penstock.gateway.configuration.config import Config
-from penstock.gateway.front.exposure import check_exposure
+from penstock.gateway.requests.exposure import check_exposure
 
 REST_SECONDS = 30
 """What a server may need behind its drain: `lifecycle._STOP_SECONDS`."""

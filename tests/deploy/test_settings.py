@@ -13,7 +13,7 @@ import yaml
 
 from deploy.places import DEPLOY, KUBERNETES, Pod, documents, is_ours, pods
 from deploy.settings import IMAGE, REST_SECONDS, of_container, parsed, pause, seconds_to_end
-from penstock.gateway import lifecycle
+from penstock.gateway.server import lifecycle
 
 FILES = {
     "penstock": {"penstock.toml": (KUBERNETES / "base/penstock.toml").read_text()},

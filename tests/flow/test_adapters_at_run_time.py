@@ -24,13 +24,13 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.adapter_control import AdapterControl
-from penstock.gateway.llm.adapters import AdapterSet, new_adapter
-from penstock.gateway.llm.model_metrics import ModelMetrics
-from penstock.gateway.llm.models import LoadedModel
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.adapter_control import AdapterControl
+from penstock.gateway.models.language.adapters import AdapterSet, new_adapter
+from penstock.gateway.models.language.model_metrics import ModelMetrics
+from penstock.gateway.models.language.models import LoadedModel
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from penstock.tokenizers import Tokenizer
 from protocol.asgi_client import AsgiCall, call
 

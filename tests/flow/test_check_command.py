@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.cli import main
-from penstock.gateway.repository.classic_loader import ClassicLoaders
-from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.settings import RepositorySettings
-from penstock.gateway.repository.storage import Repository
+from penstock.gateway.models.repository.classic_loader import ClassicLoaders
+from penstock.gateway.models.repository.manager import ModelRepository
+from penstock.gateway.models.repository.settings import RepositorySettings
+from penstock.gateway.models.repository.storage import Repository
 
 IO = """input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }

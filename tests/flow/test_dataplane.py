@@ -26,9 +26,9 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
-from penstock.gateway.llm.sampling import word_tokens
+from penstock.gateway.models.language.dataplane import ChoiceDelta, Generation
+from penstock.gateway.models.language.sampling import word_tokens
+from penstock.gateway.requests.context import RequestContext
 
 
 @pytest.fixture

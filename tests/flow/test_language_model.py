@@ -23,9 +23,9 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.llm.adapters import AdapterSet, new_adapter
-from penstock.gateway.llm.kserve.language_model import LanguageModel
+from penstock.gateway.models.language.adapters import AdapterSet, new_adapter
+from penstock.gateway.models.language.kserve.language_model import LanguageModel
+from penstock.gateway.requests.context import Principal, RequestContext
 
 
 def text_tensor(name: str, value: str | bytes) -> Tensor:

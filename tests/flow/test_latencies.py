@@ -15,10 +15,10 @@ from penstock.classic.base import Batch, InferModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError
-from penstock.gateway.repository.classic_loader import ClassicLoaders
-from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.settings import RepositorySettings, build_cache
-from penstock.gateway.repository.storage import Repository
+from penstock.gateway.models.repository.classic_loader import ClassicLoaders
+from penstock.gateway.models.repository.manager import ModelRepository
+from penstock.gateway.models.repository.settings import RepositorySettings, build_cache
+from penstock.gateway.models.repository.storage import Repository
 
 CONFIG = """
 backend: "identity"

@@ -18,10 +18,10 @@ from penstock.engines.process.client import ProcessEngine
 from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.configuration.config import load_config
-from penstock.gateway.llm.engine_spec import engine_spec
-from penstock.gateway.llm.models import find_model
-from penstock.gateway.memory.budget import Demand, MemoryBudget, MemoryNeeds, Reservation
-from penstock.gateway.memory.budgeted_engine import BudgetedEngine
+from penstock.gateway.models.language.engine_spec import engine_spec
+from penstock.gateway.models.language.models import find_model
+from penstock.gateway.models.memory.budget import Demand, MemoryBudget, MemoryNeeds, Reservation
+from penstock.gateway.models.memory.budgeted_engine import BudgetedEngine
 from penstock.tokenizers import Tokenizer
 
 DEMO = find_model(None)

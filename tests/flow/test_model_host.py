@@ -39,11 +39,11 @@ from penstock.engines.errors import (
     NotReadyError,
     QueueFullError,
 )
-from penstock.gateway.front.context import ANYONE, RequestContext
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.kserve.tracing import Tracing
-from penstock.gateway.model_host.messages import MAX_RESPONSES
-from penstock.gateway.model_host.remote_models import RemoteModel
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.apis.kserve.tracing import Tracing
+from penstock.gateway.processes.model_host.messages import MAX_RESPONSES
+from penstock.gateway.processes.model_host.remote_models import RemoteModel
+from penstock.gateway.requests.context import ANYONE, RequestContext
 
 
 def hosting_all(*models: Any, fronts: int = 2, **more: Any) -> Any:

@@ -18,10 +18,10 @@ from penstock.classic.base import BackendInstance, Batch
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.gateway.repository.classic_loader import ClassicLoaders
-from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.settings import RepositorySettings
-from penstock.gateway.repository.storage import Repository
+from penstock.gateway.models.repository.classic_loader import ClassicLoaders
+from penstock.gateway.models.repository.manager import ModelRepository
+from penstock.gateway.models.repository.settings import RepositorySettings
+from penstock.gateway.models.repository.storage import Repository
 
 CONFIG = """
 backend: "identity"

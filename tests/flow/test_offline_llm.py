@@ -29,9 +29,9 @@ from penstock.engines.errors import (
     NotReadyError,
     PenstockError,
 )
+from penstock.gateway.commands.offline.loop_thread import ClosedError
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.llm.dataplane import Generation
-from penstock.gateway.offline.loop_thread import ClosedError
+from penstock.gateway.models.language.dataplane import Generation
 
 GREEDY = {"temperature": 0.0, "max_tokens": 12}
 ASK = [{"role": "user", "content": "What does functools.wraps do?"}]

@@ -24,16 +24,16 @@ from penstock.engines.errors import (
     QueueFullError,
 )
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
-from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, RequestContext, Role
-from penstock.gateway.memory.budget import Demand, MemoryBudget, MemoryNeeds
-from penstock.gateway.on_demand.loads import OnDemandSettings
-from penstock.gateway.on_demand.on_demand import OnDemand
-from penstock.gateway.repository.classic_loader import ClassicLoaders
-from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.settings import RepositorySettings
-from penstock.gateway.repository.storage import Repository
-from penstock.gateway.traffic.store import TrafficStore
-from penstock.gateway.traffic.table import PublicName, TrafficTable
+from penstock.gateway.models.memory.budget import Demand, MemoryBudget, MemoryNeeds
+from penstock.gateway.models.on_demand.loads import OnDemandSettings
+from penstock.gateway.models.on_demand.on_demand import OnDemand
+from penstock.gateway.models.repository.classic_loader import ClassicLoaders
+from penstock.gateway.models.repository.manager import ModelRepository
+from penstock.gateway.models.repository.settings import RepositorySettings
+from penstock.gateway.models.repository.storage import Repository
+from penstock.gateway.models.traffic.store import TrafficStore
+from penstock.gateway.models.traffic.table import PublicName, TrafficTable
+from penstock.gateway.requests.context import ALL_ROLES, USER_ROLES, Principal, RequestContext, Role
 
 ROOM = 100
 """Bytes. A model's size is in its name, as in `a40`; one without a number takes nothing."""
@@ -398,7 +398,7 @@ async def test_an_ensemble_whose_models_do_not_fit_together_is_refused_at_once(t
 async def test_a_storage_that_hangs_holds_up_no_request_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.gateway.repository.on_demand_loads._LONGEST_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.gateway.models.repository.on_demand_loads._LONGEST_LOOK_SECONDS", 0.01)
     async with serving(tmp_path, "m") as stand:
         answers = threading.Event()
         names = stand.repository.model_names

@@ -12,9 +12,9 @@ import pytest
 from helpers_dataplane import Setup, request
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.intake import WorkPools
-from penstock.gateway.llm import generate_request, prompts
+from penstock.gateway.models.language import generate_request, prompts
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.requests.intake import WorkPools
 
 TOO_LONG = (
     "This model's maximum context length is 256 tokens. However, your prompt has more than 255 tokens. Please reduce "

@@ -20,7 +20,7 @@ from penstock.classic.python import session
 from penstock.classic.python.worker.wire import encode_strings
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, NotFoundError, PenstockError
-from penstock.gateway.front.context import RequestContext
+from penstock.gateway.requests.context import RequestContext
 
 ANY = f"""
 max_batch_size: 0

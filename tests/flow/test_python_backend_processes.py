@@ -41,7 +41,7 @@ from penstock.classic.python.session import ModelProgram, Session
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError
 from penstock.engines.host.crash_folder import crashes
-from penstock.gateway.front.call import current_request, name_request
+from penstock.gateway.requests.call import current_request, name_request
 
 CONFIG = f"""
 max_batch_size: 0

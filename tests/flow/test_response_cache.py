@@ -25,10 +25,10 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.repository.classic_loader import ClassicLoaders
-from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.settings import RepositorySettings, build_cache
-from penstock.gateway.repository.storage import Repository
+from penstock.gateway.models.repository.classic_loader import ClassicLoaders
+from penstock.gateway.models.repository.manager import ModelRepository
+from penstock.gateway.models.repository.settings import RepositorySettings, build_cache
+from penstock.gateway.models.repository.storage import Repository
 
 CONFIG = """
 backend: "identity"
@@ -272,7 +272,7 @@ async def test_a_model_whose_files_cannot_be_read_is_unloaded(tmp_path: Path, mo
         stopped.append(self.name)
         await stop(self)
 
-    monkeypatch.setattr("penstock.gateway.repository.loading.content_identity", unreadable)
+    monkeypatch.setattr("penstock.gateway.models.repository.loading.content_identity", unreadable)
     monkeypatch.setattr(ClassicModel, "stop", noted)
     _write(tmp_path)
     with pytest.raises(EngineError, match="failed to load all models"):

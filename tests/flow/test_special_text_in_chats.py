@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from helpers_chat_templates import NOT_SPECIAL, ROLE_TAGS, SPECIAL, TEMPLATES, chat_tokenizer
 from helpers_tokenizers import KINDS, save_folder
-from penstock.gateway.llm.prompts import ChatText, ChatValues, chat_text
+from penstock.gateway.models.language.prompts import ChatText, ChatValues, chat_text
 from penstock.tokenizers import ChatTemplate, Tokenizer
 from penstock.tokenizers.special_tokens import SealedTokenizer
 

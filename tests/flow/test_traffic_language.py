@@ -14,12 +14,12 @@ from helpers_dataplane import Setup, request
 from helpers_kserve import FakeModelStore, add_sub
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, PermissionDeniedError
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.llm.dataplane import Generation
-from penstock.gateway.pooling.plane import PoolingPlane
-from penstock.gateway.traffic.service import TrafficService
-from penstock.gateway.traffic.table import PublicName
+from penstock.gateway.models.language.dataplane import Generation
+from penstock.gateway.models.traffic.service import TrafficService
+from penstock.gateway.models.traffic.table import PublicName
+from penstock.gateway.requests.context import Principal, RequestContext
 
 A = WeightedTarget("a")
 

@@ -20,10 +20,10 @@ from penstock.classic.tensors import Tensor
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import CancelledError, InvalidRequestError, PenstockError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.llm.generation import Generation
-from penstock.gateway.llm.kserve.language_model import LanguageModel, LanguageStream
-from penstock.gateway.llm.kserve.trtllm_form import TRTLLM_FORM
-from penstock.gateway.llm.models import ServedModel
+from penstock.gateway.models.language.generation import Generation
+from penstock.gateway.models.language.kserve.language_model import LanguageModel, LanguageStream
+from penstock.gateway.models.language.kserve.trtllm_form import TRTLLM_FORM
+from penstock.gateway.models.language.models import ServedModel
 
 _TYPES = {bool: ("BOOL", np.bool_), int: ("INT32", np.int32), float: ("FP32", np.float32)}
 

@@ -11,7 +11,7 @@ import pytest
 from helpers_dataplane import Setup, request
 from helpers_stages import STAGES, joined
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.llm.dataplane import ChoiceDelta
+from penstock.gateway.models.language.dataplane import ChoiceDelta
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 ANSWER = '<think>Let me look.</think>One moment.<tool>look:{"at": 1}</tool><tool>see:{}</tool>'

@@ -22,14 +22,14 @@ from helpers_verify import (
     wrong_template,
 )
 from penstock.gateway.cli import main
+from penstock.gateway.commands.verify import number_checks
+from penstock.gateway.commands.verify.answer_checks import check_answers, check_json, check_tools
+from penstock.gateway.commands.verify.number_checks import check_losses, check_tokens, compare, exact
+from penstock.gateway.commands.verify.reference import load_reference
+from penstock.gateway.commands.verify.report import Row
+from penstock.gateway.commands.verify.subject import Subject
+from penstock.gateway.commands.verify.text_checks import check_end_tokens, check_template, check_tokenizer
 from penstock.gateway.configuration.config import load_config
-from penstock.gateway.verify import number_checks
-from penstock.gateway.verify.answer_checks import check_answers, check_json, check_tools
-from penstock.gateway.verify.number_checks import check_losses, check_tokens, compare, exact
-from penstock.gateway.verify.reference import load_reference
-from penstock.gateway.verify.report import Row
-from penstock.gateway.verify.subject import Subject
-from penstock.gateway.verify.text_checks import check_end_tokens, check_template, check_tokenizer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -212,7 +212,7 @@ def test_wrong_use_is_refused(refused: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert refused("--engine", "simulated")[0] == 2
     assert refused("--task-limit", "3")[0] == 2
     assert refused("--weights", "int3")[0] == 2
-    monkeypatch.setattr("penstock.gateway.verify.command.find_spec", lambda name: None)
+    monkeypatch.setattr("penstock.gateway.commands.verify.command.find_spec", lambda name: None)
     status, line = refused("--tasks", "arc_easy")
     assert status == 2
     assert line.endswith("--tasks needs lm-evaluation-harness, which is not installed: pip install lm_eval")

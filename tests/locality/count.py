@@ -205,7 +205,7 @@ class Module:
 
     @property
     def package(self) -> str:
-        """`penstock.gateway.front`; a module that stands in a room by itself keeps its name."""
+        """`penstock.gateway.requests`; a module that stands in a room by itself keeps its name."""
         return ".".join(self.name.split(".")[:3])
 
 

@@ -14,12 +14,12 @@ import uvloop
 
 from helpers_keys import api_keys
 from helpers_server import serving
-from penstock.gateway.front.tls import TlsSettings
-from penstock.gateway.http.server import HttpServer, ServerSettings
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.requests.tls import TlsSettings
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.server import HttpServer, ServerSettings
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.gateway.transports.http.stream import ConnectionLimits
 from protocol.fake_dataplane import FakeDataPlane
 
 T = TypeVar("T")

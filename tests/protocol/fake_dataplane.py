@@ -8,8 +8,7 @@ from typing import Any
 
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.llm.dataplane import (
+from penstock.gateway.models.language.dataplane import (
     ChatPrompt,
     ChoiceDelta,
     DataPlane,
@@ -19,8 +18,9 @@ from penstock.gateway.llm.dataplane import (
     TokenLogprob,
     Usage,
 )
-from penstock.gateway.llm.generation import DeltaListener
-from penstock.gateway.llm.language_models import LanguageModels
+from penstock.gateway.models.language.generation import DeltaListener
+from penstock.gateway.models.language.language_models import LanguageModels
+from penstock.gateway.requests.context import RequestContext
 from penstock.kvcache import KVGroup
 
 Step = list[ChoiceDelta] | Exception | asyncio.Event

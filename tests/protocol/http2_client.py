@@ -10,8 +10,8 @@ from typing import Any
 import hpack
 
 from helpers_http2 import begin, data, headers
-from penstock.gateway.http2 import frames
-from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting
+from penstock.gateway.transports.http2 import frames
+from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting
 from protocol.raw_http import connect
 
 Fields = Iterable[tuple[bytes, bytes]]

@@ -12,9 +12,9 @@ import pytest
 from helpers_dataplane import Setup
 from penstock.engines.errors import QueueFullError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.llm.models import choose_parsers
+from penstock.gateway.models.language.models import choose_parsers
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.gateway.transports.http.stream import ConnectionLimits
 from penstock.tokenizers import ChatTemplate
 from protocol.conftest import Endpoint, Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane

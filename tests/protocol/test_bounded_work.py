@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from helpers_server import Server, serving, wait_until
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
 
 MIB = 1 << 20
 BUDGET = 48 * MIB

@@ -12,8 +12,8 @@ import pytest
 
 from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.stream import ConnectionLimits
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.gateway.transports.http.stream import ConnectionLimits
 from penstock.tokenizers import ChatTemplate
 from protocol.conftest import ServerThread
 

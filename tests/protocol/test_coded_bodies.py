@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from helpers_server import Server, serving
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
 
 ASK = {"model": "m", "prompt": "hello", "max_tokens": 2}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": False, "options": {"num_predict": 2}}

@@ -14,8 +14,8 @@ import pytest
 
 from helpers_keys import api_keys
 from helpers_server import wait_until
-from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.llm.dataplane import GenerateRequest
+from penstock.gateway.models.language.dataplane import GenerateRequest
+from penstock.gateway.transports.http.stream import ConnectionLimits
 from protocol.conftest import Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
 from protocol.raw_http import connect, post, read_slowly, receive_all, receive_until, status

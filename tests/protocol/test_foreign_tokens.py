@@ -12,9 +12,9 @@ from helpers_dataplane import Setup
 from helpers_kserve import FakeModelStore
 from helpers_kserve_http import kserve_context
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.kserve.language_model import LanguageModel
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.kserve.language_model import LanguageModel
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 
 FOREIGN, KNOWN = "the world", "x"

@@ -26,7 +26,7 @@ from tritonclient.utils import InferenceServerException
 from helpers_language_repository import write_trtllm, write_vllm
 from helpers_processes import children, is_running
 from helpers_server import Server, serving, wait_until
-from penstock.gateway.front.access import key_digest
+from penstock.gateway.requests.access import key_digest
 
 ADMIN, USER, ONE, FEW, LATER = "admin-key", "user-key", "one-key", "few-key", "later-key"
 KEYS = {
@@ -74,7 +74,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, key_file: Path) -> Iterator
 
 
 def fronts(server: Server) -> list[psutil.Process]:
-    return children(server.process.pid, "penstock.gateway.front_server")
+    return children(server.process.pid, "penstock.gateway.server.front_server")
 
 
 def client(server: Server, key: str = USER) -> openai.OpenAI:

@@ -215,7 +215,7 @@ def test_errors_are_those_of_one_process(server: Server) -> None:
 
 
 def test_a_front_that_is_killed_takes_its_own_requests_with_it(server: Server) -> None:
-    victim = children(server.process.pid, "penstock.gateway.front_server")[0]
+    victim = children(server.process.pid, "penstock.gateway.server.front_server")[0]
     before = statistics(server, "slow")["inference_stats"]
     connected = threading.Barrier(CONNECTIONS)
     with closing(httpx.Client()) as client, ThreadPoolExecutor(CONNECTIONS) as threads:

@@ -21,7 +21,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from helpers_grpc import Running, add_sub_request, floats, repeat_request, serving
 from helpers_kserve import add_sub, repeat
-from penstock.gateway.grpc_transport.messages import prefix
+from penstock.gateway.transports.grpc.messages import prefix
 
 PATH = "/inference.GRPCInferenceService/"
 GRPC_JS = Path(__file__).parent / "grpc_js_client.js"

@@ -19,8 +19,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from helpers_processes import children
 from helpers_python_backend import write_model
 from helpers_server import Server, serving, wait_until
-from penstock.gateway.front.server_health import is_live
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
+from penstock.gateway.requests.server_health import is_live
 
 SIMULATED = ("--engine", "simulated", "--served-model-name", "m")
 CODE = """

@@ -19,8 +19,8 @@ from openai import AsyncOpenAI
 from helpers_kserve import FakeModelStore, add_sub, identity
 from helpers_kserve_http import KServeServer
 from helpers_tls import client_context, make_certificate, tls_settings
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.stream import ConnectionLimits
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.gateway.transports.http.stream import ConnectionLimits
 from protocol.conftest import ServerThread
 from protocol.fake_dataplane import FakeDataPlane, delta
 from protocol.http2_client import Http2Client

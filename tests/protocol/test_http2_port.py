@@ -12,13 +12,13 @@ import pytest
 from helpers_http2 import data, headers
 from helpers_keys import api_keys
 from helpers_server import wait_until
-from penstock.gateway.front.browser_rules import BrowserRules
-from penstock.gateway.front.call import RequestJournal
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.http2 import frames
-from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting
+from penstock.gateway.requests.browser_rules import BrowserRules
+from penstock.gateway.requests.call import RequestJournal
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.gateway.transports.http.stream import ConnectionLimits
+from penstock.gateway.transports.http2 import frames
+from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting
 from protocol.conftest import Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane, delta
 from protocol.http2_client import Http2Client, request

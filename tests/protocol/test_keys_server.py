@@ -17,7 +17,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from helpers_server import Server, serving, wait_until
-from penstock.gateway.front.access import key_digest
+from penstock.gateway.requests.access import key_digest
 
 KEYS = {
     "user": 'tenant = "user"',

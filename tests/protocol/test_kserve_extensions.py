@@ -22,9 +22,9 @@ from helpers_kserve import FakeModel, FakeModelStore, add_sub, identity, repeat,
 from helpers_kserve_http import KServeServer
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
-from penstock.gateway.front.load_report import LoadReport, LoadReporter
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.kserve.parameters import forward_pattern
+from penstock.gateway.apis.kserve.parameters import forward_pattern
+from penstock.gateway.requests.load_report import LoadReport, LoadReporter
+from penstock.gateway.transports.http.settings import AppSettings
 
 
 def texts() -> FakeModel:

@@ -40,8 +40,8 @@ from penstock.engines.errors import (
     QueueTimeoutError,
     UnknownError,
 )
-from penstock.gateway.kserve.store import IndexEntry
-from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.apis.kserve.store import IndexEntry
+from penstock.gateway.apis.kserve.tracing import Tracing
 
 
 def inputs_of() -> list[object]:

@@ -29,9 +29,9 @@ from helpers_grpc import (
 from helpers_keys import api_keys
 from helpers_kserve import add_sub, identity, repeat
 from helpers_tls import make_certificate, shown_certificate, tls_settings, use_certificate
-from penstock.gateway.front.tls import TlsSettings
-from penstock.gateway.kserve.grpc.server import GrpcServer
-from penstock.gateway.kserve.grpc.settings import GrpcSettings
+from penstock.gateway.apis.kserve.grpc.server import GrpcServer
+from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
+from penstock.gateway.requests.tls import TlsSettings
 
 BEARER = (("authorization", "Bearer sesame"),)
 OPEN = {"ServerLive", "ServerReady"}

@@ -30,7 +30,7 @@ from helpers_kserve import FakeModel, add_sub, repeat
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import DeadlineExceededError, EngineError
-from penstock.gateway.kserve.grpc.rpc import abort
+from penstock.gateway.apis.kserve.grpc.rpc import abort
 
 FINAL = "triton_final_response"
 STRICT = (("triton_grpc_error", "true"),)

@@ -17,7 +17,7 @@ import zmq
 
 from helpers_server import Server, free_port, serving, wait_until
 from penstock.gateway.configuration.config import load_config
-from penstock.gateway.lifecycle import serve
+from penstock.gateway.server.lifecycle import serve
 from protocol.http2_client import Http2Client
 
 COMPLETIONS = "/v1/completions"

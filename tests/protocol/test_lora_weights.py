@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers_models import make_adapter, merge_adapter
 from helpers_server import serving
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
 from penstock.tokenizers import Tokenizer
 
 PROMPT = "def join(a, b):"

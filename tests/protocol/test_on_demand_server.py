@@ -19,7 +19,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from helpers_server import Server, serving
-from penstock.gateway.front.access import key_digest
+from penstock.gateway.requests.access import key_digest
 
 CONFIG = """
 backend: "python"

@@ -14,9 +14,9 @@ from helpers_dataplane import Setup
 from helpers_keys import api_keys
 from helpers_responses import accumulated, validated_response
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.llm.models import choose_parsers
+from penstock.gateway.models.language.models import choose_parsers
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.gateway.transports.http.stream import ConnectionLimits
 from penstock.tokenizers import ChatTemplate
 from protocol.conftest import Endpoint, ServerThread
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from helpers_server import Server, serving, wait_until
-from penstock.gateway.front.access import key_digest
+from penstock.gateway.requests.access import key_digest
 
 CHAT = {"model": "penstock-demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 60}
 TEXT = {"model": "penstock-demo", "prompt": "hello", "max_tokens": 60}

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from helpers_server import Server, block, serving, wait_until
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
 from penstock.tokenizers import Tokenizer
 
 QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]

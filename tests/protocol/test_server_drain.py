@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from penstock.gateway.http.server import HttpServer, ServerSettings
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import GenerateRequest
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.dataplane import GenerateRequest
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.server import HttpServer, ServerSettings
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.conftest import Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
 from protocol.raw_http import connect, post, receive_all, receive_until, status

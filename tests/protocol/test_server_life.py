@@ -387,7 +387,7 @@ def test_an_error_that_nobody_foresaw_ends_the_start_with_one_line(
     def broken(*_: object) -> None:
         raise RuntimeError("first\n\nlast\n")
 
-    monkeypatch.setattr(f"penstock.gateway.lifecycle.ServedModels.{where}", broken)
+    monkeypatch.setattr(f"penstock.gateway.server.lifecycle.ServedModels.{where}", broken)
     told = refusal(caplog, "--engine=simulated")
     prefix = "the models could not be loaded: " if where == "start" else ""
     assert told == prefix + "RuntimeError: first; last; --log-level debug shows the trace"

@@ -15,7 +15,7 @@ import pytest
 import tritonclient.http as triton
 
 from helpers_server import Server, refusal, serving, wait_until
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
 
 SIMULATED = ("--engine", "simulated", "--served-model-name", "m")
 COMPLETION = {"model": "m", "prompt": [300, 301], "max_tokens": 2}

@@ -15,13 +15,13 @@ from helpers_dataplane import Setup
 from helpers_keys import api_keys
 from helpers_tokenizers import byte_level, save_folder
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.front.access import ApiKeys, key_digest
-from penstock.gateway.front.call import RequestJournal
-from penstock.gateway.front.context import Principal
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.llm.models import TextSettings, choose_parsers
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.models import TextSettings, choose_parsers
+from penstock.gateway.requests.access import ApiKeys, key_digest
+from penstock.gateway.requests.call import RequestJournal
+from penstock.gateway.requests.context import Principal
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.gateway.transports.http.stream import ConnectionLimits
 from penstock.tokenizers import ChatTemplate, Tokenizer
 from protocol.asgi_client import call
 from protocol.conftest import ServerThread

@@ -12,9 +12,9 @@ import pytest
 
 from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.stream import ConnectionLimits
-from penstock.gateway.llm.models import ModelParsers, choose_parsers
+from penstock.gateway.models.language.models import ModelParsers, choose_parsers
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.gateway.transports.http.stream import ConnectionLimits
 from penstock.tokenizers.hf import FillInMiddle
 from protocol.conftest import ServerThread
 

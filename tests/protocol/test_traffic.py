@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from helpers_onnx import model, tensors
 from helpers_sequences import write_sums
 from helpers_server import Server, serving, wait_until
-from penstock.gateway.front.access import key_digest
+from penstock.gateway.requests.access import key_digest
 
 CONFIG = 'backend: "onnxruntime"\nmax_batch_size: 8\nversion_policy { all { } }\n'
 KEYS = {

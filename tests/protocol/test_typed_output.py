@@ -13,8 +13,8 @@ from helpers_dataplane import Setup
 from helpers_stages import STAGES
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.generating import answer_shape
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.stream import ConnectionLimits
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.gateway.transports.http.stream import ConnectionLimits
 from protocol.conftest import ServerThread
 
 ANSWER = '<think>Let me look.</think>One moment.<tool>look:{"at": 1}</tool><tool>see:{}</tool>'

@@ -13,7 +13,7 @@ import pytest
 
 from helpers_server import Server, free_port, serving, wait_until
 from helpers_upstream import BEHAVIOURS, SECRET, BadServer, bad_server
-from penstock.gateway.front.access import key_digest
+from penstock.gateway.requests.access import key_digest
 
 HTTP = httpx.Client(timeout=60)
 KEYS = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.gateway.cli import main
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
 
 lm_eval = pytest.importorskip("lm_eval")
 

@@ -30,7 +30,7 @@ NEEDS_TORCH = (
     "engines/penstock/engines/torch/",
     "engines/penstock/engines/vllm/",
     "gateway/penstock/gateway/backends/",
-    "gateway/penstock/gateway/verify/reference.py",
+    "gateway/penstock/gateway/commands/verify/reference.py",
 )
 """Runners and backends that are made of it, and what compares with it."""
 
@@ -102,32 +102,40 @@ def test_the_contract_is_a_leaf() -> None:
         assert "asyncio" not in imported(path)
 
 
+ROOMS = {"apis", "commands", "models", "processes", "server", "transports"}
+"""Of the gateway: folders of packages."""
 LAYERS = (
-    {"database", "errors", "terminal_chat"},
+    {"database", "errors", "commands.terminal_chat"},
     {"configuration"},
-    {"debug_bundle", "front", "http2"},
-    {"sockets"},
-    {"http", "metrics", "spans"},
-    {"grpc_transport", "memory", "usage"},
-    {"on_demand"},
-    {"kserve"},
-    {"llm", "model_host", "repository"},
-    {"bench", "generating"},
-    {"pooling", "upstream"},
-    {"anthropic", "openai", "traffic"},
-    {"offline", "ollama", "responses"},
-    {"batches", "verify"},
-    {"ports"},
-    {"fronts"},
-    {"composition"},
-    {"signals"},
-    {"front_ports", "open_ports"},
-    {"served_models"},
-    {"front_server", "lifecycle"},
+    {"server.debug_bundle", "requests", "transports.http2"},
+    {"transports.sockets"},
+    {"transports.http", "metrics"},
+    {"transports.grpc", "models.memory", "apis.usage"},
+    {"models.on_demand"},
+    {"apis.kserve"},
+    {"models.language", "models.repository", "processes.model_host"},
+    {"commands.bench", "generating"},
+    {"apis.pooling", "models.upstream"},
+    {"apis.anthropic", "apis.openai", "models.traffic"},
+    {"commands.offline", "apis.ollama", "apis.responses"},
+    {"apis.batches", "commands.verify"},
+    {"server.ports"},
+    {"processes.fronts"},
+    {"server.composition"},
+    {"server.signals"},
+    {"server.front_ports", "server.open_ports"},
+    {"server.served_models"},
+    {"server.front_server", "server.lifecycle"},
     {"ray_serve"},
     {"cli"},
 )
 """Of the gateway's packages and modules: each imports only those above it, and itself."""
+
+
+def layer_of(module: str) -> str:
+    """`apis.openai` of `apis.openai.chat`, `requests` of `requests.context`."""
+    first, *rest = module.split(".")
+    return f"{first}.{rest[0]}" if first in ROOMS and rest else first
 
 
 def test_the_gateway_s_packages_have_no_cycles() -> None:
@@ -135,11 +143,18 @@ def test_the_gateway_s_packages_have_no_cycles() -> None:
     base = ROOT / "gateway" / "penstock" / "gateway"
     level = {name: number for number, names in enumerate(LAYERS) for name in names}
     for path in sources("gateway/penstock/gateway"):
-        own = path.relative_to(base).parts[0].removesuffix(".py")
+        own = layer_of(".".join(path.relative_to(base).with_suffix("").parts))
         for name in imported(path):
-            if name.startswith("penstock.gateway.") and own != "__init__":
-                theirs = name.split(".")[2]
+            theirs = layer_of(name.removeprefix("penstock.gateway."))
+            if name.startswith("penstock.gateway.") and own in level and theirs in level:
                 assert theirs == own or level[theirs] < level[own], f"{name_of(path)} imports {name}"
+
+
+def test_every_package_of_the_gateway_has_its_place() -> None:
+    base = ROOT / "gateway" / "penstock" / "gateway"
+    known = {name for names in LAYERS for name in names} | {f"{room}.__init__" for room in ROOMS} | {"__init__"}
+    for path in sources("gateway/penstock/gateway"):
+        assert layer_of(".".join(path.relative_to(base).with_suffix("").parts)) in known, name_of(path)
 
 
 def test_language_models_and_classic_models_know_little_of_each_other() -> None:
@@ -273,7 +288,7 @@ def test_the_version_stands_in_one_place() -> None:
 
 def test_a_gateway_loads_no_openvino() -> None:
     """The engine's process does: it would take the gateway most of a second to start, and memory."""
-    assert run_python("import sys, penstock.gateway.lifecycle; print('openvino' in sys.modules)") == "False"
+    assert run_python("import sys, penstock.gateway.server.lifecycle; print('openvino' in sys.modules)") == "False"
 
 
 def test_an_engine_process_of_simulated_models_loads_no_openvino() -> None:

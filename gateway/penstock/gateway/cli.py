@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock.engines import __version__
 from penstock.engines.process.worker_process import end_unused, start_early
-from penstock.gateway.bench import add_bench_command
+from penstock.gateway.commands.bench import add_bench_command
+from penstock.gateway.commands.terminal_chat import add_chat_command
+from penstock.gateway.commands.verify import add_verify_command
 from penstock.gateway.configuration.command_parser import CommandParser
 from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.configuration.flag_hints import FLAG_HINTS
 from penstock.gateway.configuration.flags import add_sections, switches
 from penstock.gateway.configuration.likely_engine import likely_engine
 from penstock.gateway.configuration.triton_flags import without_triton_forms
-from penstock.gateway.debug_bundle import add_debug_command
-from penstock.gateway.front.key_command import add_key_command
-from penstock.gateway.front.service_manager import VARIABLES
-from penstock.gateway.llm.hub_command import add_hub_commands
+from penstock.gateway.models.language.hub_command import add_hub_commands
+from penstock.gateway.models.repository.checking import add_check_command
 from penstock.gateway.ray_serve.deploy_command import add_deploy_command
-from penstock.gateway.repository.checking import add_check_command
-from penstock.gateway.terminal_chat import add_chat_command
-from penstock.gateway.verify import add_verify_command
+from penstock.gateway.requests.key_command import add_key_command
+from penstock.gateway.requests.service_manager import VARIABLES
+from penstock.gateway.server.debug_bundle import add_debug_command
 
 if TYPE_CHECKING:
-    from penstock.gateway.repository.checking import Verdict
+    from penstock.gateway.models.repository.checking import Verdict
 
 _CLOSED_PIPE = 141
 """The exit status of a program that SIGPIPE ends, as shells show it."""
@@ -97,7 +97,7 @@ def _serve(config: Config, answer: tuple[Path, Path] | None) -> int:
         start_early(engine, without=VARIABLES)
     gc.disable()  # modules stay: looking through what they have made so far takes a tenth of the time to import them
     try:
-        from penstock.gateway.lifecycle import answer_file, serve  # only now: --help stays quick
+        from penstock.gateway.server.lifecycle import answer_file, serve
 
         gc.enable()
         return serve(config) if answer is None else answer_file(config, *answer)
@@ -106,7 +106,7 @@ def _serve(config: Config, answer: tuple[Path, Path] | None) -> int:
 
 
 def _log_to(path: str) -> bool:
-    from penstock.gateway.front.server_log import log_to_file  # few have one, and an engine may start earlier
+    from penstock.gateway.requests.server_log import log_to_file
 
     try:
         log_to_file(path)
@@ -117,7 +117,7 @@ def _log_to(path: str) -> bool:
 
 
 def _check(config: Config, gpus: int | None) -> Sequence[Verdict]:
-    from penstock.gateway.composition.models import check_models  # only now: --help stays quick
+    from penstock.gateway.server.composition.models import check_models
 
     return check_models(config, gpus)
 

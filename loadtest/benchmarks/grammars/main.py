@@ -21,7 +21,7 @@ from penstock.engines.core import EngineCore
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
 
 _PROMPT, _WARM_UP = 32, 8
 _ITEM = {

@@ -25,8 +25,8 @@ from penstock.engines.handover.shared_blocks import OwnRegion, SharedBlocks, Sha
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.gateway.configuration.config import load_config
-from penstock.gateway.llm.model_builder import build_model
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.models import find_model
 
 SETUPS: dict[str, dict[str, Any]] = {
     "one engine": {},

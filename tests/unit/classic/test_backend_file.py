@@ -10,7 +10,7 @@ from penstock.classic.base import Backend
 from penstock.classic.identity import IdentityBackend
 from penstock.classic.loading import load_backend_file
 from penstock.classic.model_config import ModelConfig
-from penstock.gateway.repository.classic_loader import ClassicLoader, ClassicLoaders, FileLoader
+from penstock.gateway.models.repository.classic_loader import ClassicLoader, ClassicLoaders, FileLoader
 
 BACKEND = """
 from penstock.classic.base import Backend

@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from penstock.gateway.front import acceptor
-from penstock.gateway.front.acceptor import Acceptor
-from penstock.gateway.front.tls import TlsSettings
+from penstock.gateway.requests import acceptor
+from penstock.gateway.requests.acceptor import Acceptor
+from penstock.gateway.requests.tls import TlsSettings
 
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 

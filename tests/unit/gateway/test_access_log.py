@@ -18,12 +18,12 @@ from penstock.engines.errors import (
     QueueFullError,
 )
 from penstock.gateway.errors import HttpError
-from penstock.gateway.front import access_log
-from penstock.gateway.front.access_log import AccessLog
-from penstock.gateway.front.call import RequestJournal
-from penstock.gateway.front.context import Principal, RequestContext, read_context
-from penstock.gateway.front.record import Outcome
-from penstock.gateway.llm.generation import Usage
+from penstock.gateway.models.language.generation import Usage
+from penstock.gateway.requests import access_log
+from penstock.gateway.requests.access_log import AccessLog
+from penstock.gateway.requests.call import RequestJournal
+from penstock.gateway.requests.context import Principal, RequestContext, read_context
+from penstock.gateway.requests.record import Outcome
 
 
 def ended(route: str = "/v1/completions", **fields: object) -> RequestContext:

@@ -10,7 +10,7 @@ import pytest
 from helpers_adapters import save_adapter
 from penstock.engines.errors import InvalidRequestError, NotFoundError, UnsupportedError
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.llm.adapters import (
+from penstock.gateway.models.language.adapters import (
     AdapterSet,
     CallCounter,
     check_name,

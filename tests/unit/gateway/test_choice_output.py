@@ -14,7 +14,7 @@ import helpers_tokenizers
 from helpers_dataplane import EOS, request
 from helpers_stages import STAGES, joined
 from penstock.engines.contract.messages import FinishReason, RequestOutput, TokenLogprobs
-from penstock.gateway.llm.choice_output import ChoiceDelta, ChoiceOutput, StagedChoiceOutput
+from penstock.gateway.models.language.choice_output import ChoiceDelta, ChoiceOutput, StagedChoiceOutput
 from penstock.tokenizers import Part, StageChain, StopStrings, TextPart, Tokenizer, ToolCallPart
 
 pieces = st.sampled_from(["<think>", "</think>", "<tool>", "</tool>", "f:", "{}", "<t", "END", "EN", "x", "ö", "👋🏽"])

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway import cli
-from penstock.gateway.composition.models import repository_settings
 from penstock.gateway.configuration.config import SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.configuration.sections.other_models import RepositoryConfig
 from penstock.gateway.configuration.triton_flags import TRITON_REFUSED
+from penstock.gateway.server.composition.models import repository_settings
 
 
 def load(flags=None, file=None, environ=None) -> Config:

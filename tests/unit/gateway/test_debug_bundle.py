@@ -130,7 +130,7 @@ def test_what_cannot_be_had_is_told_in_its_place(bundle: Bundle, tmp_path: Path)
 
 
 def test_an_answer_without_end_is_cut(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.gateway.debug_bundle._MOST_BYTES", 1000)
+    monkeypatch.setattr("penstock.gateway.server.debug_bundle._MOST_BYTES", 1000)
     with serving({"/metrics": b"x" * 100_000}) as url:
         files = bundle("--url", url, "--api-key", KEY, config=False)
     assert len(files["server/metrics.txt"]) < 100_000

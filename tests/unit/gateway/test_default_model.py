@@ -14,17 +14,17 @@ import helpers_pooling
 from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.front.access import ApiKeys, key_digest
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.http.text_models import TextModels
-from penstock.gateway.llm.adapters import Adapter, AdapterSet
-from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.llm.language_models import LanguageModels
-from penstock.gateway.llm.models import LoadedModel, NameHolder
-from penstock.gateway.on_demand.on_demand import OnDemand
-from penstock.gateway.ports.http_apps import build_app
-from penstock.gateway.served_models import check_default_model
+from penstock.gateway.models.language.adapters import Adapter, AdapterSet
+from penstock.gateway.models.language.dataplane import ServedModel
+from penstock.gateway.models.language.language_models import LanguageModels
+from penstock.gateway.models.language.models import LoadedModel, NameHolder
+from penstock.gateway.models.on_demand.on_demand import OnDemand
+from penstock.gateway.requests.access import ApiKeys, key_digest
+from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.server.served_models import check_default_model
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.gateway.transports.http.text_models import TextModels
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane, FakeModels
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway import served_models
 from penstock.gateway.configuration.config import Config, overlay
-from penstock.gateway.front.loading_board import LoadingBoard
-from penstock.gateway.memory.budget import MemoryBudget
-from penstock.gateway.served_models import EmbeddingModels
+from penstock.gateway.models.memory.budget import MemoryBudget
+from penstock.gateway.requests.loading_board import LoadingBoard
+from penstock.gateway.server import served_models
+from penstock.gateway.server.served_models import EmbeddingModels
 
 
 def test_how_the_language_model_keeps_and_multiplies_its_weights_is_its_own(

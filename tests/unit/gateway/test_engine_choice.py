@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.llm import engine_spec
-from penstock.gateway.llm.engine_spec import choose_engine
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language import engine_spec
+from penstock.gateway.models.language.engine_spec import choose_engine
+from penstock.gateway.models.language.models import find_model
 
 
 @pytest.fixture

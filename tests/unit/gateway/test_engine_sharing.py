@@ -19,11 +19,11 @@ from penstock.engines.host.content_digest import ModelDigests, model_digests
 from penstock.engines.registry import EngineSpec, engine_fingerprint
 from penstock.gateway.cli import main
 from penstock.gateway.configuration.config import Config, ConfigError, load_config
-from penstock.gateway.llm.adapters import AdapterSet
-from penstock.gateway.llm.engine_sharing import door_spec, engine_elsewhere
-from penstock.gateway.llm.kserve.penstock_layout import PenstockLayout
-from penstock.gateway.llm.model_builder import build_model
-from penstock.gateway.llm.models import ModelSource, find_model
+from penstock.gateway.models.language.adapters import AdapterSet
+from penstock.gateway.models.language.engine_sharing import door_spec, engine_elsewhere
+from penstock.gateway.models.language.kserve.penstock_layout import PenstockLayout
+from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.models import ModelSource, find_model
 
 DEMO = find_model(None)
 

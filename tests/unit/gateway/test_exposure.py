@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.configuration.config import Config, ConfigError, load_config
-from penstock.gateway.front.addresses import is_loopback
-from penstock.gateway.front.exposure import asks_for_keys, browser_rules, check_exposure
+from penstock.gateway.requests.addresses import is_loopback
+from penstock.gateway.requests.exposure import asks_for_keys, browser_rules, check_exposure
 
 
 def told(**settings: object) -> Config:

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from penstock.gateway.front.first_steps import Kind, first_steps
+from penstock.gateway.requests.first_steps import Kind, first_steps
 
 URL = "http://127.0.0.1:8000"
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.engines.errors import RateLimitedError
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.front.quota import Limits, Quota
-from penstock.gateway.fronts.messages import Ask, Ended, Granted, Holds, Spent, Table
-from penstock.gateway.fronts.model_table import FrontHolds, Used
-from penstock.gateway.fronts.quotas import QuotaClient, QuotaDesk, granted_by, keys_message
-from penstock.gateway.llm.adapters import CallCounter
+from penstock.gateway.models.language.adapters import CallCounter
+from penstock.gateway.processes.fronts.messages import Ask, Ended, Granted, Holds, Spent, Table
+from penstock.gateway.processes.fronts.model_table import FrontHolds, Used
+from penstock.gateway.processes.fronts.quotas import QuotaClient, QuotaDesk, granted_by, keys_message
+from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.requests.quota import Limits, Quota
 
 
 class Unloading(RuleBasedStateMachine):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway import front_ports
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.front_ports import front_count
+from penstock.gateway.server import front_ports
+from penstock.gateway.server.front_ports import front_count
 
 
 @pytest.mark.parametrize(("cores", "fronts"), [(2, 1), (15, 1), (16, 2), (48, 6), (256, 8)])

@@ -14,22 +14,22 @@ import pytest
 
 from penstock.classic.python.link import ArenaFiles
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError, OverloadedError
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.apis.kserve.tracing import Tracing
 from penstock.gateway.configuration.config import Config
-from penstock.gateway.front.call import DrainState
-from penstock.gateway.front_server import _run
-from penstock.gateway.fronts.forwarding import Forwarder
-from penstock.gateway.fronts.front_process import FrontProcess, Services
-from penstock.gateway.fronts.messages import Begin, Failed, Serving, Table, decode_from_front
-from penstock.gateway.fronts.model_table import Used
-from penstock.gateway.fronts.private_port import PrivatePort
-from penstock.gateway.fronts.supervisor import Fronts, Slot
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.kserve.tracing import Tracing
-from penstock.gateway.lifecycle import Server
-from penstock.gateway.model_host.connection import Connection
-from penstock.gateway.model_host.host import ModelHost
-from penstock.gateway.model_host.messages import Published
-from penstock.gateway.model_host.publication import Sources
+from penstock.gateway.processes.fronts.forwarding import Forwarder
+from penstock.gateway.processes.fronts.front_process import FrontProcess, Services
+from penstock.gateway.processes.fronts.messages import Begin, Failed, Serving, Table, decode_from_front
+from penstock.gateway.processes.fronts.model_table import Used
+from penstock.gateway.processes.fronts.private_port import PrivatePort
+from penstock.gateway.processes.fronts.supervisor import Fronts, Slot
+from penstock.gateway.processes.model_host.connection import Connection
+from penstock.gateway.processes.model_host.host import ModelHost
+from penstock.gateway.processes.model_host.messages import Published
+from penstock.gateway.processes.model_host.publication import Sources
+from penstock.gateway.requests.call import DrainState
+from penstock.gateway.server.front_server import _run
+from penstock.gateway.server.lifecycle import Server
 from protocol.asgi_client import call
 
 NO_TAIL = memoryview(b"")

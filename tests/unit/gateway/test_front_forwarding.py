@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from penstock.gateway.fronts.forwarding import _relay_answer
-from penstock.gateway.fronts.passing import BODY, END, MESSAGE, AnswerStart
+from penstock.gateway.processes.fronts.forwarding import _relay_answer
+from penstock.gateway.processes.fronts.passing import BODY, END, MESSAGE, AnswerStart
 
 
 class SaidPassage:

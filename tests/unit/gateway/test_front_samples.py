@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from penstock.classic.statistics import ModelStatistics
-from penstock.gateway.fronts.counts import Samples, Sums, add, samples_of, take
 from penstock.gateway.metrics.requests import Histogram
+from penstock.gateway.processes.fronts.counts import Samples, Sums, add, samples_of, take
 
 
 def page(requests: Counter[str], running: int, histogram: Histogram) -> list[Samples]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import MemoryBudgetError
-from penstock.gateway.memory.budget import Demand, MemoryBudget, MemoryNeeds
 from penstock.gateway.metrics.machine import GpuMetrics
 from penstock.gateway.metrics.prometheus_text import render
+from penstock.gateway.models.memory.budget import Demand, MemoryBudget, MemoryNeeds
 
 
 class StandInNvml(SimpleNamespace):

@@ -10,7 +10,7 @@ import pytest
 
 BODIES = """
 import resource, sys
-from penstock.gateway.front.heap import keep_freed_memory
+from penstock.gateway.requests.heap import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def handled():

@@ -7,8 +7,8 @@ import json
 import pytest
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-from penstock.gateway.llm import hub_download
-from penstock.gateway.llm.hub_download import Progress, problem_text, progress
+from penstock.gateway.models.language import hub_download
+from penstock.gateway.models.language.hub_download import Progress, problem_text, progress
 
 
 @pytest.fixture(autouse=True)

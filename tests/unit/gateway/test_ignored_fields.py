@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import UnsupportedError
-from penstock.gateway.batches.lines import answered, parse_line
-from penstock.gateway.front.call import RequestJournal, be_strict
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.record import MAX_IGNORED
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import ServedModel
+from penstock.gateway.apis.batches.lines import answered, parse_line
 from penstock.gateway.metrics.requests import RequestMetrics
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.dataplane import ServedModel
+from penstock.gateway.requests.call import RequestJournal, be_strict
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.requests.record import MAX_IGNORED
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engines.errors import CancelledError, OverloadedError
-from penstock.gateway.front.call import RequestJournal
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.intake import SMALL_BODY, BodyBudget, Intake, LoopLag, WorkPool, WorkPools
 from penstock.gateway.metrics.requests import IntakeMetrics
+from penstock.gateway.requests.call import RequestJournal
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.requests.intake import SMALL_BODY, BodyBudget, Intake, LoopLag, WorkPool, WorkPools
 
 MIB = 1 << 20
 

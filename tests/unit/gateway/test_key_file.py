@@ -10,11 +10,11 @@ import pytest
 
 from penstock.engines.errors import AuthenticationError, PermissionDeniedError
 from penstock.gateway.cli import main
-from penstock.gateway.composition.records import open_database
 from penstock.gateway.configuration.config import ConfigError, load_config
-from penstock.gateway.front.access import ApiKeys, key_digest
-from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Role
-from penstock.gateway.front.key_file import read_keys
+from penstock.gateway.requests.access import ApiKeys, key_digest
+from penstock.gateway.requests.context import ALL_ROLES, USER_ROLES, Role
+from penstock.gateway.requests.key_file import read_keys
+from penstock.gateway.server.composition.records import open_database
 
 DIGEST = "ab" * 32
 

@@ -11,10 +11,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.errors import QueueFullError
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.load_report import LoadReport, LoadReporter, ReportForm
 from penstock.gateway.metrics.requests import EndedRequests
 from penstock.gateway.metrics.server_load import EngineLoad, ServerLoad
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.requests.load_report import LoadReport, LoadReporter, ReportForm
 
 REPORT = LoadReport(
     application_utilization=0.5, rps_fractional=12.0, eps=0.25, named_metrics={"max_token_capacity": 1024}

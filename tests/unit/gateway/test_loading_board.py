@@ -12,8 +12,8 @@ import pytest
 from penstock.engines.contract.loading import Loading
 from penstock.engines.host.terminal import line_end
 from penstock.engines.process.worker import LoadingReports
-from penstock.gateway.front.loading_board import LoadingBoard, LoadingLog
-from penstock.gateway.front.server_log import TerminalLog
+from penstock.gateway.requests.loading_board import LoadingBoard, LoadingLog
+from penstock.gateway.requests.server_log import TerminalLog
 
 WEIGHTS = Loading("weights", 120, 290, "tensors")
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.engines.errors import InvalidRequestError, MemoryBudgetError, from_code
 from penstock.gateway.errors import wire_shape
-from penstock.gateway.memory.budget import CacheWish, Demand, MemoryBudget, MemoryNeeds, Need, Reservation
 from penstock.gateway.metrics.machine import GpuMemory
+from penstock.gateway.models.memory.budget import CacheWish, Demand, MemoryBudget, MemoryNeeds, Need, Reservation
 
 MIB = 1 << 20
 

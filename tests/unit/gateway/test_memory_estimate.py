@@ -15,9 +15,9 @@ from penstock.engines.openvino import trials
 from penstock.engines.openvino.numerics import CpuFacts
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.memory import estimate as memory_estimate
-from penstock.gateway.memory.budget import CacheWish, Demand
-from penstock.gateway.memory.estimate import StoredSize, estimate
+from penstock.gateway.models.memory import estimate as memory_estimate
+from penstock.gateway.models.memory.budget import CacheWish, Demand
+from penstock.gateway.models.memory.estimate import StoredSize, estimate
 
 GIB = 1 << 30
 LLAMA_8B = {

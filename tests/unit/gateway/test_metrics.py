@@ -6,8 +6,8 @@ import pytest
 
 from penstock.engines.contract.engine_stats import EngineStats, TierStats
 from penstock.engines.contract.messages import StepRecord
-from penstock.gateway.llm.model_metrics import ModelMetrics
 from penstock.gateway.metrics.registry import Metrics
+from penstock.gateway.models.language.model_metrics import ModelMetrics
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER
-from penstock.gateway.llm.adapters import new_adapter
-from penstock.gateway.llm.engine_spec import engine_spec
-from penstock.gateway.llm.model_builder import build_model
-from penstock.gateway.llm.models import ModelSource, choose_parsers, find_model
-from penstock.gateway.llm.prompts import ChatValues, chat_text
+from penstock.gateway.models.language.adapters import new_adapter
+from penstock.gateway.models.language.engine_spec import engine_spec
+from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.models import ModelSource, choose_parsers, find_model
+from penstock.gateway.models.language.prompts import ChatValues, chat_text
 from penstock.tokenizers import Tokenizer
 
 DEMO = find_model(None)
@@ -252,7 +252,7 @@ def test_a_model_has_the_adapters_of_its_settings(tmp_path: Path) -> None:
 
 
 def test_steps_are_larger_where_a_gpu_computes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.gateway.llm.engine_spec.visible_gpus", lambda: 1)
+    monkeypatch.setattr("penstock.gateway.models.language.engine_spec.visible_gpus", lambda: 1)
     assert spec(engine="vllm").scheduler.max_num_batched_tokens == 4096
     assert spec(engine="torch", device="cpu").scheduler.max_num_batched_tokens == 512
     assert spec(engine="openvino").scheduler.max_num_batched_tokens == 512

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.llm.adapters import CallCounter
-from penstock.gateway.llm.language_models import LanguageModels
-from penstock.gateway.llm.model_sleep import ModelSleep
-from penstock.gateway.llm.models import LoadedModel
-from penstock.gateway.ollama.generate import keep, seconds_of
+from penstock.gateway.apis.ollama.generate import keep, seconds_of
+from penstock.gateway.models.language.adapters import CallCounter
+from penstock.gateway.models.language.language_models import LanguageModels
+from penstock.gateway.models.language.model_sleep import ModelSleep
+from penstock.gateway.models.language.models import LoadedModel
+from penstock.gateway.requests.context import RequestContext
 
 
 class Stage:

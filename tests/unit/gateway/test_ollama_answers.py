@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.llm.dataplane import ChoiceDelta
-from penstock.gateway.ollama.answers import Lines
+from penstock.gateway.apis.ollama.answers import Lines
+from penstock.gateway.models.language.dataplane import ChoiceDelta
+from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 

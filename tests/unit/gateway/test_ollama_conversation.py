@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.llm.models import ModelParsers
-from penstock.gateway.ollama.schemas import CalledFunction, ChatRequest, Message, Options, ToolCall
-from penstock.gateway.ollama.translation import openai_chat, sampling_fields, template_messages
+from penstock.gateway.apis.ollama.schemas import CalledFunction, ChatRequest, Message, Options, ToolCall
+from penstock.gateway.apis.ollama.translation import openai_chat, sampling_fields, template_messages
+from penstock.gateway.models.language.dataplane import ServedModel
+from penstock.gateway.models.language.models import ModelParsers
+from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import find_reasoning_parser
 from protocol.fake_dataplane import INFO
 

@@ -9,10 +9,10 @@ import pytest
 
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import ContextLengthError
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.llm.dataplane import GenerateRequest
-from penstock.gateway.ollama.fitting import Messages, fitted_chat, window
-from penstock.gateway.ollama.schemas import Options
+from penstock.gateway.apis.ollama.fitting import Messages, fitted_chat, window
+from penstock.gateway.apis.ollama.schemas import Options
+from penstock.gateway.models.language.dataplane import GenerateRequest
+from penstock.gateway.requests.context import RequestContext
 
 CONTEXT = 8192
 AROUND = 6

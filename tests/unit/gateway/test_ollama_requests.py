@@ -11,10 +11,10 @@ import pytest
 
 from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.front.call import RequestJournal, be_strict
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import GenerateRequest, Generation
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.dataplane import GenerateRequest, Generation
+from penstock.gateway.requests.call import RequestJournal, be_strict
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from penstock.tokenizers import ChatTemplate
 from protocol.asgi_client import AsgiCall, call
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.gateway.front.call import DrainState
-from penstock.gateway.open_ports import OpenPorts
+from penstock.gateway.requests.call import DrainState
+from penstock.gateway.server.open_ports import OpenPorts
 
 
 class Port:

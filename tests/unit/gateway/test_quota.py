@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.engines.errors import RateLimitedError
-from penstock.gateway.front.call import RequestJournal
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.front.quota import Limits, Quota
-from penstock.gateway.front.record import Outcome
-from penstock.gateway.llm.generation import Usage
+from penstock.gateway.models.language.generation import Usage
+from penstock.gateway.requests.call import RequestJournal
+from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.requests.quota import Limits, Quota
+from penstock.gateway.requests.record import Outcome
 
 
 class Clock:

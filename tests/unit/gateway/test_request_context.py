@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.context import RequestContext, read_context, timeout_seconds
+from penstock.gateway.requests.context import RequestContext, read_context, timeout_seconds
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

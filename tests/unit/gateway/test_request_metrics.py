@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prometheus_client.core import Metric
 
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.front.record import Stage
-from penstock.gateway.llm.generation import Usage
 from penstock.gateway.metrics.requests import ANONYMOUS, MAX_TENANTS, OTHER, RequestMetrics
+from penstock.gateway.models.language.generation import Usage
+from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.requests.record import Stage
 
 
 def context(tenant: str = "", **fields: object) -> RequestContext:

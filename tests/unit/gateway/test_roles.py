@@ -14,12 +14,12 @@ from helpers_keys import api_keys
 from helpers_kserve import FakeModelStore, add_sub
 from helpers_kserve_http import kserve_context
 from penstock.gateway.configuration.config import Config
-from penstock.gateway.front.access import ApiGroup, RequiredHeader, read_restrictions
-from penstock.gateway.front.context import Role
-from penstock.gateway.http.routes import Match
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.ports.http_apps import build_app, build_metrics_app
-from penstock.gateway.ports.scheduler_state import operator_routes
+from penstock.gateway.requests.access import ApiGroup, RequiredHeader, read_restrictions
+from penstock.gateway.requests.context import Role
+from penstock.gateway.server.ports.http_apps import build_app, build_metrics_app
+from penstock.gateway.server.ports.scheduler_state import operator_routes
+from penstock.gateway.transports.http.routes import Match
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 

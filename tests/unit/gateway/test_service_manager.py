@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.contract.loading import Loading
-from penstock.gateway.front.loading_board import LoadingLog
-from penstock.gateway.front.service_manager import ServiceManager
+from penstock.gateway.requests.loading_board import LoadingLog
+from penstock.gateway.requests.service_manager import ServiceManager
 
 
 class Listener:

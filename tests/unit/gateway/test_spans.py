@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.gateway.composition.records import build_spans
 from penstock.gateway.configuration.config import Config, ConfigError, load_config
-from penstock.gateway.front.call import RequestJournal
-from penstock.gateway.front.context import Principal, RequestContext, read_context
-from penstock.gateway.front.record import RequestRecord, Stage
-from penstock.gateway.llm.generation import Usage
-from penstock.gateway.spans import stage_spans
+from penstock.gateway.metrics.spans import stage_spans
+from penstock.gateway.models.language.generation import Usage
+from penstock.gateway.requests.call import RequestJournal
+from penstock.gateway.requests.context import Principal, RequestContext, read_context
+from penstock.gateway.requests.record import RequestRecord, Stage
+from penstock.gateway.server.composition.records import build_spans
 
 TRACE, CALLER = "1" * 32, "2" * 16
 
@@ -102,7 +102,7 @@ def test_what_was_only_read_has_no_stages() -> None:
 
 
 def test_an_endpoint_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "penstock.gateway.spans", None)
+    monkeypatch.setitem(sys.modules, "penstock.gateway.metrics.spans", None)
     with pytest.raises(ConfigError, match=r"otlp-endpoint: .* pip install 'penstock-server\[otel\]'"):
         build_spans(load(otlp_endpoint="http://localhost:4318"))
     assert build_spans(load()) is None
@@ -123,7 +123,7 @@ class Traced:
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-        from penstock.gateway.spans import RequestSpans
+        from penstock.gateway.metrics.spans import RequestSpans
 
         self._exporter = InMemorySpanExporter()
         spans = RequestSpans(SimpleSpanProcessor(self._exporter), Resource({}), sample)
@@ -275,14 +275,14 @@ def test_probes_have_spans_only_when_they_fail() -> None:
 )
 def test_where_traces_go(endpoint: str, url: str) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra [otel]")
-    from penstock.gateway.spans import traces_url
+    from penstock.gateway.metrics.spans import traces_url
 
     assert traces_url(endpoint) == url
 
 
 def test_the_environment_says_whose_spans_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra [otel]")
-    from penstock.gateway.spans import resource
+    from penstock.gateway.metrics.spans import resource
 
     assert resource("gpu-3").attributes["service.name"] == "gpu-3"
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=chat,deployment.environment.name=test")

@@ -11,7 +11,7 @@ import pytest
 
 from helpers_tls import make_certificate, tls_settings, use_certificate
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.front.tls import Certificates, ReloadedCertificates, TlsSettings
+from penstock.gateway.requests.tls import Certificates, ReloadedCertificates, TlsSettings
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway import cli
-from penstock.gateway.composition.ports import build_tracing, grpc_settings
 from penstock.gateway.configuration.config import Config, ConfigError, load_config
 from penstock.gateway.configuration.triton_flags import (
     TRITON_OLD,
@@ -17,11 +16,12 @@ from penstock.gateway.configuration.triton_flags import (
     TRITON_SERVED,
     TRITON_TUNING,
 )
-from penstock.gateway.front.intake import WorkPools
-from penstock.gateway.front.loading_board import LoadingBoard
-from penstock.gateway.front.server_log import log_to_file
 from penstock.gateway.metrics.triton import TritonMetrics
-from penstock.gateway.served_models import ServedModels
+from penstock.gateway.requests.intake import WorkPools
+from penstock.gateway.requests.loading_board import LoadingBoard
+from penstock.gateway.requests.server_log import log_to_file
+from penstock.gateway.server.composition.ports import build_tracing, grpc_settings
+from penstock.gateway.server.served_models import ServedModels
 
 Serve = Callable[..., tuple[Config, str]]
 

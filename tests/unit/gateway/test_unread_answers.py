@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engines.errors import OverloadedError
-from penstock.gateway.front.intake import SMALL_BODY, BodyBudget, ConnectionShare, UnreadAnswers
+from penstock.gateway.requests.intake import SMALL_BODY, BodyBudget, ConnectionShare, UnreadAnswers
 
 MIB = 1 << 20
 

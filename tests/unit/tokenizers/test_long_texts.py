@@ -13,7 +13,7 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
 
 from helpers_long_texts import FRAGMENTS, HARD_TEXTS, SPLITS, split_bpe
 from helpers_tokenizers import build, byte_fallback, save_folder, wordpiece
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
 from penstock.tokenizers import PromptTooLong, Tokenizer, TokenizerError
 from penstock.tokenizers.bounded import BoundedEncoder
 from penstock.tokenizers.bounded.cuts import Cuts, read_cuts

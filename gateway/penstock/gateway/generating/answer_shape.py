@@ -14,8 +14,8 @@ import msgspec
 from penstock.engines.contract.messages import Grammar, Thought, ThoughtBudget
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.llm.dataplane import ChatPrompt, GenerateRequest, ServedModel
-from penstock.gateway.llm.models import ModelParsers
+from penstock.gateway.models.language.dataplane import ChatPrompt, GenerateRequest, ServedModel
+from penstock.gateway.models.language.models import ModelParsers
 from penstock.tokenizers import (
     JSON_LIST_OF_CALLS,
     OutputStage,

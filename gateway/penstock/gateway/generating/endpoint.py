@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cas
 
 import msgspec
 
-from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.requests import RequestReader, language_model
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import ChoiceDelta, DataPlane, GenerateRequest, Generation, Usage
+from penstock.gateway.models.language.dataplane import ChoiceDelta, DataPlane, GenerateRequest, Generation, Usage
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.transports.http.exchange import Exchange
+from penstock.gateway.transports.http.settings import AppSettings
 
 if TYPE_CHECKING:
     from penstock.gateway.generating.resumable_streams import ResumableStreams

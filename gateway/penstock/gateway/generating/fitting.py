@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import ContextLengthError
-from penstock.gateway.llm.dataplane import GenerateRequest
+from penstock.gateway.models.language.dataplane import GenerateRequest
 
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[int], Awaitable[GenerateRequest]]

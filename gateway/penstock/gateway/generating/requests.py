@@ -11,11 +11,11 @@ from typing import Generic, TypeVar
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, PermissionDeniedError, UnsupportedError
-from penstock.gateway.front.bounded_json import decode_checked, decode_json
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.language_models import LanguageModels
+from penstock.gateway.models.language.language_models import LanguageModels
+from penstock.gateway.requests.bounded_json import decode_checked, decode_json
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.transports.http.exchange import Exchange
+from penstock.gateway.transports.http.settings import AppSettings
 
 _LONGEST_NEUTRAL = 64
 _LONGEST_OPTIONS = 4096

@@ -14,13 +14,13 @@ from functools import partial
 from starlette.types import Message
 
 from penstock.engines.errors import CancelledError, InvalidRequestError, NotFoundError
-from penstock.gateway.front.call import Call, Detached
-from penstock.gateway.front.context import RequestContext
 from penstock.gateway.generating.event_log import EventLog
 from penstock.gateway.generating.streams import send_frames
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import Generation
+from penstock.gateway.models.language.dataplane import Generation
+from penstock.gateway.requests.call import Call, Detached
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.transports.http.exchange import Exchange
+from penstock.gateway.transports.http.settings import AppSettings
 
 HEADER = b"last-event-id"
 _PARAM = "Last-Event-ID"

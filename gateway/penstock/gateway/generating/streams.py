@@ -10,8 +10,8 @@ from typing import Protocol
 
 from starlette.types import Message
 
-from penstock.gateway.http.exchange import EVENT_STREAM, Exchange, StreamWriter
-from penstock.gateway.llm.dataplane import ChoiceDelta, Generation, TokenLogprob
+from penstock.gateway.models.language.dataplane import ChoiceDelta, Generation, TokenLogprob
+from penstock.gateway.transports.http.exchange import EVENT_STREAM, Exchange, StreamWriter
 from penstock.tokenizers import Part
 
 COMMENT = b": keep-alive\n\n"

@@ -12,9 +12,9 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.front.intake import Intake, WorkPools
-from penstock.gateway.front.record import Outcome, Stage
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.requests.intake import Intake, WorkPools
+from penstock.gateway.requests.record import Outcome, Stage
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from penstock.engines.contract.engine_stats import EngineStats
-from penstock.gateway.front.load_report import LoadReport
 from penstock.gateway.metrics.machine import CpuMeter, memory_bytes
 from penstock.gateway.metrics.requests import EndedRequests
+from penstock.gateway.requests.load_report import LoadReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from penstock.gateway.anthropic.errors import ANTHROPIC_ERRORS
-from penstock.gateway.http.error_form import OPENAI_ERRORS, ErrorForm
-from penstock.gateway.kserve.errors import KSERVE_ERRORS
-from penstock.gateway.ollama.errors import OLLAMA_ERRORS
-from penstock.gateway.pooling.cohere import COHERE_ERRORS
+from penstock.gateway.apis.anthropic.errors import ANTHROPIC_ERRORS
+from penstock.gateway.apis.kserve.errors import KSERVE_ERRORS
+from penstock.gateway.apis.ollama.errors import OLLAMA_ERRORS
+from penstock.gateway.apis.pooling.cohere import COHERE_ERRORS
+from penstock.gateway.transports.http.error_form import OPENAI_ERRORS, ErrorForm
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from ray.serve.config import ControllerOptions, HTTPOptions, gRPCOptions
 
 from penstock.engines.errors import EngineError
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.front.addresses import url_host
-from penstock.gateway.front.first_steps import reachable_host
 from penstock.gateway.ray_serve.application import build_application
 from penstock.gateway.ray_serve.deployment_file import Deployment
 from penstock.gateway.ray_serve.grpc_service import ADDS_SERVICE
 from penstock.gateway.ray_serve.proxy import ENVIRONMENT
+from penstock.gateway.requests.addresses import url_host
+from penstock.gateway.requests.first_steps import reachable_host
 
 logger = logging.getLogger("penstock")
 

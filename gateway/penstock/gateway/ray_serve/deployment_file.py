@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from penstock.gateway.configuration.config import Config, ConfigError, load_config, overlay, read_table
-from penstock.gateway.front.exposure import check_exposure
 from penstock.gateway.ray_serve.settings import RaySettings, read_ray_settings
+from penstock.gateway.requests.exposure import check_exposure
 
 _RAY = "ray"
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from penstock.gateway.kserve.grpc.rpc import Metadata, status
-from penstock.gateway.kserve.grpc.service import Service
+from penstock.gateway.apis.kserve.grpc.rpc import Metadata, status
+from penstock.gateway.apis.kserve.grpc.service import Service
 from penstock.gateway.ray_serve.grpc_service import SERVICE
 from penstock.gateway.ray_serve.replica_server import changes_one_replica, refusal
 

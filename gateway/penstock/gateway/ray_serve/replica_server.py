@@ -12,17 +12,17 @@ import sys
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.engines.errors import EngineDeadError, UnsupportedError
+from penstock.gateway.apis.kserve.grpc.service import Service
 from penstock.gateway.configuration.config import Config
-from penstock.gateway.front.access import Access
-from penstock.gateway.front.call import name_request
-from penstock.gateway.front.context import Role
-from penstock.gateway.front.loading_board import LoadingBoard, LoadingLog
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.kserve.grpc.service import Service
-from penstock.gateway.lifecycle import Server
 from penstock.gateway.ray_serve.answer_forms import error_form
 from penstock.gateway.ray_serve.load import Load, load_of
 from penstock.gateway.ray_serve.stream_guard import BODY, REPLICA_HEADER
+from penstock.gateway.requests.access import Access
+from penstock.gateway.requests.call import name_request
+from penstock.gateway.requests.context import Role
+from penstock.gateway.requests.loading_board import LoadingBoard, LoadingLog
+from penstock.gateway.server.lifecycle import Server
+from penstock.gateway.transports.http.exchange import Exchange
 
 logger = logging.getLogger("penstock")
 

@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.engines.errors import DeadlineExceededError, EngineDeadError, OverloadedError, PenstockError
 from penstock.gateway.errors import error_headers
-from penstock.gateway.front.context import new_request_id
 from penstock.gateway.ray_serve.answer_forms import AnswerForm, answer_form
 from penstock.gateway.ray_serve.prefix_key import LARGEST_BODY, RouteKey, request_hashes
+from penstock.gateway.requests.context import new_request_id
 
 logger = logging.getLogger("penstock.ray")
 

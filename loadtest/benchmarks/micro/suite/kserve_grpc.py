@@ -23,8 +23,8 @@ def _message(kind: str) -> bytes:
 
 def _decode(kind: str) -> Work:
     from benchmarks.micro.suite.tensors import model
-    from penstock.gateway.kserve.grpc.messages import decode, parse
-    from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+    from penstock.gateway.apis.kserve.grpc.messages import decode, parse
+    from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 
     data, served, regions = _message(kind), model(kind), SharedMemoryRegions(allowed=False)
 
@@ -36,9 +36,9 @@ def _decode(kind: str) -> Work:
 
 def _decode_known(kind: str) -> Work:
     from benchmarks.micro.suite.tensors import model
-    from penstock.gateway.kserve.grpc.messages import decode, parse
-    from penstock.gateway.kserve.grpc.request_forms import RequestForms
-    from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+    from penstock.gateway.apis.kserve.grpc.messages import decode, parse
+    from penstock.gateway.apis.kserve.grpc.request_forms import RequestForms
+    from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 
     data, forms = _message(kind), RequestForms()
     message = parse(data)
@@ -54,7 +54,7 @@ def _decode_known(kind: str) -> Work:
 
 def _encode(kind: str) -> Work:
     from benchmarks.micro.suite.tensors import response
-    from penstock.gateway.kserve.grpc.messages import ResponseEncoder, ResponseForms
+    from penstock.gateway.apis.kserve.grpc.messages import ResponseEncoder, ResponseForms
 
     outputs, forms = response(kind).outputs or [], ResponseForms()
 

@@ -16,8 +16,8 @@ SIZES = {"add_sub": "2 x 16 floats", "image": "3 x 224 x 224 floats"}
 
 def _decode(kind: str, *, binary: bool) -> Work:
     from benchmarks.micro.suite.tensors import model, tensors
-    from penstock.gateway.kserve.http_infer import parse_infer
-    from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+    from penstock.gateway.apis.kserve.http_infer import parse_infer
+    from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 
     given, served = tensors(kind, "INPUT"), model(kind)
     head, tail = _request(given, binary=binary)
@@ -33,7 +33,7 @@ def _decode(kind: str, *, binary: bool) -> Work:
 def _encode(kind: str, *, binary: bool) -> Work:
     from benchmarks.micro.suite.tensors import model, response
     from penstock.classic.messages import InferRequest
-    from penstock.gateway.kserve.http_infer import Inference, encode_infer
+    from penstock.gateway.apis.kserve.http_infer import Inference, encode_infer
 
     answer, served = response(kind), model(kind)
     inference = Inference(InferRequest(inputs={}), binary=binary)

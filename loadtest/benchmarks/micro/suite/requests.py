@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.micro.benchmark import Benchmark, Work
 
 if TYPE_CHECKING:
-    from penstock.gateway.llm.models import ServedModel
+    from penstock.gateway.models.language.models import ServedModel
 
 _SAMPLING = {"max_tokens": 256, "temperature": 0.7, "top_p": 0.95, "seed": 7, "stream": True, "stop": ["\n\n", "User:"]}
 
 
 def _served() -> ServedModel:
     from penstock.engines.contract.model_info import ModelInfo
-    from penstock.gateway.llm.models import ServedModel
+    from penstock.gateway.models.language.models import ServedModel
     from penstock.kvcache import KVGroup
 
     info = ModelInfo(
@@ -36,12 +36,12 @@ def _body(**fields: Any) -> bytes:
 
 def _chat() -> Work:
     """A conversation of 9 messages of 200 characters."""
-    from penstock.gateway.front.context import RequestContext
+    from penstock.gateway.apis.openai.messages import template_messages
+    from penstock.gateway.apis.openai.schemas import CHAT, ChatRequest
+    from penstock.gateway.apis.openai.validation import chat_generate_request
     from penstock.gateway.generating.requests import parse
-    from penstock.gateway.http.settings import AppSettings
-    from penstock.gateway.openai.messages import template_messages
-    from penstock.gateway.openai.schemas import CHAT, ChatRequest
-    from penstock.gateway.openai.validation import chat_generate_request
+    from penstock.gateway.requests.context import RequestContext
+    from penstock.gateway.transports.http.settings import AppSettings
 
     turns = [{"role": role, "content": "word " * 40} for role in ("user", "assistant")] * 4
     body = _body(messages=[{"role": "system", "content": "word " * 40}, *turns])
@@ -57,11 +57,11 @@ def _chat() -> Work:
 
 def _completion() -> Work:
     """A prompt of 1000 token ids."""
-    from penstock.gateway.front.context import RequestContext
+    from penstock.gateway.apis.openai.schemas import COMPLETION, CompletionRequest
+    from penstock.gateway.apis.openai.validation import completion_generate_request
     from penstock.gateway.generating.requests import parse
-    from penstock.gateway.http.settings import AppSettings
-    from penstock.gateway.openai.schemas import COMPLETION, CompletionRequest
-    from penstock.gateway.openai.validation import completion_generate_request
+    from penstock.gateway.requests.context import RequestContext
+    from penstock.gateway.transports.http.settings import AppSettings
 
     body = _body(prompt=[number * 31 % 32_000 for number in range(1000)])
     model, settings = _served(), AppSettings()

@@ -11,9 +11,9 @@ _TOKENS = 500
 
 def _frames(texts: tuple[str, ...], *, logprobs: bool = False) -> Work:
     """One frame for each token of a chat stream, rendered by itself."""
-    from penstock.gateway.llm.dataplane import Candidate, ChoiceDelta, TokenLogprob
-    from penstock.gateway.openai.frames import Frames
-    from penstock.gateway.openai.objects import Head, chat_logprobs
+    from penstock.gateway.apis.openai.frames import Frames
+    from penstock.gateway.apis.openai.objects import Head, chat_logprobs
+    from penstock.gateway.models.language.dataplane import Candidate, ChoiceDelta, TokenLogprob
 
     frames = Frames(
         Head("chatcmpl-0123456789abcdef0123456789abcdef", "chat.completion.chunk", 1_700_000_000, "model", "penstock"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
 from penstock.tokenizers import Tokenizer
 
 _WORDS = ("the", "steam", "engine", "turns", "water", "into", "motion", "while", "rivers", "carry", "boats", "town,")

@@ -20,7 +20,7 @@ from penstock.engines.formats.gguf.tensors import named_tensors
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.weights import checkpoint_key
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.llm.models import unpack
+from penstock.gateway.models.language.models import unpack
 
 COUNT = 30
 PROMPTS = [prompt(length, length) for length in (1, 7, 33, 70)]

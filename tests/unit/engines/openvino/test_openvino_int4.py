@@ -21,7 +21,7 @@ from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.quantization import GROUP, keeps_8_bits, quantize_groups, quantize_rows
-from penstock.gateway.llm.models import unpack
+from penstock.gateway.models.language.models import unpack
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
 WIDE_EXPERTS = {"qwen2-moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}}

@@ -18,8 +18,8 @@ from penstock.engines.openvino import trial_graphs
 from penstock.engines.openvino.config import KVCacheType
 from penstock.engines.openvino.numerics import QUANTIZED_KV, group_size, kv_cache_type, quantized_bytes
 from penstock.engines.openvino.trial_graphs import attention_fault
-from penstock.gateway.bench.perplexity_bench import kl_divergences
-from penstock.gateway.bench.text import library_text
+from penstock.gateway.commands.bench.perplexity_bench import kl_divergences
+from penstock.gateway.commands.bench.text import library_text
 from penstock.tokenizers.hf import Tokenizer
 
 DEMO = Path(__file__).parents[4] / "gateway/penstock/gateway/demo_model"

@@ -12,8 +12,8 @@ from penstock.engines.errors import EngineError
 from penstock.engines.process.client import ProcessEngine
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.configuration.config import load_config
-from penstock.gateway.llm.engine_spec import engine_spec
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.engine_spec import engine_spec
+from penstock.gateway.models.language.models import find_model
 from penstock.tokenizers import Tokenizer
 
 DEMO = find_model(None)

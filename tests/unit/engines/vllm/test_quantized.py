@@ -15,7 +15,7 @@ from penstock.engines.contract.loading import silent
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import EngineError
 from penstock.engines.registry import BATCHERS, EngineSpec, load_runner
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.models import find_model
 
 PROMPT = prompt(50, 1)
 WHOLE_ROWS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False}

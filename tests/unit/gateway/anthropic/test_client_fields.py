@@ -9,16 +9,16 @@ import msgspec
 import pytest
 
 from penstock.engines.errors import ContextLengthError
-from penstock.gateway.anthropic.chat import thinking_budget
-from penstock.gateway.anthropic.schemas import MessagesRequest, ToolChoice
-from penstock.gateway.anthropic.tools import offered_tools
-from penstock.gateway.front.call import RequestJournal, be_strict
-from penstock.gateway.front.context import RequestContext
+from penstock.gateway.apis.anthropic.chat import thinking_budget
+from penstock.gateway.apis.anthropic.schemas import MessagesRequest, ToolChoice
+from penstock.gateway.apis.anthropic.tools import offered_tools
 from penstock.gateway.generating.answer_shape import AskedBudget
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.llm.models import NO_PARSERS, ModelParsers
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.dataplane import ServedModel
+from penstock.gateway.models.language.models import NO_PARSERS, ModelParsers
+from penstock.gateway.requests.call import RequestJournal, be_strict
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from penstock.tokenizers import find_reasoning_parser, find_tool_parser
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane, delta

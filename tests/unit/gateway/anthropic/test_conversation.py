@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.gateway.anthropic.chat import template_kwargs
-from penstock.gateway.anthropic.conversation import continues, template_messages
-from penstock.gateway.anthropic.schemas import CountTokensRequest, Message
-from penstock.gateway.anthropic.tools import offered_tools
-from penstock.gateway.front.context import RequestContext
+from penstock.gateway.apis.anthropic.chat import template_kwargs
+from penstock.gateway.apis.anthropic.conversation import continues, template_messages
+from penstock.gateway.apis.anthropic.schemas import CountTokensRequest, Message
+from penstock.gateway.apis.anthropic.tools import offered_tools
 from penstock.gateway.generating.answer_shape import NO_TOOLS, ToolUse
-from penstock.gateway.llm.models import NO_PARSERS, ModelParsers
+from penstock.gateway.models.language.models import NO_PARSERS, ModelParsers
+from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import Tool, find_reasoning_parser
 
 THINKS = ModelParsers(reasoning=find_reasoning_parser("qwen3"))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_messages import accumulated, events_of
-from penstock.gateway.anthropic.answers import SIGNATURE, MessageEvents, content_blocks, stop_fields
-from penstock.gateway.llm.dataplane import ChoiceDelta, Usage
+from penstock.gateway.apis.anthropic.answers import SIGNATURE, MessageEvents, content_blocks, stop_fields
+from penstock.gateway.models.language.dataplane import ChoiceDelta, Usage
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 TEXT = st.text('a"\\\n é🙂', min_size=1, max_size=5)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.anthropic.models import model_page
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.apis.anthropic.models import model_page
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, MODEL, FakeDataPlane
 

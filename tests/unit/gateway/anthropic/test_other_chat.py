@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.anthropic.messages import other_chat
-from penstock.gateway.anthropic.schemas import MessagesRequest
-from penstock.gateway.front.context import RequestContext
+from penstock.gateway.apis.anthropic.messages import other_chat
+from penstock.gateway.apis.anthropic.schemas import MessagesRequest
+from penstock.gateway.requests.context import RequestContext
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

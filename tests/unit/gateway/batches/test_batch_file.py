@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, OverloadedError
-from penstock.gateway.batches import lines as batch_lines
-from penstock.gateway.batches import run_batch
-from penstock.gateway.batches.run_batch import BatchFile
+from penstock.gateway.apis.batches import lines as batch_lines
+from penstock.gateway.apis.batches import run_batch
+from penstock.gateway.apis.batches.run_batch import BatchFile
 from penstock.gateway.cli import _parser
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.transports.http.exchange import Exchange
+from penstock.gateway.transports.http.settings import AppSettings
 
 URL = "/v1/completions"
 

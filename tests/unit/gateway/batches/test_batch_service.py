@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, NotFoundError, OverloadedError
-from penstock.gateway.batches import batch_store
-from penstock.gateway.batches import lines as batch_lines
-from penstock.gateway.batches import service as runner
-from penstock.gateway.batches.batch_store import Batch
-from penstock.gateway.batches.file_store import FileBounds
-from penstock.gateway.batches.service import BatchService
+from penstock.gateway.apis.batches import batch_store
+from penstock.gateway.apis.batches import lines as batch_lines
+from penstock.gateway.apis.batches import service as runner
+from penstock.gateway.apis.batches.batch_store import Batch
+from penstock.gateway.apis.batches.file_store import FileBounds
+from penstock.gateway.apis.batches.service import BatchService
 from penstock.gateway.database import Database
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.settings import AppSettings
+from penstock.gateway.transports.http.exchange import Exchange
+from penstock.gateway.transports.http.settings import AppSettings
 
 URL = "/v1/completions"
 BOUNDS = FileBounds(bytes=100_000, bytes_of_tenant=60_000, files_of_tenant=20, retention=None)

@@ -15,14 +15,14 @@ import pytest
 from starlette.formparsers import MultiPartParser
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError, OverloadedError
-from penstock.gateway.batches.batch_store import Batch
-from penstock.gateway.batches.file_store import FileBounds
-from penstock.gateway.batches.lines import Line, least_result, unanswered
-from penstock.gateway.batches.service import BatchService
+from penstock.gateway.apis.batches.batch_store import Batch
+from penstock.gateway.apis.batches.file_store import FileBounds
+from penstock.gateway.apis.batches.lines import Line, least_result, unanswered
+from penstock.gateway.apis.batches.service import BatchService
 from penstock.gateway.database import Database
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.exchange import Exchange
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 
@@ -199,7 +199,7 @@ async def test_a_batch_keeps_the_file_that_it_reads(
     with pytest.raises(InvalidRequestError, match="has not ended"):
         await service.files.delete("a", batch.input_file_id)
     now = batch.created
-    monkeypatch.setattr("penstock.gateway.batches.file_store.time.time", lambda: now + 4000.0)
+    monkeypatch.setattr("penstock.gateway.apis.batches.file_store.time.time", lambda: now + 4000.0)
     await service.files.delete_expired()
     model.open.set()
     assert (await ended(service, batch)).completed == 10

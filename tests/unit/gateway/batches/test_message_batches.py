@@ -13,15 +13,15 @@ import pytest
 from starlette.types import ASGIApp
 
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, OverloadedError
-from penstock.gateway.batches import lines, message_batches
-from penstock.gateway.batches.file_store import FileBounds
-from penstock.gateway.batches.service import BatchService
+from penstock.gateway.apis.batches import lines, message_batches
+from penstock.gateway.apis.batches.file_store import FileBounds
+from penstock.gateway.apis.batches.service import BatchService
 from penstock.gateway.database import Database
-from penstock.gateway.front.access import ApiKeys, key_digest
-from penstock.gateway.front.context import Principal
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.requests.access import ApiKeys, key_digest
+from penstock.gateway.requests.context import Principal
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.exchange import Exchange
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.gateway.bench.engine_bench import decode_bytes, decode_flops, prompt_flops, threads_for
+from penstock.gateway.commands.bench.engine_bench import decode_bytes, decode_flops, prompt_flops, threads_for
 from penstock.kvcache import KVGroup
 from unit.gateway.bench.known_work import WORK
 

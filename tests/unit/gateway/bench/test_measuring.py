@@ -9,7 +9,7 @@ from penstock.engines.contract.model_info import ModelInfo, ModelWork
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import InvalidRequestError, NumericalError
 from penstock.engines.simulated.runner import LatencyModel, SimulatedConfig, SimulatedRunner
-from penstock.gateway.bench.engine_bench import (
+from penstock.gateway.commands.bench.engine_bench import (
     Rows,
     StepDriver,
     compare_products,
@@ -18,8 +18,8 @@ from penstock.gateway.bench.engine_bench import (
     measure,
     prompt_flops,
 )
-from penstock.gateway.bench.figures import Spread
-from penstock.gateway.bench.options import EngineBench
+from penstock.gateway.commands.bench.figures import Spread
+from penstock.gateway.commands.bench.options import EngineBench
 from penstock.kvcache import KVGroup
 from unit.gateway.bench.known_work import WORK
 

@@ -15,9 +15,9 @@ from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.bench.perplexity_bench import Scorer, Window, kl_divergences, windows
-from penstock.gateway.bench.text import first_token, library_text
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.commands.bench.perplexity_bench import Scorer, Window, kl_divergences, windows
+from penstock.gateway.commands.bench.text import first_token, library_text
+from penstock.gateway.models.language.models import find_model
 
 
 @given(

@@ -13,15 +13,15 @@ import hpack
 import pytest
 
 from helpers_http2 import begin, data, headers, read_frames
-from penstock.gateway.front.connections import PortConnections
-from penstock.gateway.front.intake import BodyBudget, UnreadAnswers
-from penstock.gateway.front.tls import TlsSettings
-from penstock.gateway.grpc_transport.call import ConnectionSettings
-from penstock.gateway.grpc_transport.messages import prefix
-from penstock.gateway.grpc_transport.server import GrpcConnection, GrpcPort, Http2Transport
-from penstock.gateway.http2 import frames
-from penstock.gateway.http2.bounds import Http2Limits
-from penstock.gateway.http2.frames import ErrorCode, FrameType, Setting, frame
+from penstock.gateway.requests.connections import PortConnections
+from penstock.gateway.requests.intake import BodyBudget, UnreadAnswers
+from penstock.gateway.requests.tls import TlsSettings
+from penstock.gateway.transports.grpc.call import ConnectionSettings
+from penstock.gateway.transports.grpc.messages import prefix
+from penstock.gateway.transports.grpc.server import GrpcConnection, GrpcPort, Http2Transport
+from penstock.gateway.transports.http2 import frames
+from penstock.gateway.transports.http2.bounds import Http2Limits
+from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting, frame
 
 CALL = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/s/m"), (b"content-type", b"application/grpc"))
 SETTINGS = ConnectionSettings(max_message_bytes=1 << 20)
@@ -351,7 +351,7 @@ async def test_long_reads_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatc
     """Between two slices others have their turn. Nothing more is read meanwhile."""
     client = Client(unary(echo), max_streams=1000)
     await client.send()
-    monkeypatch.setattr("penstock.gateway.sockets.http2._SLICE_SECONDS", -1)
+    monkeypatch.setattr("penstock.gateway.transports.sockets.http2._SLICE_SECONDS", -1)
     calls = b"".join([call(number, bytes(2000)) for number in range(1, 61, 2)])
     client.connection.data_received(calls)
     assert len(client.connection._calls) < 10

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
-from penstock.gateway.grpc_transport.heads import call_head, end_block
-from penstock.gateway.grpc_transport.messages import (
+from penstock.gateway.transports.grpc.heads import call_head, end_block
+from penstock.gateway.transports.grpc.messages import (
     MessageReader,
     answer_encoding,
     compress,
@@ -21,8 +21,8 @@ from penstock.gateway.grpc_transport.messages import (
     decompressed,
     prefix,
 )
-from penstock.gateway.http2.heads import is_grpc, request_head
-from penstock.gateway.http2.hpack import HpackDecoder
+from penstock.gateway.transports.http2.heads import is_grpc, request_head
+from penstock.gateway.transports.http2.hpack import HpackDecoder
 
 
 @settings(max_examples=60)

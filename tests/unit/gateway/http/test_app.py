@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-import penstock.gateway.ports.http_apps
+import penstock.gateway.server.ports.http_apps
 from helpers_keys import api_keys
 from penstock.engines import errors as tree
 from penstock.gateway.errors import error_headers, error_json, wire_shape
-from penstock.gateway.front.call import DrainState, name_request
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.ports.about import DOCUMENTATION
-from penstock.gateway.ports.http_apps import build_app, build_metrics_app
+from penstock.gateway.requests.call import DrainState, name_request
+from penstock.gateway.server.ports.about import DOCUMENTATION
+from penstock.gateway.server.ports.http_apps import build_app, build_metrics_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 
@@ -365,7 +365,7 @@ def test_error_bodies_stay_small(char: str) -> None:
     ],
 )
 def test_sources_keep_away_from(word: str, why: str) -> None:
-    room = Path(penstock.gateway.ports.http_apps.__file__).parents[1]
+    room = Path(penstock.gateway.server.ports.http_apps.__file__).parents[1]
     users = [path.name for path in room.rglob("*.py") if word in path.read_text()]
     assert users == [], why
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from helpers_keys import api_keys
-from penstock.gateway.front.browser_rules import BrowserRules
-from penstock.gateway.front.intake import Intake
-from penstock.gateway.http import compression, exchange
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.ports.http_apps import App, build_app
+from penstock.gateway.requests.browser_rules import BrowserRules
+from penstock.gateway.requests.intake import Intake
+from penstock.gateway.server.ports.http_apps import App, build_app
+from penstock.gateway.transports.http import compression, exchange
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError
-from penstock.gateway.front.intake import SMALL_BODY
-from penstock.gateway.http import compression
-from penstock.gateway.http.compression import accepted_coding, compress, content_coding, decompress
+from penstock.gateway.requests.intake import SMALL_BODY
+from penstock.gateway.transports.http import compression
+from penstock.gateway.transports.http.compression import accepted_coding, compress, content_coding, decompress
 
 DATA = b"tensor" * 1000
 

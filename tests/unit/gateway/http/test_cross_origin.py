@@ -7,9 +7,9 @@ import pytest
 from helpers_keys import api_keys
 from helpers_kserve import FakeModelStore
 from helpers_kserve_http import kserve_context
-from penstock.gateway.front.browser_rules import BrowserRules
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.requests.browser_rules import BrowserRules
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, delta
 

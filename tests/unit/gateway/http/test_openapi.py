@@ -9,9 +9,9 @@ import pytest
 
 from helpers_kserve import FakeModelStore, add_sub
 from helpers_kserve_http import kserve_app, kserve_context
-from penstock.gateway.http.routes import Match
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.ports.http_apps import App, build_app
+from penstock.gateway.server.ports.http_apps import App, build_app
+from penstock.gateway.transports.http.routes import Match
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import call
 from protocol.fake_dataplane import FakeDataPlane
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.sockets.connection import BodyPace, ReaderPace
+from penstock.gateway.transports.sockets.connection import BodyPace, ReaderPace
 
 
 def body_pace() -> BodyPace:

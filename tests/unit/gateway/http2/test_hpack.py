@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.http2.frames import ConnectionFault, ErrorCode, StreamFault
-from penstock.gateway.http2.heads import HeadReader
-from penstock.gateway.http2.hpack import HpackDecoder, encode_fields
+from penstock.gateway.transports.http2.frames import ConnectionFault, ErrorCode, StreamFault
+from penstock.gateway.transports.http2.heads import HeadReader
+from penstock.gateway.transports.http2.hpack import HpackDecoder, encode_fields
 
 LIST_BYTES = 4096
 PLAIN = (

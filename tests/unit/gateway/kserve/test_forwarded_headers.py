@@ -7,7 +7,7 @@ import re
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.kserve.parameters import MAX_HEADERS, forward_pattern, forwarded, forwarded_http
+from penstock.gateway.apis.kserve.parameters import MAX_HEADERS, forward_pattern, forwarded, forwarded_http
 
 
 def pattern(text: str) -> re.Pattern[str]:

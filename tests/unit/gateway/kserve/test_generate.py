@@ -17,13 +17,13 @@ from helpers_kserve import FakeModel, FakeModelStore, identity, repeat, tensor_c
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, QueueFullError, UnsupportedError
-from penstock.gateway.front.call import DrainState
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.kserve import generate as generate_frames
-from penstock.gateway.kserve.generate import generate
-from penstock.gateway.kserve.infer_json import to_json
-from penstock.gateway.kserve.parameters import forward_pattern
-from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.apis.kserve import generate as generate_frames
+from penstock.gateway.apis.kserve.generate import generate
+from penstock.gateway.apis.kserve.infer_json import to_json
+from penstock.gateway.apis.kserve.parameters import forward_pattern
+from penstock.gateway.apis.kserve.tracing import Tracing
+from penstock.gateway.requests.call import DrainState
+from penstock.gateway.transports.http.exchange import Exchange
 from protocol.asgi_client import AsgiCall
 
 NOT_ONE = (

@@ -12,7 +12,7 @@ import pytest
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import EngineError
-from penstock.gateway.kserve.generate import Renderer
+from penstock.gateway.apis.kserve.generate import Renderer
 
 
 def renderer(request_id: str = "") -> Renderer:

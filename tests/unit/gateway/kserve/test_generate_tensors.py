@@ -18,8 +18,8 @@ from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.bounded_json import has_all_members
-from penstock.gateway.kserve.generate import read_generate
+from penstock.gateway.apis.kserve.generate import read_generate
+from penstock.gateway.requests.bounded_json import has_all_members
 
 
 def signature(*inputs: tuple[str, str, list[int]], max_batch_size: int = 0) -> ModelSignature:

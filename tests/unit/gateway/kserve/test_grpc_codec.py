@@ -18,11 +18,11 @@ from helpers_grpc import kserve_of
 from helpers_kserve import FakeModel, identity
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError
-from penstock.gateway.kserve import tensor_plane
-from penstock.gateway.kserve.classification import classified
-from penstock.gateway.kserve.grpc.messages import Decoded, decode, fill_response
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.kserve.tensor_plane import OutputForm
+from penstock.gateway.apis.kserve import tensor_plane
+from penstock.gateway.apis.kserve.classification import classified
+from penstock.gateway.apis.kserve.grpc.messages import Decoded, decode, fill_response
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.apis.kserve.tensor_plane import OutputForm
 
 MODEL = identity("FP32", name="m")
 REGIONS = SharedMemoryRegions(True)

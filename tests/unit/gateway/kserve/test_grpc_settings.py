@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.engines import errors
-from penstock.gateway.grpc_transport.call import ConnectionSettings
-from penstock.gateway.http2.bounds import PingRules
-from penstock.gateway.kserve.grpc.rpc import shutting_down, status
-from penstock.gateway.kserve.grpc.settings import GrpcSettings
+from penstock.gateway.apis.kserve.grpc.rpc import shutting_down, status
+from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
+from penstock.gateway.transports.grpc.call import ConnectionSettings
+from penstock.gateway.transports.http2.bounds import PingRules
 
 
 def test_options() -> None:

@@ -7,8 +7,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.kserve.grpc.messages import parse
-from penstock.gateway.kserve.grpc.request_forms import MAX_FIELDS
+from penstock.gateway.apis.kserve.grpc.messages import parse
+from penstock.gateway.apis.kserve.grpc.request_forms import MAX_FIELDS
 
 HEAD = pb.ModelInferRequest(model_name="m").SerializeToString()
 

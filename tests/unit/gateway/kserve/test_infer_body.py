@@ -14,8 +14,8 @@ from helpers_kserve import FakeModel, FakeModelStore, add_sub, identity
 from helpers_kserve_http import kserve_context
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError, UnsupportedError
-from penstock.gateway.kserve.http_infer import HttpForm, Inference, encode_infer, parse_infer
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.apis.kserve.http_infer import HttpForm, Inference, encode_infer, parse_infer
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 
 FLOATS = [float(value) for value in range(16)]
 BINARY = np.arange(16, dtype="<f4").tobytes()

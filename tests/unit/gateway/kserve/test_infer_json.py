@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.kserve.infer_json import LONG, from_json, to_json
+from penstock.gateway.apis.kserve.infer_json import LONG, from_json, to_json
 
 
 def read(datatype: str, data: Any, shape: tuple[int, ...] | None = None) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from helpers_kserve import identity
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.gateway.kserve.classification import Labels, classified
+from penstock.gateway.apis.kserve.classification import Labels, classified
 
 
 def classes(

@@ -10,12 +10,12 @@ from tritonclient.grpc import service_pb2
 
 from helpers_kserve import FakeModelStore, add_sub, identity
 from penstock.engines import errors as tree
+from penstock.gateway.apis.kserve.context import KServe
+from penstock.gateway.apis.kserve.errors import kserve_error_body, kserve_grpc_status, kserve_status
+from penstock.gateway.apis.kserve.http_models import counters, model_metadata, server_metadata, statistics
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.errors import HttpError
-from penstock.gateway.front.context import ANYONE
-from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.errors import kserve_error_body, kserve_grpc_status, kserve_status
-from penstock.gateway.kserve.http_models import counters, model_metadata, server_metadata, statistics
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.requests.context import ANYONE
 
 
 def context(*, allow_shared_memory: bool = False, **options: Any) -> KServe:

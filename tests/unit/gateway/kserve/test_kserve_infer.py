@@ -15,10 +15,10 @@ import pytest
 
 from helpers_kserve import identity, repeat
 from helpers_kserve_http import KServeFront, error_of
-from penstock.gateway.kserve import http_infer
-from penstock.gateway.kserve.parameters import forward_pattern
-from penstock.gateway.kserve.trace_settings import TraceSettings
-from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.apis.kserve import http_infer
+from penstock.gateway.apis.kserve.parameters import forward_pattern
+from penstock.gateway.apis.kserve.trace_settings import TraceSettings
+from penstock.gateway.apis.kserve.tracing import Tracing
 from protocol.asgi_client import AsgiCall
 
 FLOATS = [float(value) for value in range(16)]

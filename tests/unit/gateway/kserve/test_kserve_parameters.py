@@ -6,7 +6,7 @@ import pytest
 
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.kserve.parameters import take_parameters
+from penstock.gateway.apis.kserve.parameters import take_parameters
 
 
 def taken(**parameters: object) -> InferRequest:

@@ -10,8 +10,8 @@ from helpers_keys import api_keys
 from helpers_kserve import add_sub
 from helpers_kserve_http import KServeFront, error_of
 from penstock.engines import errors as tree
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.kserve.routes import KSERVE
+from penstock.gateway.apis.kserve.routes import KSERVE
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 
 FLOATS = [float(value) for value in range(16)]

@@ -11,9 +11,9 @@ from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import UnsupportedError
-from penstock.gateway.llm.kserve.tensor_form import Form
-from penstock.gateway.llm.kserve.trtllm_form import TRTLLM_FORM
-from penstock.gateway.llm.kserve.vllm_form import VLLM_FORM
+from penstock.gateway.models.language.kserve.tensor_form import Form
+from penstock.gateway.models.language.kserve.trtllm_form import TRTLLM_FORM
+from penstock.gateway.models.language.kserve.vllm_form import VLLM_FORM
 
 IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ -1 ] optional: true }'
 

@@ -11,9 +11,9 @@ from helpers_language_repository import context, write_trtllm, write_vllm
 from penstock.engines.errors import EngineError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.llm.dataplane import DataPlane
-from penstock.gateway.llm.kserve.loader import LANGUAGE_BACKENDS, LanguageModelLoader, language_loaders
-from penstock.gateway.llm.models import LoadedModel
+from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.language.kserve.loader import LANGUAGE_BACKENDS, LanguageModelLoader, language_loaders
+from penstock.gateway.models.language.models import LoadedModel
 
 
 class Built:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.kserve.logs import LogSettings
+from penstock.gateway.apis.kserve.logs import LogSettings
 
 LEVELS = ("debug", "info", "warning", "error")
 

@@ -11,7 +11,7 @@ from penstock.classic.batching.batch import Call
 from penstock.classic.batching.responses import Stream
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import EngineError
-from penstock.gateway.kserve.grpc.infer import PushedResponses
+from penstock.gateway.apis.kserve.grpc.infer import PushedResponses
 
 
 def numbered(number: int, *, final: bool = False, error: bool = False) -> InferResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock.classic.messages import InferResponse
-from penstock.gateway.kserve.generate import MAX_TOGETHER, next_together
+from penstock.gateway.apis.kserve.generate import MAX_TOGETHER, next_together
 
 
 class Mailbox:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferResponse
 
 from penstock.classic.tensors import Tensor, to_buffer
-from penstock.gateway.kserve.grpc.messages import ResponseEncoder, ResponseForms, fill_response
-from penstock.gateway.kserve.parameters import FINAL
+from penstock.gateway.apis.kserve.grpc.messages import ResponseEncoder, ResponseForms, fill_response
+from penstock.gateway.apis.kserve.parameters import FINAL
 
 
 def text(name: str, *values: bytes) -> Tensor:

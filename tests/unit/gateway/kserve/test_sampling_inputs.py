@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.llm.kserve.tensor_form import sampling_fields
-from penstock.gateway.llm.sampling import SamplingFields
+from penstock.gateway.models.language.kserve.tensor_form import sampling_fields
+from penstock.gateway.models.language.sampling import SamplingFields
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 
 from helpers_endpoint import Endpoint, answer, kserve
 from helpers_kserve import FakeModelStore, add_sub
-from penstock.gateway.kserve import http_administration
-from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.apis.kserve import http_administration
+from penstock.gateway.apis.kserve.context import KServe
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 
 
 @pytest.fixture

@@ -21,15 +21,15 @@ from penstock.engines.errors import (
     OverloadedError,
     UnsupportedError,
 )
-from penstock.gateway.front.call import DrainState, RequestJournal
-from penstock.gateway.front.context import ANYONE, USER_ROLES, Principal, RequestContext
-from penstock.gateway.front.intake import BodyBudget, Intake
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.kserve.context import KServe
-from penstock.gateway.kserve.grpc.infer import InferRpcs
-from penstock.gateway.kserve.grpc.rpc import Guard
-from penstock.gateway.kserve.grpc.settings import GrpcSettings
-from penstock.gateway.kserve.shared_memory import MAX_REGIONS, RegionStatus, SharedMemoryRegions
+from penstock.gateway.apis.kserve.context import KServe
+from penstock.gateway.apis.kserve.grpc.infer import InferRpcs
+from penstock.gateway.apis.kserve.grpc.rpc import Guard
+from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
+from penstock.gateway.apis.kserve.shared_memory import MAX_REGIONS, RegionStatus, SharedMemoryRegions
+from penstock.gateway.requests.call import DrainState, RequestJournal
+from penstock.gateway.requests.context import ANYONE, USER_ROLES, Principal, RequestContext
+from penstock.gateway.requests.intake import BodyBudget, Intake
+from penstock.gateway.transports.http.settings import AppSettings
 
 
 def contents(memory: SharedMemory) -> memoryview:

@@ -13,9 +13,9 @@ from helpers_kserve_http import kserve_context
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, PermissionDeniedError
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.kserve.tensor_plane import Moments, TensorPlane
-from penstock.gateway.kserve.tracing import Tracing
+from penstock.gateway.apis.kserve.tensor_plane import Moments, TensorPlane
+from penstock.gateway.apis.kserve.tracing import Tracing
+from penstock.gateway.requests.context import Principal, RequestContext
 
 MOMENTS = Moments(received="RECEIVED", sending="SENDING", began="BEGAN", sent="SENT")
 OUTPUT = Tensor("OUTPUT0", "FP32", np.zeros(1, np.float32))

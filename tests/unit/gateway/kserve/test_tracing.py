@@ -13,9 +13,9 @@ import pytest
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.kserve import tracing as tracing_module
-from penstock.gateway.kserve.trace_settings import TraceSettings
-from penstock.gateway.kserve.tracing import TraceFile, Tracing
+from penstock.gateway.apis.kserve import tracing as tracing_module
+from penstock.gateway.apis.kserve.trace_settings import TraceSettings
+from penstock.gateway.apis.kserve.tracing import TraceFile, Tracing
 
 ON = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}
 

@@ -16,11 +16,11 @@ from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError, load_config
-from penstock.gateway.llm.model_builder import build_model
-from penstock.gateway.llm.models import find_model
-from penstock.gateway.llm.replicas import replica_specs
-from penstock.gateway.memory.budget import CacheWish, Demand, MemoryNeeds
-from penstock.gateway.memory.budgeted_engine import BudgetedEngine
+from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.models import find_model
+from penstock.gateway.models.language.replicas import replica_specs
+from penstock.gateway.models.memory.budget import CacheWish, Demand, MemoryNeeds
+from penstock.gateway.models.memory.budgeted_engine import BudgetedEngine
 
 DEMO = find_model(None)
 
@@ -42,10 +42,11 @@ def test_replicas_are_not_loaded_where_there_are_none() -> None:
     code = """
 import sys
 from penstock.gateway.configuration.config import load_config
-from penstock.gateway.llm.model_builder import build_model
-from penstock.gateway.llm.models import find_model
+from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.models import find_model
 build_model(load_config({"engine": "simulated"}, environ={}), find_model(None))
-loaded = {"penstock.engines.replicas.engine", "penstock.engines.replicas.routing", "penstock.gateway.llm.replicas"}
+loaded = {"penstock.engines.replicas.engine", "penstock.engines.replicas.routing"}
+loaded |= {"penstock.gateway.models.language.replicas"}
 loaded |= {"penstock.engines.handover.memory", "penstock.engines.handover.shared_blocks"}
 sys.exit(bool(loaded & sys.modules.keys()))
 """
@@ -102,7 +103,7 @@ def test_what_cannot_be(settings: dict[str, Any], message: str) -> None:
 
 def test_vllm_has_replicas_where_it_computes_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("replicas", "block_hosts"):
-        monkeypatch.setattr(f"penstock.gateway.llm.{module}.is_cpu_build", lambda: True)
+        monkeypatch.setattr(f"penstock.gateway.models.language.{module}.is_cpu_build", lambda: True)
     engine = engine_of(**ROLES, engine="vllm")
     assert isinstance(engine, ReplicatedEngine)
     assert engine.has_roles

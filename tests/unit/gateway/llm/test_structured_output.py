@@ -11,8 +11,8 @@ import pytest
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError, PenstockError, UnsupportedError
-from penstock.gateway.llm.sampling import SamplingFields, sampling_params
-from penstock.gateway.llm.structured_output import MAX_CHOICES, MAX_GRAMMAR_CHARS, wanted_grammar
+from penstock.gateway.models.language.sampling import SamplingFields, sampling_params
+from penstock.gateway.models.language.structured_output import MAX_CHOICES, MAX_GRAMMAR_CHARS, wanted_grammar
 from penstock.kvcache import KVGroup
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.classic.python.link import BrokenFrameError
-from penstock.gateway.model_host.connection import ALIGNMENT, MAX_HEAD_BYTES, frame, frame_splitter
+from penstock.gateway.processes.model_host.connection import ALIGNMENT, MAX_HEAD_BYTES, frame, frame_splitter
 
 frames = st.lists(st.tuples(st.binary(max_size=70), st.integers(0, 5)), max_size=8)
 

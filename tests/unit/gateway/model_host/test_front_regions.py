@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.model_host.host_link import FrontRegions
-from penstock.gateway.model_host.messages import RegionFields
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.processes.model_host.host_link import FrontRegions
+from penstock.gateway.processes.model_host.messages import RegionFields
 
 
 def test_the_name_of_a_region_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,12 +12,19 @@ from helpers_kserve import FakeModelStore, add_sub, identity
 from penstock.classic.base import reports_ready
 from penstock.engines import errors as tree
 from penstock.engines.errors import PenstockError
-from penstock.gateway.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.kserve.tracing import Tracing
-from penstock.gateway.model_host.messages import Described, Published, decode_down, encode, to_error, to_fields
-from penstock.gateway.model_host.publication import Publication, Sources, is_classic
-from penstock.gateway.model_host.remote_calls import RemoteCalls
-from penstock.gateway.model_host.remote_models import RemoteModels
+from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from penstock.gateway.apis.kserve.tracing import Tracing
+from penstock.gateway.processes.model_host.messages import (
+    Described,
+    Published,
+    decode_down,
+    encode,
+    to_error,
+    to_fields,
+)
+from penstock.gateway.processes.model_host.publication import Publication, Sources, is_classic
+from penstock.gateway.processes.model_host.remote_calls import RemoteCalls
+from penstock.gateway.processes.model_host.remote_models import RemoteModels
 
 
 def publication(store: FakeModelStore) -> Publication:

@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model_host.messages import MAX_BYTES, MAX_RESPONSES, ReadWindow, SendWindow
+from penstock.gateway.processes.model_host.messages import MAX_BYTES, MAX_RESPONSES, ReadWindow, SendWindow
 
 sizes = st.lists(st.sampled_from([0, 1, 1000, MAX_BYTES // 3, MAX_BYTES - 1, 3 * MAX_BYTES]), max_size=120)
 

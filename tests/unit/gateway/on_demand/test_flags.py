@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.composition.models import build_on_demand
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.other_models import RepositoryConfig
+from penstock.gateway.server.composition.models import build_on_demand
 
 ON = RepositoryConfig(load_on_demand=True, model_control_mode="explicit")
 

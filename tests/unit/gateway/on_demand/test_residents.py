@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.gateway.on_demand.residents import FIRST_PAUSE, LONGEST_PAUSE, MOST_RESIDENCE, Failures, Residents, choose
+from penstock.gateway.models.on_demand.residents import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    MOST_RESIDENCE,
+    Failures,
+    Residents,
+    choose,
+)
 
 PARTS = {"pair": {"a", "b"}, "tower": {"pair", "c"}}
 """Ensembles."""

@@ -9,9 +9,9 @@ import pytest
 
 from helpers_keys import api_keys
 from penstock.engines.contract.messages import SamplingParams
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import Candidate, GenerateRequest, ServedModel, TokenLogprob
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.dataplane import Candidate, GenerateRequest, ServedModel, TokenLogprob
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, MODEL, FakeDataPlane, delta
 

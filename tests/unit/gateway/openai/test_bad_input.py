@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.openai.schemas import CHAT as CHAT_TABLE
-from penstock.gateway.openai.schemas import ChatRequest, CompletionRequest
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.apis.openai.schemas import CHAT as CHAT_TABLE
+from penstock.gateway.apis.openai.schemas import ChatRequest, CompletionRequest
+from penstock.gateway.models.language.dataplane import ServedModel
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from penstock.engines.contract.messages import SamplingParams
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
-from penstock.gateway.llm.prompts import Truncation
-from penstock.gateway.openai.validation import real_tier, tier_priority
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.apis.openai.validation import real_tier, tier_priority
+from penstock.gateway.models.language.dataplane import GenerateRequest, ServedModel
+from penstock.gateway.models.language.prompts import Truncation
+from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane
 

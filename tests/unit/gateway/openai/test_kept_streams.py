@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.gateway.front.access import ApiKeys, key_digest
-from penstock.gateway.front.call import RequestJournal
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.front.quota import Limits, Quota
+from penstock.gateway.apis.usage.ledger import usage_of
 from penstock.gateway.generating import resumable_streams
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import GenerateRequest, ServedModel
-from penstock.gateway.ports.http_apps import App, build_app
-from penstock.gateway.usage.ledger import usage_of
+from penstock.gateway.models.language.dataplane import GenerateRequest, ServedModel
+from penstock.gateway.requests.access import ApiKeys, key_digest
+from penstock.gateway.requests.call import RequestJournal
+from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.requests.quota import Limits, Quota
+from penstock.gateway.server.ports.http_apps import App, build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
 

@@ -12,10 +12,10 @@ import pytest
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.generating.requests import parse
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.llm.models import ModelParsers
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.dataplane import ServedModel
+from penstock.gateway.models.language.models import ModelParsers
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from penstock.tokenizers import find_reasoning_parser, find_tool_parser
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane, Script, delta, words

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.gateway.llm.dataplane import ChoiceDelta
-from penstock.gateway.openai.frames import PartFrames
-from penstock.gateway.openai.objects import Head, message
+from penstock.gateway.apis.openai.frames import PartFrames
+from penstock.gateway.apis.openai.objects import Head, message
+from penstock.gateway.models.language.dataplane import ChoiceDelta
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 

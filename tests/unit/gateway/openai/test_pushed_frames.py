@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 
 from penstock.engines.errors import EngineDeadError
+from penstock.gateway.apis.openai.frames import Frames
+from penstock.gateway.apis.openai.objects import Head
 from penstock.gateway.generating.streams import COMMENT, DeltaDriver
-from penstock.gateway.llm.dataplane import ChoiceDelta, Generation
-from penstock.gateway.llm.generation import DeltaListener
-from penstock.gateway.openai.frames import Frames
-from penstock.gateway.openai.objects import Head
+from penstock.gateway.models.language.dataplane import ChoiceDelta, Generation
+from penstock.gateway.models.language.generation import DeltaListener
 
 
 class Source(Generation):

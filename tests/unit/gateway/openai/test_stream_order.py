@@ -12,9 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engines.errors import DeadlineExceededError, EngineDeadError, QueueFullError
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import Candidate, ChoiceDelta, GenerateRequest, ServedModel, TokenLogprob
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.dataplane import (
+    Candidate,
+    ChoiceDelta,
+    GenerateRequest,
+    ServedModel,
+    TokenLogprob,
+)
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane, Step, delta
 

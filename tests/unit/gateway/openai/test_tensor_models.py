@@ -17,11 +17,11 @@ from helpers_kserve_http import kserve_context
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.kserve.store import NotExplicitError
-from penstock.gateway.openai.tensor_models import TensorModels
-from penstock.gateway.openai.tensor_requests import takes_text
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.apis.kserve.store import NotExplicitError
+from penstock.gateway.apis.openai.tensor_models import TensorModels
+from penstock.gateway.apis.openai.tensor_requests import takes_text
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 

@@ -16,9 +16,9 @@ from hypothesis.extra import numpy as hnp
 
 from helpers_keys import api_keys
 from helpers_pooling import Setup
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.pooling.cohere import _FORMS
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.apis.pooling.cohere import _FORMS
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 
 CLS, SEP, THE, A, DOG = 2, 3, 5, 10, 11

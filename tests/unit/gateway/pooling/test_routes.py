@@ -14,12 +14,12 @@ import pytest
 from helpers_pooling import Setup
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import NumericalError, QueueFullError
-from penstock.gateway.front.access import ApiKeys, key_digest
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.front.quota import Limits, Quota
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.pooling.plane import PoolingPlane
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.apis.pooling.plane import PoolingPlane
+from penstock.gateway.requests.access import ApiKeys, key_digest
+from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.requests.quota import Limits, Quota
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 
 CLS, SEP, THE, A, DOG = 2, 3, 5, 10, 11

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.pooling import tokenizing
-from penstock.gateway.pooling.tokenizing import Cut, tokenize_pairs
+from penstock.gateway.apis.pooling import tokenizing
+from penstock.gateway.apis.pooling.tokenizing import Cut, tokenize_pairs
 
 
 class Template:

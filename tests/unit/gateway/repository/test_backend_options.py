@@ -12,11 +12,11 @@ from helpers_classic import ECHO, model_config
 from penstock.classic.base import Host, ModelContext
 from penstock.classic.batching.rate_limiter import GLOBAL, Resource, Seat
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.composition.models import repository_settings
 from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.configuration.sections.other_models import RepositoryConfig
-from penstock.gateway.repository.classic_loader import ClassicLoaders
-from penstock.gateway.repository.settings import build_rate_limiter
+from penstock.gateway.models.repository.classic_loader import ClassicLoaders
+from penstock.gateway.models.repository.settings import build_rate_limiter
+from penstock.gateway.server.composition.models import repository_settings
 
 
 def test_settings_are_of_one_backend_or_of_all() -> None:

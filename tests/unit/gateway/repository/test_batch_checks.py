@@ -10,8 +10,8 @@ from google.protobuf import text_format
 
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.repository.batching_checks import check_strategy
-from penstock.gateway.repository.config_checks import check_supported
+from penstock.gateway.models.repository.batching_checks import check_strategy
+from penstock.gateway.models.repository.config_checks import check_supported
 
 BASE = """
     name: "m" backend: "{backend}" platform: "{platform}" max_batch_size: 8

@@ -9,7 +9,7 @@ import pytest
 from penstock.classic.base import Backend
 from penstock.classic.identity import IdentityBackend
 from penstock.classic.python.backend import PythonBackend
-from penstock.gateway.repository.classic_loader import ClassicLoader, ClassicLoaders
+from penstock.gateway.models.repository.classic_loader import ClassicLoader, ClassicLoaders
 
 
 def backend_of(loader: object) -> Backend:

@@ -19,9 +19,9 @@ from penstock.engines.errors import (
     NotReadyError,
     UnsupportedError,
 )
-from penstock.gateway.front.context import ALL_ROLES, USER_ROLES, Principal, Role
-from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.settings import RepositorySettings
+from penstock.gateway.models.repository.manager import ModelRepository
+from penstock.gateway.models.repository.settings import RepositorySettings
+from penstock.gateway.requests.context import ALL_ROLES, USER_ROLES, Principal, Role
 
 
 @pytest.fixture

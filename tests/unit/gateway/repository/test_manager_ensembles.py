@@ -13,7 +13,7 @@ from helpers_repository import FakeLoader, FakeRepository, serving, states, unti
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
-from penstock.gateway.repository.manager import ModelRepository
+from penstock.gateway.models.repository.manager import ModelRepository
 
 IO = 'input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }'
 

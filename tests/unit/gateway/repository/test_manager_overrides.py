@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers_repository import CONFIG, FakeLoader, FakeRepository, serving
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.repository.config_file import check_files, write_files
+from penstock.gateway.models.repository.config_file import check_files, write_files
 
 ESCAPES = [
     "",

@@ -12,7 +12,7 @@ import pytest
 from helpers_repository import CONFIG, FILES, FakeLoader, FakeRepository, ask, serving, states, until
 from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFoundError
 from penstock.gateway.metrics.custom import CustomMetrics
-from penstock.gateway.repository.manager import ModelRepository
+from penstock.gateway.models.repository.manager import ModelRepository
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ async def test_the_host_of_the_models(repository: FakeRepository, loader: FakeLo
 def test_metrics_of_models_go_where_they_are_told(repository: FakeRepository, loader: FakeLoader) -> None:
     metrics = CustomMetrics()
     manager = ModelRepository.__new__(ModelRepository)
-    from penstock.gateway.repository.host import RepositoryHost
+    from penstock.gateway.models.repository.host import RepositoryHost
 
     host = RepositoryHost(manager, metrics)
     host.metric_family("GAUGE", "n", "d")

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from helpers_repository import CONFIG, FakeLoader, FakeModel, FakeRepository, loaders_of
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import PenstockError
-from penstock.gateway.repository.manager import ModelRepository
-from penstock.gateway.repository.settings import RepositorySettings
+from penstock.gateway.models.repository.manager import ModelRepository
+from penstock.gateway.models.repository.settings import RepositorySettings
 
 NAMES = st.sampled_from(["a", "b"])
 POLICIES = st.sampled_from(["", "version_policy { all {} }", "version_policy { latest { num_versions: 2 } }"])

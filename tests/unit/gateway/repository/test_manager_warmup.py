@@ -13,7 +13,7 @@ from penstock.classic.messages import WarmUpRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
-from penstock.gateway.repository.warmup import MAX_BYTES, MAX_SEQUENCES, warm_up, warmup_inputs
+from penstock.gateway.models.repository.warmup import MAX_BYTES, MAX_SEQUENCES, warm_up, warmup_inputs
 
 
 def _config(sample: str, max_batch_size: int = 8) -> ModelConfig:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
-from penstock.gateway.repository.config_file import MAX_CONFIG_BYTES, read_config
+from penstock.gateway.models.repository.config_file import MAX_CONFIG_BYTES, read_config
 
 FIELDS = ["name", "input", "dims", "data_type", "max_batch_size", "TYPE_FP32", "version_policy", "parameters", "key"]
 

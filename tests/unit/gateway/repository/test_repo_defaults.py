@@ -11,9 +11,9 @@ from google.protobuf import text_format
 
 from penstock.classic.model_config import DataType, ModelConfig, config_dict
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.repository.config_checks import check_supported
-from penstock.gateway.repository.config_file import read_config
-from penstock.gateway.repository.defaults import complete
+from penstock.gateway.models.repository.config_checks import check_supported
+from penstock.gateway.models.repository.config_file import read_config
+from penstock.gateway.models.repository.defaults import complete
 
 CASES: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "triton_2_51_configs.json").read_text())["cases"]
 

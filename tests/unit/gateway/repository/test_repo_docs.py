@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from penstock.gateway.repository.config_fields import FIELDS
+from penstock.gateway.models.repository.config_fields import FIELDS
 
 TEXT = (Path(__file__).parents[4] / "docs" / "model_repository.md").read_text(encoding="utf-8")
 

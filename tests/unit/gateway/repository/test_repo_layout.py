@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelVersionPolicy
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.repository.layout import (
+from penstock.gateway.models.repository.layout import (
     EMPTY_NAME,
     available_versions,
     backend_of_name,

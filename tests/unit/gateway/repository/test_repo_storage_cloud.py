@@ -13,8 +13,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFoundError
-from penstock.gateway.repository.storage import Repository
-from penstock.gateway.repository.storage_cloud import CloudLocation, CloudStorage
+from penstock.gateway.models.repository.storage import Repository
+from penstock.gateway.models.repository.storage_cloud import CloudLocation, CloudStorage
 
 FILES = {
     "config.pbtxt": b'backend: "python"',

@@ -17,10 +17,10 @@ import pytest
 
 from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFoundError
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.repository import storage_local
-from penstock.gateway.repository.layout import ModelFileError
-from penstock.gateway.repository.storage import LocalModel, Repository
-from penstock.gateway.repository.storage_local import LinkRule, Links, Place, RefusedLinkError
+from penstock.gateway.models.repository import storage_local
+from penstock.gateway.models.repository.layout import ModelFileError
+from penstock.gateway.models.repository.storage import LocalModel, Repository
+from penstock.gateway.models.repository.storage_local import LinkRule, Links, Place, RefusedLinkError
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.repository.storage import Repository
-from penstock.gateway.repository.storage_cloud import CloudLocation, parse_url
+from penstock.gateway.models.repository.storage import Repository
+from penstock.gateway.models.repository.storage_cloud import CloudLocation, parse_url
 
 AWS = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "hush-hush", "AWS_DEFAULT_REGION": "eu-west-1"}
 

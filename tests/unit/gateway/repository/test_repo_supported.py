@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.model_files import check_file_name
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.repository.config_checks import MAX_INSTANCES, MAX_PRIORITY_LEVELS, check_supported
-from penstock.gateway.repository.config_fields import FIELDS, OWN_BACKENDS, Fate, field_lines, set_paths
-from penstock.gateway.repository.defaults import complete
+from penstock.gateway.models.repository.config_checks import MAX_INSTANCES, MAX_PRIORITY_LEVELS, check_supported
+from penstock.gateway.models.repository.config_fields import FIELDS, OWN_BACKENDS, Fate, field_lines, set_paths
+from penstock.gateway.models.repository.defaults import complete
 
 BACKEND = 'backend: "python" '
 TENSOR = "data_type: TYPE_FP32 dims: [ 4 ]"

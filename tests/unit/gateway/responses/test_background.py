@@ -12,18 +12,18 @@ from helpers_keys import api_keys
 from helpers_messages import events_of
 from helpers_responses import accumulated, validated_response
 from penstock.engines.errors import ContextLengthError, EngineError, PenstockError
+from penstock.gateway.apis.responses import background
+from penstock.gateway.apis.responses.items import encode_reasoning
+from penstock.gateway.apis.responses.service import ResponseService
 from penstock.gateway.database import Database
-from penstock.gateway.front.access import ApiKeys, key_digest
-from penstock.gateway.front.call import RequestJournal
-from penstock.gateway.front.context import Principal
-from penstock.gateway.front.quota import Limits, Quota
-from penstock.gateway.front.record import Outcome
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import ChoiceDelta, GenerateRequest
-from penstock.gateway.ports.http_apps import build_app
-from penstock.gateway.responses import background
-from penstock.gateway.responses.items import encode_reasoning
-from penstock.gateway.responses.service import ResponseService
+from penstock.gateway.models.language.dataplane import ChoiceDelta, GenerateRequest
+from penstock.gateway.requests.access import ApiKeys, key_digest
+from penstock.gateway.requests.call import RequestJournal
+from penstock.gateway.requests.context import Principal
+from penstock.gateway.requests.quota import Limits, Quota
+from penstock.gateway.requests.record import Outcome
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from penstock.tokenizers import ReasoningPart
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, Step, delta

@@ -9,10 +9,10 @@ import pytest
 
 from helpers_keys import api_keys
 from helpers_responses import validated_item
-from penstock.gateway.front.call import RequestJournal, be_strict
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.ports.http_apps import build_app
-from penstock.gateway.responses.items import encode_reasoning
+from penstock.gateway.apis.responses.items import encode_reasoning
+from penstock.gateway.requests.call import RequestJournal, be_strict
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
 

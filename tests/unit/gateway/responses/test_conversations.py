@@ -11,11 +11,11 @@ from starlette.types import ASGIApp
 
 from helpers_keys import api_keys
 from helpers_responses import validated_item, validated_response
+from penstock.gateway.apis.responses.service import ResponseService
 from penstock.gateway.database import Database
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import GenerateRequest
-from penstock.gateway.ports.http_apps import build_app
-from penstock.gateway.responses.service import ResponseService
+from penstock.gateway.models.language.dataplane import GenerateRequest
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
 

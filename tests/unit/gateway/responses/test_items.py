@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_responses import validated_item
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.responses.chat_request import chat_request
-from penstock.gateway.responses.conversation import template_messages
-from penstock.gateway.responses.items import decode_reasoning, encode_reasoning, input_items, shown_item
-from penstock.gateway.responses.schemas import LOGPROBS, GivenItem, Include, InputItem, ResponsesRequest
-from penstock.gateway.responses.tools import NO_TOOLS, response_tools
+from penstock.gateway.apis.responses.chat_request import chat_request
+from penstock.gateway.apis.responses.conversation import template_messages
+from penstock.gateway.apis.responses.items import decode_reasoning, encode_reasoning, input_items, shown_item
+from penstock.gateway.apis.responses.schemas import LOGPROBS, GivenItem, Include, InputItem, ResponsesRequest
+from penstock.gateway.apis.responses.tools import NO_TOOLS, response_tools
+from penstock.gateway.requests.context import RequestContext
 
 CONVERSATION: list[dict[str, Any]] = [
     {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be kind."}]},

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from helpers_messages import events_of
 from helpers_responses import accumulated, validated_response
 from penstock.engines.errors import EngineError, RateLimitedError
-from penstock.gateway.front.record import RequestRecord
-from penstock.gateway.llm.choice_output import TokenLogprob
-from penstock.gateway.llm.dataplane import ChoiceDelta, Usage
-from penstock.gateway.responses.answer import ResponseObject
-from penstock.gateway.responses.events import Output, ResponseEvents, StreamErrors
-from penstock.gateway.responses.items import encode_reasoning
-from penstock.gateway.responses.schemas import Include, ResponsesRequest
+from penstock.gateway.apis.responses.answer import ResponseObject
+from penstock.gateway.apis.responses.events import Output, ResponseEvents, StreamErrors
+from penstock.gateway.apis.responses.items import encode_reasoning
+from penstock.gateway.apis.responses.schemas import Include, ResponsesRequest
+from penstock.gateway.models.language.choice_output import TokenLogprob
+from penstock.gateway.models.language.dataplane import ChoiceDelta, Usage
+from penstock.gateway.requests.record import RequestRecord
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 NOTHING = Include()

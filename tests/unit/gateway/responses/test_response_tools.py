@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from helpers_messages import events_of
 from helpers_responses import accumulated, validated_item, validated_response
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import ChatPrompt, GenerateRequest, ServedModel
-from penstock.gateway.llm.models import ModelParsers
-from penstock.gateway.ports.http_apps import build_app
-from penstock.gateway.responses.schemas import InputItem, ResponsesRequest
-from penstock.gateway.responses.tools import CustomInput, ResponseTools, response_tools
+from penstock.gateway.apis.responses.schemas import InputItem, ResponsesRequest
+from penstock.gateway.apis.responses.tools import CustomInput, ResponseTools, response_tools
+from penstock.gateway.models.language.dataplane import ChatPrompt, GenerateRequest, ServedModel
+from penstock.gateway.models.language.models import ModelParsers
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from penstock.tokenizers import Part, TextPart, ToolCallPart, find_tool_parser
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane, Step, delta

@@ -12,13 +12,13 @@ from helpers_keys import api_keys
 from helpers_messages import events_of
 from helpers_responses import accumulated, validated, validated_item, validated_response
 from penstock.engines.errors import DeadlineExceededError, EngineDeadError, EngineError, NotReadyError, QueueFullError
-from penstock.gateway.front.access import ApiKeys, key_digest
-from penstock.gateway.front.call import RequestJournal
-from penstock.gateway.front.context import Principal, Role
-from penstock.gateway.front.quota import Limits, Quota
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import GenerateRequest
-from penstock.gateway.ports.http_apps import build_app
+from penstock.gateway.models.language.dataplane import GenerateRequest
+from penstock.gateway.requests.access import ApiKeys, key_digest
+from penstock.gateway.requests.call import RequestJournal
+from penstock.gateway.requests.context import Principal, Role
+from penstock.gateway.requests.quota import Limits, Quota
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
 

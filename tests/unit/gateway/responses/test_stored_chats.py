@@ -10,13 +10,13 @@ from openai.types.chat import ChatCompletion
 from starlette.types import ASGIApp
 
 from helpers_keys import api_keys
+from penstock.gateway.apis.pooling.plane import PoolingPlane
+from penstock.gateway.apis.responses.service import ResponseService
 from penstock.gateway.database import Database
-from penstock.gateway.front.access import INFER
-from penstock.gateway.http.routes import Route
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.pooling.plane import PoolingPlane
-from penstock.gateway.ports.http_apps import App, batch_endpoints, build_app
-from penstock.gateway.responses.service import ResponseService
+from penstock.gateway.requests.access import INFER
+from penstock.gateway.server.ports.http_apps import App, batch_endpoints, build_app
+from penstock.gateway.transports.http.routes import Route
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, delta
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engines.errors import ContextLengthError
-from penstock.gateway.http.settings import AppSettings
-from penstock.gateway.llm.dataplane import ServedModel
-from penstock.gateway.ports.http_apps import build_app
-from penstock.gateway.responses.create import Messages, truncated
+from penstock.gateway.apis.responses.create import Messages, truncated
+from penstock.gateway.models.language.dataplane import ServedModel
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import call
 from protocol.fake_dataplane import INFO, FakeDataPlane
 

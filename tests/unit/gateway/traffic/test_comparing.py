@@ -7,7 +7,7 @@ import pytest
 
 from penstock.classic.tensors import Tensor
 from penstock.gateway.configuration.traffic_rules import ShadowRule
-from penstock.gateway.traffic.shadows import same_tensors
+from penstock.gateway.models.traffic.shadows import same_tensors
 
 EXACT, LOOSE = ShadowRule("s"), ShadowRule("s", absolute_tolerance=0.01, relative_tolerance=0.1)
 

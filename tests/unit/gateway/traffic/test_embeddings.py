@@ -10,13 +10,13 @@ import pytest
 from helpers_pooling import FakeSource, Setup, served
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
+from penstock.gateway.apis.pooling.models import PoolingModel
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
-from penstock.gateway.front.context import RequestContext
-from penstock.gateway.http.exchange import Exchange
-from penstock.gateway.http.text_models import TextModels
-from penstock.gateway.pooling.models import PoolingModel
-from penstock.gateway.traffic.routing import EmbeddingRouting
-from penstock.gateway.traffic.table import TrafficTable
+from penstock.gateway.models.traffic.routing import EmbeddingRouting
+from penstock.gateway.models.traffic.table import TrafficTable
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.transports.http.exchange import Exchange
+from penstock.gateway.transports.http.text_models import TextModels
 
 FIRST, SECOND = WeightedTarget("embedder"), WeightedTarget("second")
 

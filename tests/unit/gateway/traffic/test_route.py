@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.traffic.route import SequencePins, choose, fraction
+from penstock.gateway.models.traffic.route import SequencePins, choose, fraction
 
 KEYS = [b"key %d" % number for number in range(10_000)]
 weights = st.dictionaries(st.text(min_size=1, max_size=80), st.floats(0, 100), min_size=1, max_size=6)

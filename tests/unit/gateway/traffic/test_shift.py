@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.gateway.configuration.traffic_rules import ShiftRule, ShiftStep, TrafficRule, WeightedTarget
-from penstock.gateway.front.record import Outcome
-from penstock.gateway.traffic.route import Route
-from penstock.gateway.traffic.shift import Shift, ShiftState
+from penstock.gateway.models.traffic.route import Route
+from penstock.gateway.models.traffic.shift import Shift, ShiftState
+from penstock.gateway.requests.record import Outcome
 
 STEPS = (ShiftStep(5, 10), ShiftStep(25, 20), ShiftStep(100, 30))
 

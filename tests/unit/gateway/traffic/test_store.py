@@ -22,6 +22,7 @@ from penstock.engines.errors import (
     QueueFullError,
     UnsupportedError,
 )
+from penstock.gateway.apis.kserve.http_models import statistics
 from penstock.gateway.configuration.traffic_rules import (
     ShadowRule,
     ShiftRule,
@@ -29,13 +30,12 @@ from penstock.gateway.configuration.traffic_rules import (
     TrafficRule,
     WeightedTarget,
 )
-from penstock.gateway.front.context import ANYONE, Principal, RequestContext
-from penstock.gateway.front.record import Outcome
-from penstock.gateway.kserve.http_models import statistics
-from penstock.gateway.repository.host import RepositoryHost
-from penstock.gateway.traffic.shadows import Result
-from penstock.gateway.traffic.store import TrafficStore
-from penstock.gateway.traffic.table import PublicName, RoutedCall, TrafficTable
+from penstock.gateway.models.repository.host import RepositoryHost
+from penstock.gateway.models.traffic.shadows import Result
+from penstock.gateway.models.traffic.store import TrafficStore
+from penstock.gateway.models.traffic.table import PublicName, RoutedCall, TrafficTable
+from penstock.gateway.requests.context import ANYONE, Principal, RequestContext
+from penstock.gateway.requests.record import Outcome
 
 
 class Setup:

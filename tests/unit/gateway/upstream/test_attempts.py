@@ -11,9 +11,9 @@ import pytest
 
 from penstock.engines.errors import AuthenticationError
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
-from penstock.gateway.upstream.attempts import OpenAnswer, Question, attempt
-from penstock.gateway.upstream.failures import AttemptFailed, Redactor
-from penstock.gateway.upstream.server import UpstreamServer
+from penstock.gateway.models.upstream.attempts import OpenAnswer, Question, attempt
+from penstock.gateway.models.upstream.failures import AttemptFailed, Redactor
+from penstock.gateway.models.upstream.server import UpstreamServer
 
 QUESTION = Question("m", "chat/completions", [], b"{}", streams=True, seconds=30.0, redact=Redactor(()))
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: "

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.errors import UpstreamError, wire_shape
-from penstock.gateway.upstream.failures import Redactor, failed_answer, in_band_error, retry_seconds
+from penstock.gateway.models.upstream.failures import Redactor, failed_answer, in_band_error, retry_seconds
 
 REDACT = Redactor(["", "sk-123"])
 

@@ -17,11 +17,11 @@ from penstock.engines.errors import InvalidRequestError, PenstockError
 from penstock.engines.replicas.state import RoutingPolicy
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 from penstock.gateway.errors import UpstreamError, UpstreamRateLimitedError, UpstreamUnavailableError
-from penstock.gateway.upstream.attempts import OpenAnswer, Question
-from penstock.gateway.upstream.failures import AttemptFailed, Redactor
-from penstock.gateway.upstream.fleet import Fleet, RetryBudget
-from penstock.gateway.upstream.requests import UpstreamRequest
-from penstock.gateway.upstream.server import ServerHealth, UpstreamServer
+from penstock.gateway.models.upstream.attempts import OpenAnswer, Question
+from penstock.gateway.models.upstream.failures import AttemptFailed, Redactor
+from penstock.gateway.models.upstream.fleet import Fleet, RetryBudget
+from penstock.gateway.models.upstream.requests import UpstreamRequest
+from penstock.gateway.models.upstream.server import ServerHealth, UpstreamServer
 
 QUESTION = Question("m", "chat/completions", [], b"{}", True, 1.0, Redactor(()))
 
@@ -66,7 +66,7 @@ class _Nothing:
 @pytest.fixture
 def story(monkeypatch: pytest.MonkeyPatch) -> Story:
     story = Story()
-    monkeypatch.setattr("penstock.gateway.upstream.fleet.attempt", story.attempt)
+    monkeypatch.setattr("penstock.gateway.models.upstream.fleet.attempt", story.attempt)
     return story
 
 
@@ -200,7 +200,7 @@ async def test_the_slower_of_two_answers_is_given_up(story: Story, monkeypatch: 
         server.in_flight += 1
         return OpenAnswer(server, _Nothing(), b"")  # type: ignore[arg-type]
 
-    monkeypatch.setattr("penstock.gateway.upstream.fleet.attempt", attempt)
+    monkeypatch.setattr("penstock.gateway.models.upstream.fleet.attempt", attempt)
     servers = fleet("a", "b", hedge_after=0.001)
     answer = await servers.ask(QUESTION)
     await asyncio.sleep(0)

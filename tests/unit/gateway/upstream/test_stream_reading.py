@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from helpers_upstream import USAGE, delta, event
 from penstock.engines.errors import ContextLengthError, OverloadedError
 from penstock.gateway.errors import UpstreamError
-from penstock.gateway.llm.generation import Usage
-from penstock.gateway.upstream.answer_reading import MAX_EVENT, AnswerReader, HeldAnswer, HeldAnswers, StreamReader
-from penstock.gateway.upstream.failures import Redactor
+from penstock.gateway.models.language.generation import Usage
+from penstock.gateway.models.upstream.answer_reading import (
+    MAX_EVENT,
+    AnswerReader,
+    HeldAnswer,
+    HeldAnswers,
+    StreamReader,
+)
+from penstock.gateway.models.upstream.failures import Redactor
 
 GOOD = [event(delta(None)), event(delta("Grü")), event(delta("ße\n\n!")), event(delta(None, "stop")), event(USAGE)]
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.gateway.apis.usage.ledger import Line, UsageLedger, usage_of
 from penstock.gateway.database import Database
 from penstock.gateway.errors import BudgetSpentError
-from penstock.gateway.front.context import Principal, RequestContext
-from penstock.gateway.front.quota import Limits, Quota, TokensUsed
-from penstock.gateway.front.record import Outcome
-from penstock.gateway.llm.generation import Usage
-from penstock.gateway.usage.ledger import Line, UsageLedger, usage_of
+from penstock.gateway.models.language.generation import Usage
+from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.requests.quota import Limits, Quota, TokensUsed
+from penstock.gateway.requests.record import Outcome
 
 START = datetime(2026, 1, 30, 23, 0, tzinfo=UTC)
 

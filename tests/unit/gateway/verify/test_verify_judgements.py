@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.bench.figures import Machine
-from penstock.gateway.verify.answer_checks import conforms, repeats
-from penstock.gateway.verify.prompts import CALLS, JSON_ANSWERS
-from penstock.gateway.verify.report import Notes, Result, Row, VerifyReport, page
-from penstock.gateway.verify.text_checks import plain
+from penstock.gateway.commands.bench.figures import Machine
+from penstock.gateway.commands.verify.answer_checks import conforms, repeats
+from penstock.gateway.commands.verify.prompts import CALLS, JSON_ANSWERS
+from penstock.gateway.commands.verify.report import Notes, Result, Row, VerifyReport, page
+from penstock.gateway.commands.verify.text_checks import plain
 
 MACHINE = Machine(
     date="2026-01-01", cpu="a CPU", cores=2, load_average=0.0, os="Linux", python="3.11", packages={"penstock": "1"}

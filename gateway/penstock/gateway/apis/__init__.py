@@ -1,0 +1,1 @@
+"""The APIs that clients speak: routes, schemas, and what is particular to each."""

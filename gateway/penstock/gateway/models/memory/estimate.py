@@ -1,0 +1,425 @@
+"""An estimate of the memory that a model will need, by its files and settings, before anything is loaded.
+
+The factors and base costs were measured with random models of 7, 60 and 300 million parameters in bf16 and f32 on
+Linux (docs/operations.md has the ratios); what GPUs need beside weights and cache has not yet been measured on one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
+from penstock.engines.formats.gguf.files import gguf_files, read_parts
+from penstock.engines.formats.model_files import exported_graph, read_json, weight_files, weights_of
+from penstock.engines.formats.model_settings import context_length, is_eagle3, text_settings
+from penstock.engines.formats.quantized.schemes import parse_scheme
+from penstock.engines.formats.safetensors_file import TensorHeader, read_header
+from penstock.engines.host.gpus import visible_gpus
+from penstock.engines.host.memory import parse_memory
+from penstock.engines.offload import READING_BYTES, WRITING_BYTES
+from penstock.engines.openvino.numerics import (
+    QUANTIZED_KV,
+    ModelFacts,
+    Numerics,
+    StoredTypes,
+    Wish,
+    quantized_bytes,
+)
+from penstock.engines.openvino.trials import predict
+from penstock.engines.registry import EngineSpec
+from penstock.engines.vllm.contract import is_cpu_build
+from penstock.gateway.models.memory.budget import CacheWish, Demand, MemoryNeeds
+
+# The size of a model by config.json and the headers of its weights. Both may be of models that only some engine knows.
+# What is not understood is left open (None, or no tensors): the engine, which has to read all of it, is the one to
+# complain.
+
+FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+_PACKED_WORDS = (".qweight", ".weight_packed")
+"""Ends of the names of matrices whose weights are packed into words."""
+_OTHER_CACHES = ("kv_lora_rank", "layer_block_type", "hybrid_override_pattern", "attn_layer_indices", "ssm_cfg")
+"""Keys of models that keep something else than keys and values of each head in each layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Of a decoder whose layers all keep keys and values."""
+
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    kv_heads: int
+    head_dim: int
+    max_len: int
+    is_head: bool = False
+    """It is a draft head: of each token it is given one more vector of its hidden size, which is kept."""
+    is_capped: bool = False
+    """Its attention caps scores."""
+
+    @property
+    def token_values(self) -> int:
+        """Numbers that the KV cache keeps of a token."""
+        return self.layers * 2 * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSize:
+    """Of one tensor in a checkpoint."""
+
+    dtype: str
+    """As the format names it, "BF16" or "Q4_K" for one; "int4" for weights of 4 bits in words, "MXFP4" for blocks."""
+    count: int
+    """Elements; of weights in words as many as these stand for."""
+    num_bytes: int
+    is_matrix: bool
+
+
+def read_shape(folder: Path) -> ModelShape | None:
+    """From config.json; None where it is not that of a decoder of this kind."""
+    try:
+        found: Any = text_settings(read_json(folder / "config.json"))
+        config = found.get("text_config") or found
+        if any(config.get(key) for key in _OTHER_CACHES) or "linear_attention" in (config.get("layer_types") or ()):
+            return None
+        heads = config["num_attention_heads"]
+        shape = ModelShape(
+            layers=config["num_hidden_layers"],
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            vocab_size=config["vocab_size"],
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            max_len=context_length(config) or config["max_position_embeddings"],
+            is_head=is_eagle3(config),
+            is_capped=bool(config.get("attn_logit_softcapping")),
+        )
+    except (PenstockError, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
+        return None
+    sizes = (getattr(shape, name) for name in shape.__slots__ if not name.startswith("is_"))
+    return shape if all(isinstance(size, int) and 0 < size < 2**40 for size in sizes) else None
+
+
+def stored_sizes(folder: Path) -> list[StoredSize]:
+    """Every tensor of the weights; none for files that cannot be read. Of OpenVINO's graphs all of them as one, a byte
+    for an element: they are held as they are."""
+    try:
+        gguf = gguf_files(folder)
+        if gguf:
+            return _block_sizes(gguf)
+        graph = exported_graph(folder)
+        if graph is not None:
+            num_bytes = weights_of(graph).stat().st_size
+            return [StoredSize("int8", num_bytes, num_bytes, is_matrix=True)]
+        bits = _bits_of_words(folder)
+        return [size for path in _weight_files(folder) for size in _sizes(path, bits)]
+    except (EngineError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return []
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Also of folders that only some engine reads."""
+    try:
+        return weight_files(folder)
+    except UnsupportedError:
+        return sorted(folder.glob("*.safetensors"))
+
+
+def _block_sizes(paths: list[Path]) -> list[StoredSize]:
+    _, tensors, _ = read_parts(paths)
+    return [
+        StoredSize(found.dtype, math.prod(found.shape), found.rows.nbytes, len(found.shape) > 1)
+        for found in tensors.values()
+    ]
+
+
+def _bits_of_words(folder: Path) -> int | None:
+    """Of a weight in a quantized checkpoint; None: it is none that is known."""
+    try:
+        scheme = parse_scheme(read_json(folder / "config.json"))
+    except (PenstockError, OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return None if scheme is None else scheme.bits
+
+
+def _sizes(path: Path, bits: int | None) -> list[StoredSize]:
+    return [_size(name, found, bits) for name, found in read_header(path).items()]
+
+
+def _size(name: str, found: TensorHeader, bits: int | None) -> StoredSize:
+    if bits is not None and found.dtype == "I32" and name.endswith(_PACKED_WORDS):
+        return StoredSize(f"int{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
+    if bits is not None and found.dtype == "U8" and name.endswith(".weight"):  # of bitsandbytes
+        return StoredSize(f"fp{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
+    if bits is not None and found.dtype == "U8" and name.endswith("_blocks"):
+        return StoredSize("MXFP4", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
+    return StoredSize(
+        found.dtype, math.prod(found.shape), found.num_bytes, found.dtype != "U8" and len(found.shape) > 1
+    )
+
+
+_MIB = 1 << 20
+_PROCESS = {
+    "openvino": 115 * _MIB,
+    "torch": 390 * _MIB,
+    "vllm": 1024 * _MIB,
+    "tensorrt_llm": 1024 * _MIB,
+    "simulated": 32 * _MIB,
+}
+"""Of an engine's process with its libraries and without a model. vllm's holds what its kernels keep for each shape of a
+step, 200 to 400 MiB after some thousand requests. tensorrt_llm's is a guess."""
+_CUDA_HOST = 1024 * _MIB
+"""More that a process takes of the host's memory for CUDA; a guess."""
+_CUDA_DEVICE = 512 * _MIB
+"""What CUDA takes of a GPU for a process; a guess."""
+_PACKED = 1.35
+"""vLLM on CPUs keeps some matrices as they are, beside those that it has packed for its kernels."""
+_TWO_LANES = 256 * _MIB
+"""The openvino engine compiles smaller models for two numbers of threads, each with packed weights of its own."""
+_USEFUL_TOKENS = 2048
+"""A cache for fewer is not worth a start, unless the model's context is shorter. vLLM wants the whole context."""
+_VLLM_CPU_CACHE = 4 << 30
+_BYTES = {"fp8": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
+_QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.7}
+"""Of a weight in the copy that kernels work on; int4 keeps some matrices in 8 bits. Another copy is in a file, unless
+there is no cache of weights."""
+_HELD_BYTES = {"int2": 0.5, "int4": 0.5, "MXFP4": 0.5, "int8": 1.0, "I8": 1.0}
+"""Of a weight in a quantized checkpoint, which is held as it is."""
+_BECOMES = {"F8_E4M3": "bf16", "fp4": "int4"}
+_WORDS = "I32"
+_ANY_HEAD = 64
+"""Head size of a decoder whose config.json is not understood."""
+_SAFETENSORS_TYPES = {*FLOAT_BYTES, *_HELD_BYTES, *_BECOMES, _WORDS, "I64", "U8", "BOOL"}
+
+
+def estimate(spec: EngineSpec) -> Demand:
+    """Reads the model's files: not for the event loop."""
+    process = _PROCESS.get(spec.runner, 0) + _offload(spec)
+    options = spec.options
+    if "model_dir" not in options:  # the simulated engine
+        return Demand(host=MemoryNeeds(rest=process))
+    folder = Path(options["model_dir"])
+    sizes, shape = stored_sizes(folder), read_shape(folder)
+    gpus = _gpus(spec)
+    workers = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
+    parts = workers if gpus else 1
+    weights = _weights(spec.runner, sizes, options, shape, on_gpu=bool(gpus))
+    if options.get("draft_model_dir"):
+        draft = Path(options["draft_model_dir"])
+        sizes_of_draft = stored_sizes(draft)
+        weights += _weights(spec.runner, sizes_of_draft, options, read_shape(draft), on_gpu=False, is_draft=True)
+    if options.get("mtp") and shape is not None:  # the head for logits is compiled twice
+        weights += int(shape.vocab_size * shape.hidden_size * _item(spec.runner, sizes, options, shape))
+    model = MemoryNeeds(
+        weights=weights // parts,
+        cache=_cache(spec, shape, sizes, on_gpu=bool(gpus), workers=workers),
+        rest=_step_bytes(shape, options),
+    )
+    if not gpus:
+        host = MemoryNeeds(weights=model.weights, cache=model.cache, rest=model.rest + process * workers)
+        told = model.cache.fixed is None
+        return Demand(host=host, workers=workers, told=told, hints=_hints(spec.runner, gpu_share=False))
+    share = options.get("memory_share")
+    return Demand(
+        host=MemoryNeeds(rest=(process + _CUDA_HOST) * workers),
+        device=MemoryNeeds(weights=model.weights, cache=model.cache, rest=model.rest + _CUDA_DEVICE),
+        gpus=gpus,
+        gpu_share=share,
+        # vLLM fills its share of a GPU by itself; TensorRT-LLM would take a share of what its weights leave free
+        told=model.cache.fixed is None and (spec.runner != "vllm" or options["kv_cache_memory"] is not None),
+        hints=_hints(spec.runner, gpu_share=share is not None),
+    )
+
+
+def _offload(spec: EngineSpec) -> int:
+    """Of blocks on their way to files and back, and of those that it hands over or gets."""
+    handover = spec.scheduler.handover
+    if handover is not None:
+        written = 0 if handover.own is None else handover.region_bytes
+        return written + min(handover.region_bytes * len(handover.regions), READING_BYTES)
+    if not spec.scheduler.kv_offload_dir:
+        return 0
+    return sum(min(spec.scheduler.kv_offload_bytes, most) for most in (WRITING_BYTES, READING_BYTES))
+
+
+def _hints(runner: str, *, gpu_share: bool) -> str:
+    if gpu_share:
+        return "gpu_memory_utilization, tensor_parallel_size"
+    return {
+        "openvino": "kv_cache_memory, num_kv_blocks, weights=int8",
+        "torch": "kv_cache_memory, num_kv_blocks, dtype=bf16",
+        "vllm": "kv_cache_memory, num_kv_blocks, max_model_len, dtype=bf16",
+    }.get(runner, "")
+
+
+def _gpus(spec: EngineSpec) -> Sequence[int]:
+    options, present = spec.options, visible_gpus()
+    if spec.runner == "torch":
+        device = options.get("device", "auto")
+        if device == "auto":
+            return (0,) if present and not _is_cpu_torch() else ()
+        return (int(device.partition(":")[2] or 0),) if device.startswith("cuda") else ()
+    if spec.runner == "tensorrt_llm" or (spec.runner == "vllm" and present and not is_cpu_build()):
+        return range(options["tensor_parallel_size"] * options["pipeline_parallel_size"])
+    return ()
+
+
+def _is_cpu_torch() -> bool:
+    try:
+        return metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        return False
+
+
+# Weights
+
+
+def _weights(
+    runner: str,
+    sizes: Sequence[StoredSize],
+    options: dict[str, Any],
+    shape: ModelShape | None,
+    *,
+    on_gpu: bool,
+    is_draft: bool = False,
+) -> int:
+    """Bytes of the weights as they will be kept, on all devices together."""
+    if runner == "openvino":
+        return _openvino_weights(sizes, options, _openvino_types(sizes, options, shape, is_draft=is_draft))
+    item = _item(runner, sizes, options, shape)
+    total = sum(size.count * item if size.dtype in FLOAT_BYTES else size.num_bytes for size in sizes)
+    return int(total * (_PACKED if runner == "vllm" and not on_gpu else 1))
+
+
+def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any], types: Numerics) -> int:
+    """As stored they stay in the mapped file, of which no more than the embeddings is used later, as do a quantized
+    checkpoint's that become floats, in the cache of weights; other floats that are converted are kept. Either way the
+    kernels work on a packed copy, in the precision of the computation where that is smaller."""
+    kind, item = types.weights, _BYTES[types.dtype]
+    small = sum(size.num_bytes for size in sizes) <= _TWO_LANES and options["threads"] is None
+    lanes, total = (2 if small else 1) + (types.large_steps is not None), 0.0
+    copies = lanes if options["weights_cache"] else lanes + 1
+    for size in sizes:
+        one = options["weights"] if size.dtype == "MXFP4" else kind
+        total += _openvino_matrix(size, one, item, lanes, copies) if size.is_matrix else size.count * 4
+    return int(total)
+
+
+def _openvino_types(
+    sizes: Sequence[StoredSize], options: dict[str, Any], shape: ModelShape | None, *, is_draft: bool = False
+) -> Numerics:
+    """What the engine will compute in; f32 for settings that it will refuse."""
+    facts = ModelFacts(
+        _stored_types(sizes),
+        head_size=_ANY_HEAD if shape is None else shape.head_dim,
+        is_capped=shape is not None and shape.is_capped,
+        is_draft=is_draft,
+    )
+    wish = Wish(options["dtype"], options["weights"], options["activations"], options["kv_cache_dtype"])
+    try:
+        return predict(wish, facts)
+    except PenstockError:
+        return Numerics("f32", "f32", None, options["weights"])
+
+
+def _stored_types(sizes: Sequence[StoredSize]) -> StoredTypes:
+    blocks = [size for size in sizes if size.dtype not in _SAFETENSORS_TYPES]  # of GGUF
+    mxfp4 = [size for size in sizes if size.dtype == "MXFP4"]
+    held = {_HELD_BYTES[size.dtype] for size in sizes if size.dtype in _HELD_BYTES and size not in mxfp4}
+    bits = None
+    if blocks:
+        blocks += mxfp4
+        bits = 8 * sum(size.num_bytes for size in blocks) / sum(size.count for size in blocks)
+    return StoredTypes(("int8" if 1 in held else "int4") if held else None, bits, bool(mxfp4))
+
+
+def _openvino_matrix(size: StoredSize, kind: str, item: float, lanes: int, copies: int) -> float:
+    held = _HELD_BYTES.get(size.dtype)
+    if held is not None and kind in ("auto", "int8" if held == 1 else "int4"):
+        return size.count * held * copies
+    if size.dtype == _WORDS:  # zero points
+        return size.num_bytes
+    if kind == "auto":
+        kind = _BECOMES.get(size.dtype, kind)
+    if kind in _QUANTIZED_BYTES:
+        return size.count * _QUANTIZED_BYTES[kind] * copies
+    stored = FLOAT_BYTES.get(size.dtype)
+    kept = float(stored or 4) if kind == "auto" else _BYTES[kind]
+    in_file = kept == stored if stored else copies == lanes
+    return size.count * (min(kept, item) * lanes + (0 if in_file else kept))
+
+
+def _item(runner: str, sizes: Sequence[StoredSize], options: dict[str, Any], shape: ModelShape | None) -> float:
+    """Bytes of a number in the precision of the computation."""
+    if runner == "openvino":
+        return _BYTES[_openvino_types(sizes, options, shape).dtype]
+    dtype = options["dtype"]
+    if dtype != "auto":
+        return _BYTES[dtype]
+    stored = max((FLOAT_BYTES.get(size.dtype, 2) for size in sizes), default=2)
+    return float(stored) if runner == "torch" else 2.0  # the large engines make f16 or bf16 of f32
+
+
+# Cache and steps
+
+
+def _cache(
+    spec: EngineSpec, shape: ModelShape | None, sizes: Sequence[StoredSize], *, on_gpu: bool, workers: int
+) -> CacheWish:
+    """On each GPU, or in the host's memory for all workers together."""
+    options, times = spec.options, 1 if on_gpu else workers
+    block = 16 if on_gpu and spec.runner != "tensorrt_llm" else 32
+    token = 0 if shape is None else _token_bytes(spec, shape, sizes) / workers
+    if options.get("draft_model_dir"):
+        draft = Path(options["draft_model_dir"])
+        draft_shape = read_shape(draft)
+        token += 0 if draft_shape is None else _token_bytes(spec, draft_shape, stored_sizes(draft))
+        if draft_shape is not None and draft_shape.is_head:
+            token += draft_shape.hidden_size * _item(spec.runner, sizes, options, shape)  # features
+    if options.get("mtp") and shape is not None:
+        features = shape.hidden_size * _item(spec.runner, sizes, options, shape)
+        token += _token_bytes(spec, shape, sizes) / shape.layers + features
+    if options["num_blocks"] is not None:
+        return CacheWish(fixed=int(options["num_blocks"] * block * token) * times)
+    wished = options["kv_cache_memory"]
+    if wished is not None and not str(wished).strip().endswith("%"):
+        return CacheWish(fixed=parse_memory(wished) * times)
+    if wished is not None:
+        return CacheWish(share=parse_memory(wished, free=10_000) / 10_000)
+    context = options["max_model_len"] or (shape.max_len if shape is not None else _USEFUL_TOKENS)
+    useful = context if spec.runner == "vllm" else min(context, _USEFUL_TOKENS)
+    most = int(options["max_num_seqs"] * -(-context // block) * block * token) * times if token else None
+    if spec.runner == "vllm":
+        most = min(_VLLM_CPU_CACHE, most or _VLLM_CPU_CACHE) if not on_gpu else None
+    least = int(-(-useful // block) * block * token) * times
+    share = {True: 0.9, False: 0.5}[on_gpu] if spec.runner != "tensorrt_llm" else 1.0
+    return CacheWish(share=share, least=least, most=most)
+
+
+def _token_bytes(spec: EngineSpec, shape: ModelShape, sizes: Sequence[StoredSize]) -> float:
+    """Keys and values of one token in all layers."""
+    kind = spec.options["kv_cache_dtype"]
+    if spec.runner == "openvino":
+        kv = _openvino_types(sizes, spec.options, shape).kv
+        kind = "f32" if kv is None else kv.name
+    if kind in QUANTIZED_KV:
+        return shape.token_values * quantized_bytes(kind, shape.head_dim)
+    return shape.token_values * (_item(spec.runner, sizes, spec.options, shape) if kind == "auto" else _BYTES[kind])
+
+
+def _step_bytes(shape: ModelShape | None, options: dict[str, Any]) -> int:
+    """Activations and logits of the largest step, and room for adapters."""
+    if shape is None:
+        return 0
+    tokens = options["max_num_batched_tokens"]
+    activations = tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size) * 4
+    logits = min(tokens, options["max_num_seqs"]) * shape.vocab_size * 4 * 2  # the sampler has a copy
+    # what goes in and comes out of the seven matrices of a layer that an adapter may change
+    sides = 9 * shape.hidden_size + 3 * shape.intermediate_size + 2 * shape.kv_heads * shape.head_dim
+    adapters = options.get("max_loras", 0) * options.get("max_lora_rank", 0) * sides * shape.layers * 4
+    return int(activations + logits + adapters)

@@ -1,0 +1,199 @@
+"""All models of other servers: made from their settings, known by name, watched, and let go; and their metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from penstock.engines.errors import AlreadyExistsError
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings
+from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.upstream.answer_reading import HeldAnswers
+from penstock.gateway.models.upstream.fleet import Fleet
+from penstock.gateway.models.upstream.model import Surroundings, UpstreamModel
+from penstock.gateway.models.upstream.requests import ApiKey, RequestWriter
+from penstock.gateway.models.upstream.server import UpstreamServer, probe
+from penstock.gateway.transports.http.text_models import TextModels
+
+logger = logging.getLogger("penstock")
+
+_REFUSAL = (
+    "The model `{name}` is another server's. It can be asked by chats of every API, /v1/completions and "
+    "/v1/embeddings. Only that server could do this."
+)
+
+
+class _Watched(NamedTuple):
+    model: UpstreamModel
+    task: asyncio.Task[None] | None
+    """Asks its servers whether they are there."""
+
+
+class Upstreams:
+    """Lives on the event loop."""
+
+    def __init__(
+        self,
+        models: TextModels,
+        dataplane: DataPlane,
+        *,
+        version: str,
+        heartbeat_s: float,
+        request_timeout: float | None,
+        answer_memory: int,
+    ) -> None:
+        """`answer_memory`: bytes of all answers that may be in memory until more of them has come."""
+        self._models = models
+        self._dataplane = dataplane
+        self._user_agent = f"penstock/{version}"
+        self._surroundings = Surroundings(
+            find_fallback=self._find,
+            is_own=self._is_own,
+            held=HeldAnswers(answer_memory),
+            heartbeat_s=heartbeat_s,
+            request_timeout=request_timeout,
+        )
+        self._watched: dict[str, list[_Watched]] = {}
+        """The newest last: the one that it replaces stays until it is removed, as the load may still fail."""
+        self.metrics = UpstreamMetrics(lambda: [each[-1].model for each in self._watched.values()])
+
+    def build(self, settings: UpstreamSettings) -> UpstreamModel:
+        """Reads the files that the settings name. Raises ConfigError."""
+        key = ApiKey(settings.api_key_file, settings.api_key_env)
+        tls = _tls(settings)
+        fleet = Fleet(settings, [UpstreamServer(settings, url, tls) for url in settings.urls])
+        return UpstreamModel(settings, fleet, RequestWriter(settings, key, self._user_agent), self._surroundings)
+
+    def add(self, model: UpstreamModel) -> None:
+        """From now on its name is known; one of this kind that had it is replaced. Raises AlreadyExistsError."""
+        if model.name not in self._watched:
+            self._dataplane.models.reserve(model.name, _REFUSAL.format(name=model.name))
+        watching = asyncio.create_task(_watch(model)) if model.settings.health else None
+        self._watched.setdefault(model.name, []).append(_Watched(model, watching))
+        self._models.by_name[model.name] = model
+
+    async def remove(self, model: UpstreamModel) -> None:
+        """Its name is unknown, unless another model has it; returns when what runs has ended."""
+        known = self._watched.get(model.name, [])
+        for each in [each for each in known if each.model is model]:
+            known.remove(each)
+            if each.task is not None:
+                each.task.cancel()
+            if known:
+                self._models.by_name[model.name] = known[-1].model
+            else:
+                del self._watched[model.name], self._models.by_name[model.name]
+                self._dataplane.models.release(model.name)
+        await model.calls.wait_idle()
+        for server in model.fleet.servers:
+            server.pool.close()
+
+    def stop(self) -> None:
+        """At the server's end: closes what is idle."""
+        for model, task in (each for known in self._watched.values() for each in known):
+            if task is not None:
+                task.cancel()
+            for server in model.fleet.servers:
+                server.pool.close()
+
+    def start(self, settings: Iterable[UpstreamSettings]) -> None:
+        """Raises ConfigError."""
+        for each in settings:
+            try:
+                self.add(self.build(each))
+            except AlreadyExistsError as error:
+                raise ConfigError(f"upstream: {error.message}") from None
+            logger.info("ready: %s, which other servers have: %s", each.name, ", ".join(each.urls))
+
+    def _find(self, name: str) -> UpstreamModel | None:
+        found = self._watched.get(name)
+        return None if found is None else found[-1].model
+
+    def _is_own(self, name: str, api: Api) -> bool:
+        generates = api != "embeddings"
+        return self._dataplane.models.knows(name) if generates else self._dataplane.models.is_reserved(name)
+
+
+async def _watch(model: UpstreamModel) -> None:
+    settings = model.settings
+    while True:
+        await asyncio.gather(*(_look(model, server) for server in model.fleet.servers))
+        await asyncio.sleep(settings.health_interval)
+
+
+async def _look(model: UpstreamModel, server: UpstreamServer) -> None:
+    settings = model.settings
+    seconds = min(settings.health_interval, settings.connect_timeout + settings.idle_timeout)
+    there = await probe(server, settings.health, model.probe_headers(), seconds)
+    server.health.probed(there=there)
+
+
+def _tls(settings: UpstreamSettings) -> ssl.SSLContext | None:
+    """None where no url is https. Raises ConfigError."""
+    if not any(text.startswith("https") for text in settings.urls):
+        if settings.ca_file is not None:
+            raise ConfigError(f"upstream {settings.name!r}: ca_file needs an https url")
+        return None
+    try:
+        return ssl.create_default_context(cafile=settings.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"upstream {settings.name!r}: ca_file: {settings.ca_file}: {error}") from None
+
+
+_LABELS = ["model", "server"]
+
+
+class UpstreamMetrics:
+    """A source of metrics."""
+
+    def __init__(self, models: Callable[[], Iterable[UpstreamModel]]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        models = list(self._models())
+        yield from _servers(models)
+        yield from _requests(models)
+
+
+def _servers(models: Iterable[UpstreamModel]) -> Iterator[Metric]:
+    text = "1 while a server gets requests as usual, 0 while it is ejected, on trial or not found."
+    healthy = GaugeMetricFamily("penstock_upstream_healthy", text, labels=_LABELS)
+    in_flight = GaugeMetricFamily("penstock_upstream_in_flight", "Requests that a server has now.", labels=_LABELS)
+    text = "Requests that a server was asked, by the status of its answer or what went wrong."
+    requests = CounterMetricFamily("penstock_upstream_requests", text, labels=[*_LABELS, "status"])
+    text = "Times that a server was left out, after failures or missed probes."
+    ejections = CounterMetricFamily("penstock_upstream_ejections", text, labels=_LABELS)
+    for model in models:
+        for server in model.fleet.servers:
+            labels = [model.name, server.label]
+            healthy.add_metric(labels, server.health.healthy)
+            in_flight.add_metric(labels, server.in_flight)
+            ejections.add_metric(labels, server.health.ejections)
+            for status, count in server.ended.items():
+                requests.add_metric([*labels, status], count)
+            yield from server.first_byte.samples({"model": model.name, "server": server.label})
+    yield from (healthy, in_flight, requests, ejections)
+
+
+def _requests(models: Iterable[UpstreamModel]) -> Iterator[Metric]:
+    retries = CounterMetricFamily("penstock_upstream_retries", "Requests tried again.", labels=["model"])
+    text = "Requests for which a second server was asked because the first was slow."
+    hedges = CounterMetricFamily("penstock_upstream_hedges", text, labels=["model"])
+    text = "Tokens of requests and answers, as the other servers count them."
+    tokens = CounterMetricFamily("penstock_upstream_tokens", text, labels=["model", "kind"])
+    text = "Requests that another model was to answer instead."
+    fallbacks = CounterMetricFamily("penstock_upstream_fallbacks", text, labels=["model", "to"])
+    for model in models:
+        retries.add_metric([model.name], model.fleet.retries)
+        hedges.add_metric([model.name], model.fleet.hedges)
+        for kind in ("prompt", "completion"):
+            tokens.add_metric([model.name, kind], model.tokens[kind])
+        for name, count in model.fell_back.items():
+            fallbacks.add_metric([model.name, name], count)
+    yield from (retries, hedges, tokens, fallbacks)

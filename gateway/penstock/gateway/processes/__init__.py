@@ -1,0 +1,1 @@
+"""The processes that share a server's work: fronts, and the host of classic models."""

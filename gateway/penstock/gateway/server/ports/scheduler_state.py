@@ -1,0 +1,164 @@
+"""Views for operators beyond metrics: settings, requests in flight, and the scheduler's state, once or as a feed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from sse_starlette import EventSourceResponse
+
+from penstock.engines.client.engine import Engine
+from penstock.engines.errors import InvalidRequestError
+from penstock.engines.host.redaction import Redaction
+from penstock.engines.replicas.state import ReplicaState, Replicated
+from penstock.gateway.configuration.config import Config
+from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.requests.access import OPERATE
+from penstock.gateway.requests.call import RequestJournal
+from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.transports.http.exchange import Exchange
+from penstock.gateway.transports.http.routes import SERVER, Route
+
+_LIMIT, _MAX_LIMIT = 200, 10_000
+
+
+class Chosen(msgspec.Struct):
+    """What one process has."""
+
+    in_flight: int
+    chosen: int
+    requests: list[dict[str, Any]]
+    """The oldest first."""
+
+
+Others = Callable[[int, str | None, str | None], Awaitable[Sequence[Chosen]]]
+"""The same of other processes, by limit, tenant and model."""
+
+
+class RequestsInFlight:
+    """`?limit=` bounds what is shown, `?tenant=` and `?model=` choose. Never prompts."""
+
+    def __init__(self, journal: RequestJournal, others: Others | None = None) -> None:
+        self._journal = journal
+        self._others = others
+
+    async def show(self, exchange: Exchange) -> None:
+        """Raises InvalidRequestError."""
+        query = exchange.query
+        limit = _limit(query.get("limit"))
+        tenant, model = query.get("tenant"), query.get("model")
+        own = [context for context in self._journal.in_flight() if context is not exchange.context]
+        found = [chosen(own, limit, tenant, model)]
+        if self._others is not None:
+            found += await self._others(limit, tenant, model)
+        requests = [each for part in found for each in part.requests]
+        if len(found) > 1:
+            requests.sort(key=lambda each: -each["seconds"])
+        body = {
+            "in_flight": sum(part.in_flight for part in found),
+            "chosen": sum(part.chosen for part in found),
+            "requests": requests[:limit],
+        }
+        await exchange.respond(200, msgspec.json.encode(body))
+
+
+def chosen(in_flight: Sequence[RequestContext], limit: int, tenant: str | None, model: str | None) -> Chosen:
+    matching = [
+        context for context in in_flight if tenant in (None, context.tenant) and model in (None, context.record.model)
+    ]
+    now = time.monotonic()
+    return Chosen(len(in_flight), len(matching), [_shown(context, now) for context in matching[:limit]])
+
+
+def _limit(given: str | None) -> int:
+    if given is None:
+        return _LIMIT
+    if not given.isascii() or not given.isdigit() or len(given) > 5 or not 1 <= int(given) <= _MAX_LIMIT:
+        raise InvalidRequestError(f"limit must be a number from 1 to {_MAX_LIMIT}.", param="limit")
+    return int(given)
+
+
+def _shown(context: RequestContext, now: float) -> dict[str, object]:
+    record, usage = context.record, context.record.usage
+    shown: dict[str, object] = {
+        "id": context.id,
+        "tenant": context.tenant,
+        "protocol": record.protocol,
+        "route": record.route,
+        "model": record.model,
+        "stage": record.stage.value,
+        "stage_seconds": round(now - record.stage_since, 3),
+        "seconds": round(now - context.arrival, 3),
+        "deadline_in_seconds": None if context.deadline is None else round(context.deadline - now, 3),
+        "bytes_in": record.bytes_in,
+    }
+    if record.target:
+        shown["target"] = record.target
+    if usage is not None:
+        shown["prompt_tokens"] = usage.prompt_tokens
+        shown["completion_tokens"] = usage.completion_tokens
+        shown["ttft_seconds"] = (
+            None if record.first_token_at is None else round(record.first_token_at - context.arrival, 3)
+        )
+    return shown
+
+
+_INTERVAL_SECONDS = 1.0
+
+
+def operator_routes(
+    config: Config, dataplane: DataPlane, journal: RequestJournal, others: Others | None = None
+) -> list[Route]:
+    """`others`: of the requests in other processes."""
+    rows = (
+        ("/debug/settings", partial(_show_settings, config)),
+        ("/debug/requests", RequestsInFlight(journal, others).show),
+        ("/debug/scheduler", partial(_show_state, dataplane)),
+        ("/debug/scheduler/stream", partial(_feed, dataplane)),
+    )
+    return [Route("GET", path, OPERATE, handle, SERVER) for path, handle in rows]
+
+
+async def _show_settings(config: Config, exchange: Exchange) -> None:
+    """The server's settings, without keys and passwords."""
+    body = msgspec.json.encode(Redaction().tree(msgspec.to_builtins(config)))
+    await exchange.respond(200, body)
+
+
+async def _show_state(dataplane: DataPlane, exchange: Exchange) -> None:
+    """For each model queue, batch, blocks, and how requests have ended."""
+    await exchange.respond(200, msgspec.json.encode(snapshot(dataplane)))
+
+
+async def _feed(dataplane: DataPlane, exchange: Exchange) -> None:
+    """The same every second, as server-sent events (curl -N, or a browser)."""
+    await EventSourceResponse(_events(dataplane))(exchange.scope, exchange.receive, exchange.send)
+
+
+async def _events(dataplane: DataPlane) -> AsyncIterator[dict[str, str]]:
+    while True:
+        yield {"data": msgspec.json.encode(snapshot(dataplane)).decode()}
+        await asyncio.sleep(_INTERVAL_SECONDS)
+
+
+def snapshot(dataplane: DataPlane) -> dict[str, Any]:
+    """Model name -> readiness and EngineStats by field name, and where there are replicas the same of each."""
+    return {name: _state(model.engine) for name, model in dataplane.models.loaded()}
+
+
+def _state(engine: Engine) -> dict[str, Any]:
+    state: dict[str, Any] = {"ready": engine.ready, **engine.stats.by_name()}
+    if isinstance(engine, Replicated):
+        state["moves"] = engine.moves
+        state["replicas"] = [_replica(each) for each in engine.replica_states()]
+    return state
+
+
+def _replica(replica: ReplicaState) -> dict[str, Any]:
+    named = {field.name: getattr(replica, field.name) for field in dataclasses.fields(replica)}
+    return named | {"stats": replica.stats.by_name()}

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from attacks import ATTACKS  # noqa: E402
-from helpers_server import serving  # noqa: E402
+from support.server import serving  # noqa: E402
 
 MIB = 1 << 20
 FLAGS = ("--model-repository", str(HERE / "models"), "--body-memory", str(256 * MIB))

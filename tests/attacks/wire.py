@@ -10,10 +10,10 @@ from collections.abc import Iterable
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from helpers_http2 import begin
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.frames import FrameType, frame
 from penstock.gateway.transports.http2.hpack import encode_fields
+from support.http2 import begin
 
 SERVICE = b"/inference.GRPCInferenceService/"
 WHOLE = frames.END_HEADERS

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from backend_candidates.candidate import MAX_BATCH_SIZE, Arrays, Candidate
-from helpers_dali import png, scaled_picture
+from support.dali import png, scaled_picture
 
 _CONFIG = f"""
 max_batch_size: {MAX_BATCH_SIZE}

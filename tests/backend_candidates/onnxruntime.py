@@ -18,7 +18,7 @@ from backend_candidates.candidate import (
     lookup_rows,
     table,
 )
-from helpers_onnx import model, tensors
+from support.onnx import model, tensors
 
 
 def lookup_model(number: int, rows: int = TABLE_ROWS) -> ModelProto:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers_server import Server, serving
+from support.server import Server, serving
 
 
 @pytest.fixture(scope="session")

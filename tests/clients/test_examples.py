@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers_server import Server
+from support.server import Server
 
 AGENTS = Path(__file__).parents[2] / "examples" / "agents"
 

@@ -8,7 +8,7 @@ import anthropic
 import openai
 import pytest
 
-from helpers_agents import MODEL, QUESTION, Verdict
+from support.agents import MODEL, QUESTION, Verdict
 
 instructor = pytest.importorskip("instructor")
 ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 200}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers_agents import MODEL, QUESTION, Calls, Verdict
+from support.agents import MODEL, QUESTION, Calls, Verdict
 
 langchain_openai = pytest.importorskip("langchain_openai")
 import openai  # noqa: E402

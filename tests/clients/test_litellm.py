@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers_agents import MODEL, QUESTION, Verdict
+from support.agents import MODEL, QUESTION, Verdict
 
 litellm = pytest.importorskip("litellm")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helpers_agents import MODEL, QUESTION, Calls, Verdict
+from support.agents import MODEL, QUESTION, Calls, Verdict
 
 openai_like = pytest.importorskip("llama_index.llms.openai_like")
 from llama_index.core.llms import ChatMessage  # noqa: E402

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from helpers_agents import MODEL, QUESTION, Calls, Verdict
-from helpers_server import serving
+from support.agents import MODEL, QUESTION, Calls, Verdict
+from support.server import serving
 
 agents = pytest.importorskip("agents")
 

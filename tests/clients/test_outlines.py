@@ -7,7 +7,7 @@ from typing import Any, Literal
 import openai
 import pytest
 
-from helpers_agents import MODEL, QUESTION, Verdict
+from support.agents import MODEL, QUESTION, Verdict
 
 outlines = pytest.importorskip("outlines")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helpers_agents import MODEL, QUESTION, Calls, Verdict
+from support.agents import MODEL, QUESTION, Calls, Verdict
 
 pydantic_ai = pytest.importorskip("pydantic_ai")
 

@@ -14,19 +14,6 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from helpers_adapters import save_adapter
-from helpers_conformance import Oracle, close_drivers
-from helpers_engine import is_runner
-from helpers_models import (
-    FAMILIES,
-    load_reference,
-    make_adapter,
-    make_model,
-    merge_adapter,
-    reference_hidden,
-    reference_tokens,
-)
-from helpers_simulated import generate, vector
 from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.contract.loading import silent
 from penstock.engines.contract.runner import ModelRunner
@@ -43,6 +30,19 @@ from penstock.engines.simulated import (
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.runner import TorchRunner
 from penstock.kvcache import KVGroup
+from support.adapters import save_adapter
+from support.conformance import Oracle, close_drivers
+from support.engine import is_runner
+from support.models import (
+    FAMILIES,
+    load_reference,
+    make_adapter,
+    make_model,
+    merge_adapter,
+    reference_hidden,
+    reference_tokens,
+)
+from support.simulated import generate, vector
 
 MakeAdapter = Callable[[str], tuple[Path, Oracle]]
 

@@ -23,7 +23,6 @@ import pytest
 
 from backend_candidates import BACKENDS, MORE, candidate
 from backend_candidates.candidate import HEAVY_BYTES, MAX_BATCH_SIZE, Arrays, Candidate, Extra
-from helpers_classic import until
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Array, Tensor, datatype_of
@@ -32,6 +31,7 @@ from penstock.gateway.models.repository.classic_loader import ClassicLoaders
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.repository.settings import RepositorySettings
 from penstock.gateway.models.repository.storage import Repository
+from support.classic import until
 
 NAME = "m"
 T = TypeVar("T")

@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 
-from helpers_adapters import load_adapter
-from helpers_conformance import Oracle, driver_of, prompt
-from helpers_engine import Driver, Failing
 from penstock.engines.client.inline import InlineEngine
 from penstock.engines.contract.messages import (
     AddRequest,
@@ -25,6 +22,9 @@ from penstock.engines.contract.messages import (
 from penstock.engines.kit.sampling import processors
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.guessers import PromptLookup
+from support.adapters import load_adapter
+from support.conformance import Oracle, driver_of, prompt
+from support.engine import Driver, Failing
 
 BLOCK = 32
 

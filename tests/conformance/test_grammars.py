@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from helpers_conformance import driver_of, prompt
-from helpers_engine import Driver
-from helpers_models import make_tokenizer
 from penstock.engines.contract.messages import FinishReason, Grammar, Thought, ThoughtBudget
 from penstock.engines.scheduler.speculation import Speculation
+from support.conformance import driver_of, prompt
+from support.engine import Driver
+from support.models import make_tokenizer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

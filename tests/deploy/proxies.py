@@ -11,9 +11,9 @@ from typing import NamedTuple
 import httpx
 
 from deploy.places import DEPLOY, program
-from helpers_routers import running
-from helpers_server import Server, free_port
-from helpers_tls import make_certificate
+from support.routers import running
+from support.server import Server, free_port
+from support.tls import make_certificate
 
 
 class Front(NamedTuple):

@@ -22,8 +22,8 @@ from deploy.metrics_pages import (
     series_of,
 )
 from deploy.places import DEPLOY, program, run
-from helpers_routers import running
-from helpers_server import Server, free_port, serving
+from support.routers import running
+from support.server import Server, free_port, serving
 
 PROMETHEUS = DEPLOY / "prometheus"
 BY_PROMETHEUS = {"instance", "job", "pod"}

@@ -19,7 +19,7 @@ import tritonclient.grpc as triton
 
 from deploy.places import program
 from deploy.proxies import PROXIES, Front, proxied
-from helpers_server import Server, wait_until
+from support.server import Server, wait_until
 
 pytest.importorskip("h2")
 SLOW = (

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from differential import triton_server
-from helpers_server import free_port
+from support.server import free_port
 
 MODELS = Path(__file__).parent / "models"
 

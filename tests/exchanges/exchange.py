@@ -19,8 +19,8 @@ import h2.connection
 import h2.events
 import httpx
 
-from helpers_server import Server
 from penstock.engines import __version__
+from support.server import Server
 
 VARIES = {
     "created", "created_at", "completed_at", "finished_at", "expires_at", "in_progress_at", "finalizing_at", "date",

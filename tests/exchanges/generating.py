@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from exchanges.exchange import Exchange, get, request, shown
-from helpers_server import Server, wait_until
+from support.server import Server, wait_until
 
 MODEL = {"model": "demo_model"}
 GREEDY = {**MODEL, "temperature": 0}

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from differential.observe import infer_request, message, parameter, status, stream
 from exchanges.exchange import Exchange, get, request, steady
-from helpers_server import Server, wait_until
+from support.server import Server, wait_until
 
 FOUR = struct.pack("<4f", 1, 2, 3, 4)
 PAIR = [{"name": name, "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]} for name in ("INPUT0", "INPUT1")]

@@ -18,7 +18,7 @@ import pytest
 import penstock.gateway
 from exchanges import generating, tensors
 from exchanges.exchange import Exchange, merged, over_http2, without_framing
-from helpers_server import Server, serving
+from support.server import Server, serving
 
 HERE = Path(__file__).parent
 MODELS = HERE.parent / "differential/models"

@@ -12,8 +12,8 @@ import pytest
 
 from exchanges.exchange import Exchange, over_http2
 from exchanges.test_exchanges import GROUPS, flags
-from helpers_inside import Inside
-from helpers_server import Server, serving
+from support.inside import Inside
+from support.server import Server, serving
 
 TIMES = 25
 ALLOWED = 0.4
@@ -66,7 +66,7 @@ EXCHANGES = [
 
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    module = Path(__file__).parents[1] / "helpers_garbage.py"
+    module = Path(__file__).parents[1] / "support" / "garbage.py"
     with Inside(tmp_path_factory.mktemp("inside"), module) as inside:
         yield inside
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from helpers_adapters import save_adapter
-from helpers_engine import whole_output
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.client.inline import CoreEngine
 from penstock.engines.client.stream import RequestStream
@@ -21,6 +19,8 @@ from penstock.engines.core import EngineCore
 from penstock.engines.errors import EngineDeadError, InvalidRequestError
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
+from support.adapters import save_adapter
+from support.engine import whole_output
 
 ENDLESS = 30_000
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from helpers_adapters import save_adapter
-from helpers_dataplane import Setup, request
 from penstock.engines.errors import (
     AlreadyExistsError,
     EngineDeadError,
@@ -33,6 +31,8 @@ from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.tokenizers import Tokenizer
 from protocol.asgi_client import AsgiCall, call
+from support.adapters import save_adapter
+from support.dataplane import Setup, request
 
 MAX_LORAS = 3
 

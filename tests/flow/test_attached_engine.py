@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers_adapters import save_adapter
-from helpers_door import idle
-from helpers_processes import listening_ports
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams, StepRecord
 from penstock.engines.door.attached import AttachedEngine
@@ -34,6 +31,9 @@ from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.merged_stats import MergedStats
 from penstock.engines.scheduler.config import SchedulerConfig
+from support.adapters import save_adapter
+from support.door import idle
+from support.processes import listening_ports
 
 Owner = tuple[ProcessEngine, DoorAddress]
 Own = Callable[..., Awaitable[Owner]]

@@ -11,20 +11,6 @@ import weakref
 import numpy as np
 import pytest
 
-from helpers_classic import (
-    ADD_SUB,
-    ECHO,
-    FunctionBackend,
-    Gate,
-    check_books,
-    echo,
-    echo_request,
-    model_config,
-    output,
-    request,
-    served,
-    until,
-)
 from penstock.classic.base import Batch
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Array, Tensor
@@ -37,6 +23,20 @@ from penstock.engines.errors import (
     QueueFullError,
     QueueTimeoutError,
     UnsupportedError,
+)
+from support.classic import (
+    ADD_SUB,
+    ECHO,
+    FunctionBackend,
+    Gate,
+    check_books,
+    echo,
+    echo_request,
+    model_config,
+    output,
+    request,
+    served,
+    until,
 )
 
 

@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from helpers_classic import echo_request, load, model_config, output, request
 from penstock.classic.identity import IdentityBackend
 from penstock.engines.errors import EngineError
+from support.classic import echo_request, load, model_config, output, request
 
 TWO = """
     name: "two" backend: "identity" max_batch_size: 8 dynamic_batching {}

@@ -9,7 +9,13 @@ import time
 import numpy as np
 import pytest
 
-from helpers_classic import (
+from penstock.classic.base import Batch, InferCall
+from penstock.classic.batching import responses as streams
+from penstock.classic.messages import InferResponse
+from penstock.classic.statistics import MAX_RESPONSE_STATISTICS
+from penstock.classic.tensors import Tensor
+from penstock.engines.errors import CancelledError, DeadlineExceededError, EngineError, NotReadyError, OverloadedError
+from support.classic import (
     ECHO,
     FakeAsyncInstance,
     FunctionBackend,
@@ -21,12 +27,6 @@ from helpers_classic import (
     served,
     until,
 )
-from penstock.classic.base import Batch, InferCall
-from penstock.classic.batching import responses as streams
-from penstock.classic.messages import InferResponse
-from penstock.classic.statistics import MAX_RESPONSE_STATISTICS
-from penstock.classic.tensors import Tensor
-from penstock.engines.errors import CancelledError, DeadlineExceededError, EngineError, NotReadyError, OverloadedError
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 STRINGS = """

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers_engine import whole_output
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.client.inline import CoreEngine
 from penstock.engines.client.stream import RequestStream
@@ -17,6 +16,7 @@ from penstock.engines.contract.messages import AddRequest, FinishReason, Samplin
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, NotReadyError
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
+from support.engine import whole_output
 from unit.engines.scheduler.harness import FIRST, RAISE, VOCAB, alone
 
 Make = Callable[..., CoreEngine[AutonomousCore]]

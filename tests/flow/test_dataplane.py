@@ -10,8 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from helpers_dataplane import MARKER, Setup, request
-from helpers_tokenizers import byte_level
 from penstock.engines.client.inline import InlineEngine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, FinishReason, ProcessorCall, RequestOutput
@@ -29,6 +27,8 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.language.dataplane import ChoiceDelta, Generation
 from penstock.gateway.models.language.sampling import word_tokens
 from penstock.gateway.requests.context import RequestContext
+from support.dataplane import MARKER, Setup, request
+from support.tokenizers import byte_level
 
 
 @pytest.fixture

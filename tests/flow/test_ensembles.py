@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_classic import Execute, output, request, until
-from helpers_ensembles import DECOUPLED, X_TO_Y, add, config_of, count_up, ensemble_of, shelf_with, step, x_to_y
 from penstock.classic.base import Batch
 from penstock.classic.ensemble.model import EnsembleModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError, UnsupportedError
+from support.classic import Execute, output, request, until
+from support.ensembles import DECOUPLED, X_TO_Y, add, config_of, count_up, ensemble_of, shelf_with, step, x_to_y
 
 TWO_OUTPUTS = X_TO_Y + 'output { name: "Z" data_type: TYPE_INT32 dims: [ 1 ] }'
 SUM = """

@@ -14,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flow.test_replicas import CONFIG, FIRST, Reader, expected, quick, request
-from helpers_replicas import MortalEngine
-from helpers_simulated import generate
 from penstock.engines.contract.messages import AddRequest, PoolingParams, SamplingParams
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.handover.memory import HandoverMemory
@@ -26,6 +24,8 @@ from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 from penstock.kvcache import KVGroup
+from support.replicas import MortalEngine
+from support.simulated import generate
 
 __all__ = ["quick"]
 PROMPT = list(range(50))

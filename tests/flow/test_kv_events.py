@@ -10,8 +10,6 @@ import msgspec
 import pytest
 import zmq
 
-from helpers_engine import Driver
-from helpers_server import free_port
 from penstock.engines.contract.messages import ResetPrefixCache
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import EngineError, UnsupportedError
@@ -22,6 +20,8 @@ from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 from penstock.kvcache import KVGroup
+from support.engine import Driver
+from support.server import free_port
 
 SIZE = 4
 WINDOWS = (KVGroup(SIZE), KVGroup(SIZE, 6))

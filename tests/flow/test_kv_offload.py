@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from helpers_engine import Driver
-from helpers_simulated import generate
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.offload.block_file import BlockFile, Contents
@@ -28,6 +26,8 @@ from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 from penstock.kvcache import KVGroup
+from support.engine import Driver
+from support.simulated import generate
 
 RAISE = 901
 SIZE = 4

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_adapters import save_adapter
-from helpers_dataplane import MARKER, Setup
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import (
@@ -26,6 +24,8 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.language.adapters import AdapterSet, new_adapter
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
 from penstock.gateway.requests.context import Principal, RequestContext
+from support.adapters import save_adapter
+from support.dataplane import MARKER, Setup
 
 
 def text_tensor(name: str, value: str | bytes) -> Tensor:

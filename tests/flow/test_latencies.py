@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers_classic import ECHO, echo_request, model_config, request, served
-from helpers_ensembles import DECOUPLED, X_TO_Y, config_of, count_up, ensemble_of, shelf_with, x_to_y
 from penstock.classic.base import Batch, InferModel
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
@@ -19,6 +17,8 @@ from penstock.gateway.models.repository.classic_loader import ClassicLoaders
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.repository.settings import RepositorySettings, build_cache
 from penstock.gateway.models.repository.storage import Repository
+from support.classic import ECHO, echo_request, model_config, request, served
+from support.ensembles import DECOUPLED, X_TO_Y, config_of, count_up, ensemble_of, shelf_with, x_to_y
 
 CONFIG = """
 backend: "identity"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from helpers_classic import until
 from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.errors import EngineError, MemoryBudgetError
 from penstock.engines.host.memory import taken_memory
@@ -23,6 +22,7 @@ from penstock.gateway.models.language.models import find_model
 from penstock.gateway.models.memory.budget import Demand, MemoryBudget, MemoryNeeds, Reservation
 from penstock.gateway.models.memory.budgeted_engine import BudgetedEngine
 from penstock.tokenizers import Tokenizer
+from support.classic import until
 
 DEMO = find_model(None)
 

@@ -11,21 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_classic import (
-    ECHO,
-    FunctionBackend,
-    Gate,
-    check_books,
-    echo,
-    echo_request,
-    model_config,
-    output,
-    served,
-    until,
-)
-from helpers_classic import request as make_request
-from helpers_kserve import FakeModel, FakeModelStore, add_sub, identity, repeat
-from helpers_model_host import Hosted, hosting
 from penstock.classic.base import Batch
 from penstock.classic.classic_model import ClassicModel
 from penstock.classic.messages import InferRequest, InferResponse
@@ -44,6 +29,21 @@ from penstock.gateway.apis.kserve.tracing import Tracing
 from penstock.gateway.processes.model_host.messages import MAX_RESPONSES
 from penstock.gateway.processes.model_host.remote_models import RemoteModel
 from penstock.gateway.requests.context import ANYONE, RequestContext
+from support.classic import (
+    ECHO,
+    FunctionBackend,
+    Gate,
+    check_books,
+    echo,
+    echo_request,
+    model_config,
+    output,
+    served,
+    until,
+)
+from support.classic import request as make_request
+from support.kserve import FakeModel, FakeModelStore, add_sub, identity, repeat
+from support.model_host import Hosted, hosting
 
 
 def hosting_all(*models: Any, fronts: int = 2, **more: Any) -> Any:

@@ -16,10 +16,6 @@ import numpy as np
 import psutil
 import pytest
 
-from helpers_adapters import save_adapter
-from helpers_encoders import make_encoder, reference, reference_rows, sentence_files, tokenizer
-from helpers_processes import is_running
-from helpers_server import wait_until
 from penstock import LLM
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import (
@@ -32,6 +28,10 @@ from penstock.engines.errors import (
 from penstock.gateway.commands.offline.loop_thread import ClosedError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.models.language.dataplane import Generation
+from support.adapters import save_adapter
+from support.encoders import make_encoder, reference, reference_rows, sentence_files, tokenizer
+from support.processes import is_running
+from support.server import wait_until
 
 GREEDY = {"temperature": 0.0, "max_tokens": 12}
 ASK = [{"role": "user", "content": "What does functools.wraps do?"}]

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_repository import CONFIG, FILES, FakeLoader, FakeRepository, loaders_of, states, until
 from penstock.classic.base import InferModel, ModelContext
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
@@ -34,6 +33,7 @@ from penstock.gateway.models.repository.storage import Repository
 from penstock.gateway.models.traffic.store import TrafficStore
 from penstock.gateway.models.traffic.table import PublicName, TrafficTable
 from penstock.gateway.requests.context import ALL_ROLES, USER_ROLES, Principal, RequestContext, Role
+from support.repository import CONFIG, FILES, FakeLoader, FakeRepository, loaders_of, states, until
 
 ROOM = 100
 """Bytes. A model's size is in its name, as in `a40`; one without a number takes nothing."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from helpers_engine import Driver
-from helpers_simulated import generate
 from penstock.engines.core import EngineCore
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 from penstock.engines.simulated.batcher import SimulatedBatcher, SimulatedBatcherConfig
 from penstock.kvcache import KVGroup
+from support.engine import Driver
+from support.simulated import generate
 
 SIZE = 4
 BLOCKS = 32

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers_dataplane import Setup, request
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.language import generate_request, prompts
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.intake import WorkPools
+from support.dataplane import Setup, request
 
 TOO_LONG = (
     "This model's maximum context length is 256 tokens. However, your prompt has more than 255 tokens. Please reduce "

@@ -14,13 +14,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, CPU, instances, loaded, outputs, request
 from penstock.classic.messages import InferRequest
 from penstock.classic.python import session
 from penstock.classic.python.worker.wire import encode_strings
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, NotFoundError, PenstockError
 from penstock.gateway.requests.context import RequestContext
+from support.python_backend import ADD_SUB, ADD_SUB_CONFIG, CPU, instances, loaded, outputs, request
 
 ANY = f"""
 max_batch_size: 0

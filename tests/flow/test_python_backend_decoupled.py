@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_classic import check_books, until
-from helpers_python_backend import CPU, loaded, outputs, request
 from penstock.classic.batching import responses as streams
 from penstock.classic.batching.responses import Stream
 from penstock.classic.loading import ClassicModel
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import EngineError
+from support.classic import check_books, until
+from support.python_backend import CPU, loaded, outputs, request
 
 CONFIG = f"""
 max_batch_size: 0

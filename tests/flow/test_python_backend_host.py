@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_python_backend import CPU, FakeHost, instances, loaded, outputs, request
+from support.python_backend import CPU, FakeHost, instances, loaded, outputs, request
 
 INNER = """
 class TritonPythonModel:

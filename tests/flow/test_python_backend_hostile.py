@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers_classic import until
-from helpers_python_backend import CPU, instances, loaded, outputs, parsed, request, write_model
 from penstock.classic.base import reports_ready
 from penstock.classic.classic_model import ClassicModel
 from penstock.classic.messages import InferResponse
 from penstock.classic.python.backend import PythonBackend
 from penstock.engines.errors import EngineError, PenstockError
+from support.classic import until
+from support.python_backend import CPU, instances, loaded, outputs, parsed, request, write_model
 
 HOSTILE = """
 import argparse, asyncio, concurrent.futures, multiprocessing, os, signal, subprocess, sys, time

@@ -21,8 +21,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_processes import is_running
-from helpers_python_backend import (
+from penstock.classic.base import reports_ready
+from penstock.classic.python import instance as instance_module
+from penstock.classic.python.link import Link
+from penstock.classic.python.process import PythonOptions
+from penstock.classic.python.session import ModelProgram, Session
+from penstock.classic.signature import ModelSignature
+from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError
+from penstock.engines.host.crash_folder import crashes
+from penstock.gateway.requests.call import current_request, name_request
+from support.processes import is_running
+from support.python_backend import (
     ADD_SUB,
     ADD_SUB_CONFIG,
     CPU,
@@ -33,15 +42,6 @@ from helpers_python_backend import (
     parsed,
     request,
 )
-from penstock.classic.base import reports_ready
-from penstock.classic.python import instance as instance_module
-from penstock.classic.python.link import Link
-from penstock.classic.python.process import PythonOptions
-from penstock.classic.python.session import ModelProgram, Session
-from penstock.classic.signature import ModelSignature
-from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError
-from penstock.engines.host.crash_folder import crashes
-from penstock.gateway.requests.call import current_request, name_request
 
 CONFIG = f"""
 max_batch_size: 0
@@ -396,7 +396,7 @@ def test_it_dies_with_the_server(tmp_path: Path) -> None:
         import asyncio, sys
         from pathlib import Path
         sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-        from helpers_python_backend import ADD_SUB, instances, loaded
+        from support.python_backend import ADD_SUB, instances, loaded
         async def main():
             async with loaded(Path({str(tmp_path)!r}), ADD_SUB) as model:
                 print(instances(model)[0].pid, flush=True)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_classic import model_config, served, until
-from helpers_python_backend import CPU, FakeHost, loaded, outputs, request
 from penstock.classic.base import Batch
 from penstock.classic.messages import InferRequest
 from penstock.classic.python.host_calls import Followers
 from penstock.engines.errors import PenstockError
+from support.classic import model_config, served, until
+from support.python_backend import CPU, FakeHost, loaded, outputs, request
 
 CONFIG = f"""
 max_batch_size: 0

@@ -9,7 +9,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from helpers_classic import (
+from penstock.classic.base import Batch
+from penstock.classic.batching.rate_limiter import ANY_DEVICE, RateLimiter
+from penstock.classic.loading import ClassicModel
+from penstock.classic.messages import InferResponse
+from penstock.classic.model_config import ModelConfig
+from penstock.engines.errors import InvalidRequestError, NotReadyError
+from support.classic import (
     ECHO,
     FakeAsyncInstance,
     FunctionBackend,
@@ -22,12 +28,6 @@ from helpers_classic import (
     served,
     until,
 )
-from penstock.classic.base import Batch
-from penstock.classic.batching.rate_limiter import ANY_DEVICE, RateLimiter
-from penstock.classic.loading import ClassicModel
-from penstock.classic.messages import InferResponse
-from penstock.classic.model_config import ModelConfig
-from penstock.engines.errors import InvalidRequestError, NotReadyError
 
 pytestmark = pytest.mark.timeout(30)
 """What is never woken shows soon."""

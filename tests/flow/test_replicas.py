@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers_replicas import MortalEngine
-from helpers_simulated import generate
 from penstock.engines.client.base import StreamTable
 from penstock.engines.client.engine import Engine
 from penstock.engines.client.stream import RequestStream
@@ -25,6 +23,8 @@ from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.replicas.replica import Replica
 from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from support.replicas import MortalEngine
+from support.simulated import generate
 
 FIRST, VOCAB = 1000, 1008
 CONFIG = SimulatedConfig(

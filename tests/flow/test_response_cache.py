@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import redis
 
-from helpers_server import free_port
 from penstock.classic import identity
 from penstock.classic.base import BackendInstance, Batch, Host, InferModel, ModelContext
 from penstock.classic.caching.cache import CachedResponse, ResponseCache
@@ -29,6 +28,7 @@ from penstock.gateway.models.repository.classic_loader import ClassicLoaders
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.repository.settings import RepositorySettings, build_cache
 from penstock.gateway.models.repository.storage import Repository
+from support.server import free_port
 
 CONFIG = """
 backend: "identity"

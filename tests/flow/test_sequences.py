@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_classic import ECHO, FunctionBackend, Gate, check_books, echo_request, model_config, output, served, until
-from helpers_python_backend import CPU, loaded, outputs, request
 from penstock.classic.base import Batch
 from penstock.classic.loading import ClassicModel
 from penstock.engines.errors import (
@@ -21,6 +19,8 @@ from penstock.engines.errors import (
     InvalidRequestError,
     NotReadyError,
 )
+from support.classic import ECHO, FunctionBackend, Gate, check_books, echo_request, model_config, output, served, until
+from support.python_backend import CPU, loaded, outputs, request
 
 SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 60000000 %s }"
 

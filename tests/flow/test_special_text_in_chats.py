@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from helpers_chat_templates import NOT_SPECIAL, ROLE_TAGS, SPECIAL, TEMPLATES, chat_tokenizer
-from helpers_tokenizers import KINDS, save_folder
 from penstock.gateway.models.language.prompts import ChatText, ChatValues, chat_text
 from penstock.tokenizers import ChatTemplate, Tokenizer
 from penstock.tokenizers.special_tokens import SealedTokenizer
+from support.chat_templates import NOT_SPECIAL, ROLE_TAGS, SPECIAL, TEMPLATES, chat_tokenizer
+from support.tokenizers import KINDS, save_folder
 
 GUARDED = [*SPECIAL, *ROLE_TAGS, *NOT_SPECIAL[:6]]
 HARMLESS = "a b"

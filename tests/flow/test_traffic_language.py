@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from helpers_dataplane import Setup, request
-from helpers_kserve import FakeModelStore, add_sub
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, PermissionDeniedError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.apis.pooling.plane import PoolingPlane
@@ -20,6 +18,8 @@ from penstock.gateway.models.language.dataplane import Generation
 from penstock.gateway.models.traffic.service import TrafficService
 from penstock.gateway.models.traffic.table import PublicName
 from penstock.gateway.requests.context import Principal, RequestContext
+from support.dataplane import Setup, request
+from support.kserve import FakeModelStore, add_sub
 
 A = WeightedTarget("a")
 

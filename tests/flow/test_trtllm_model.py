@@ -13,8 +13,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers_dataplane import Setup
-from helpers_language_repository import context, write_trtllm
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.contract.messages import Grammar
@@ -24,6 +22,8 @@ from penstock.gateway.models.language.generation import Generation
 from penstock.gateway.models.language.kserve.language_model import LanguageModel, LanguageStream
 from penstock.gateway.models.language.kserve.trtllm_form import TRTLLM_FORM
 from penstock.gateway.models.language.models import ServedModel
+from support.dataplane import Setup
+from support.language_repository import context, write_trtllm
 
 _TYPES = {bool: ("BOOL", np.bool_), int: ("INT32", np.int32), float: ("FP32", np.float32)}
 

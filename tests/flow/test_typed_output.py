@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers_dataplane import Setup, request
-from helpers_stages import STAGES, joined
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.language.dataplane import ChoiceDelta
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
+from support.dataplane import Setup, request
+from support.stages import STAGES, joined
 
 ANSWER = '<think>Let me look.</think>One moment.<tool>look:{"at": 1}</tool><tool>see:{}</tool>'
 PARTS = [

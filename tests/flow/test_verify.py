@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from helpers_verify import (
+from penstock.gateway.cli import main
+from penstock.gateway.commands.verify import number_checks
+from penstock.gateway.commands.verify.answer_checks import check_answers, check_json, check_tools
+from penstock.gateway.commands.verify.number_checks import check_losses, check_tokens, compare, exact
+from penstock.gateway.commands.verify.reference import load_reference
+from penstock.gateway.commands.verify.report import Row
+from penstock.gateway.commands.verify.subject import Subject
+from penstock.gateway.commands.verify.text_checks import check_end_tokens, check_template, check_tokenizer
+from penstock.gateway.configuration.config import load_config
+from support.verify import (
     DEMO,
     ORDINARY_TOKEN,
     Fault,
@@ -21,15 +30,6 @@ from helpers_verify import (
     wrong_special_token,
     wrong_template,
 )
-from penstock.gateway.cli import main
-from penstock.gateway.commands.verify import number_checks
-from penstock.gateway.commands.verify.answer_checks import check_answers, check_json, check_tools
-from penstock.gateway.commands.verify.number_checks import check_losses, check_tokens, compare, exact
-from penstock.gateway.commands.verify.reference import load_reference
-from penstock.gateway.commands.verify.report import Row
-from penstock.gateway.commands.verify.subject import Subject
-from penstock.gateway.commands.verify.text_checks import check_end_tokens, check_template, check_tokenizer
-from penstock.gateway.configuration.config import load_config
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -30,8 +30,8 @@ def test_the_installed_release_keeps_the_contract() -> None:
 
 @pytest.fixture(scope="module")
 def batcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from helpers_models import make_model
     from penstock.engines.tensorrt_llm.loading import load
+    from support.models import make_model
 
     shape = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64}
     folder: Path = make_model(tmp_path_factory.mktemp("model"), "llama", eos_token_id=None, **shape)

@@ -17,9 +17,9 @@ PROMPTS = [[3 + (7 * j + 13 * i) % 290 for j in range(30 + 40 * i)] for i in ran
 
 
 def tokens_on(folder: Path, device: str, dtype: str) -> list[list[int]]:
-    from helpers_engine import Driver
     from penstock.engines.torch.config import TorchConfig
     from penstock.engines.torch.runner import TorchRunner
+    from support.engine import Driver
 
     runner = TorchRunner(TorchConfig(folder, device=device, dtype=dtype, num_blocks=128, max_num_seqs=8))
     driver = Driver(runner, max_num_seqs=8, max_num_batched_tokens=64, enable_prefix_caching=True)
@@ -31,7 +31,7 @@ def tokens_on(folder: Path, device: str, dtype: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
 def test_greedy_tokens_in_f32(family: str, tmp_path: Path) -> None:
-    from helpers_models import make_model
+    from support.models import make_model
 
     make_model(tmp_path, family, eos_token_id=None)
     assert tokens_on(tmp_path, "cuda", "f32") == tokens_on(tmp_path, "cpu", "f32")
@@ -47,16 +47,16 @@ def test_caps_sinks_windows_and_experts(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_half_precision_runs(dtype: str, tmp_path: Path) -> None:
-    from helpers_models import make_model
+    from support.models import make_model
 
     make_model(tmp_path, "llama", eos_token_id=None)
     assert all(len(tokens) == 24 for tokens in tokens_on(tmp_path, "cuda", dtype))
 
 
 def test_the_cache_takes_what_the_device_has_left(tmp_path: Path) -> None:
-    from helpers_models import make_model
     from penstock.engines.torch.config import TorchConfig
     from penstock.engines.torch.runner import TorchRunner
+    from support.models import make_model
 
     make_model(tmp_path, "llama")
     runner = TorchRunner(TorchConfig(tmp_path, device="cuda", kv_cache_memory="1%", dtype="f32"))
@@ -69,10 +69,10 @@ def test_the_cache_takes_what_the_device_has_left(tmp_path: Path) -> None:
 
 def test_adapters_beside_the_base_model(tmp_path: Path) -> None:
     """The tokens of the CPU."""
-    from helpers_engine import Driver
-    from helpers_models import load_reference, make_adapter, make_model
     from penstock.engines.torch.config import TorchConfig
     from penstock.engines.torch.runner import TorchRunner
+    from support.engine import Driver
+    from support.models import load_reference, make_adapter, make_model
 
     reference = load_reference(make_model(tmp_path / "model", "llama", eos_token_id=None))
     adapters = {f"{n}:1": make_adapter(tmp_path / str(n), reference, seed=n) for n in (1, 2)}

@@ -29,7 +29,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from helpers_inside import Inside  # noqa: E402
+from support.inside import Inside  # noqa: E402
 
 ROOMS = ("gateway", "engines", "kvcache", "tokenizers", "loadtest")
 DEMO = "gateway/penstock/gateway/demo_model"

@@ -12,7 +12,7 @@ import threading
 from types import CodeType, FrameType
 from typing import Any
 
-from helpers_inside import answer_commands
+from support.inside import answer_commands
 
 MARK = f"{os.sep}penstock{os.sep}"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from scripted import Call, ScriptedModel, scripted
 
-from helpers_server import Server, serving
+from support.server import Server, serving
 
 HERE = Path(__file__).parent
 DEMO = HERE.parents[1] / "gateway/penstock/gateway/demo_model"

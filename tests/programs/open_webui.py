@@ -11,7 +11,7 @@ import httpx
 from kit import KEY, Place, check, main, server
 from scripted import MODEL, scripted, text_of
 
-from helpers_server import free_port, wait_until
+from support.server import free_port, wait_until
 
 VERSION = "0.12.4"
 FACT = "The lighthouse is painted violet."

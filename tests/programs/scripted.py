@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from helpers_upstream import OK_HEAD, USAGE, Asked, BadServer, Caller, chunk, delta, event, json_answer, whole
+from support.upstream import OK_HEAD, USAGE, Asked, BadServer, Caller, chunk, delta, event, json_answer, whole
 
 MODEL = "scripted"
 

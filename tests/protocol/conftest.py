@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-from helpers_keys import api_keys
-from helpers_server import serving
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.requests.tls import TlsSettings
 from penstock.gateway.server.ports.http_apps import build_app
@@ -21,6 +19,8 @@ from penstock.gateway.transports.http.server import HttpServer, ServerSettings
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.stream import ConnectionLimits
 from protocol.fake_dataplane import FakeDataPlane
+from support.keys import api_keys
+from support.server import serving
 
 T = TypeVar("T")
 

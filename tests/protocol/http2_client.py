@@ -9,10 +9,10 @@ from typing import Any
 
 import hpack
 
-from helpers_http2 import begin, data, headers
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting
 from protocol.raw_http import connect
+from support.http2 import begin, data, headers
 
 Fields = Iterable[tuple[bytes, bytes]]
 

@@ -9,7 +9,6 @@ from typing import Any
 import anthropic
 import pytest
 
-from helpers_dataplane import Setup
 from penstock.engines.errors import QueueFullError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.language.models import choose_parsers
@@ -18,6 +17,7 @@ from penstock.gateway.transports.http.stream import ConnectionLimits
 from penstock.tokenizers import ChatTemplate
 from protocol.conftest import Endpoint, Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane
+from support.dataplane import Setup
 
 HI: Any = [{"role": "user", "content": "What is the weather?"}]
 ANSWER = (

@@ -13,14 +13,14 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
-from helpers_server import Server, serving
 from penstock.classic.tensors import Array
+from support.server import Server, serving
 
 lightgbm = pytest.importorskip("lightgbm")
 tensorflow = pytest.importorskip("tensorflow")
 pytest.importorskip("nvidia.dali")
 
-from helpers_dali import decoder, png  # noqa: E402
+from support.dali import decoder, png  # noqa: E402
 
 ROWS = np.random.default_rng(0).random((200, 4), np.float32)
 

@@ -12,8 +12,8 @@ import tritonclient.http as triton_http
 
 from backend_candidates import candidate
 from backend_candidates.candidate import beyond_the_table, lookup_answer, lookup_rows
-from helpers_server import Server, serving
-from helpers_tritonclient import infer_inputs
+from support.server import Server, serving
+from support.tritonclient import infer_inputs
 
 MODELS = {"script": "pytorch", "ir": "openvino", "graph": "openvino.ONNX", "file": "backend_file"}
 

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from helpers_server import Server, serving, wait_until
+from support.server import Server, serving, wait_until
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 SIMULATED = ("--engine", "simulated", "--served-model-name", "m")

@@ -15,8 +15,8 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from helpers_ragged import write_sums
-from helpers_server import Server, serving
+from support.ragged import write_sums
+from support.server import Server, serving
 
 MODELS = Path(__file__).parents[1] / "differential/models"
 DOCS = Path(__file__).parents[2] / "docs/batching.md"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers_processes import is_running
-from helpers_server import wait_until
 from penstock.loadtest.environment import family
+from support.processes import is_running
+from support.server import wait_until
 
 SHORT = ("--tables", "streaming", "--streams", "4", "--output-tokens", "16", "--repeat", "1")
 

@@ -16,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from helpers_server import Server, serving, wait_until
 from penstock.gateway.models.language.models import find_model
+from support.server import Server, serving, wait_until
 
 MIB = 1 << 20
 BUDGET = 48 * MIB

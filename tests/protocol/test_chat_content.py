@@ -10,12 +10,12 @@ from typing import Any
 import openai
 import pytest
 
-from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.stream import ConnectionLimits
 from penstock.tokenizers import ChatTemplate
 from protocol.conftest import ServerThread
+from support.dataplane import Setup
 
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
 STRINGS = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from helpers_server import serving
+from support.server import serving
 
 MODEL = "penstock-demo"
 HI: Any = [{"role": "user", "content": "Once upon a time"}]

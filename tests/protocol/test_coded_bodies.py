@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers_server import Server, serving
 from penstock.gateway.models.language.models import find_model
+from support.server import Server, serving
 
 ASK = {"model": "m", "prompt": "hello", "max_tokens": 2}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": False, "options": {"num_predict": 2}}

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from helpers_keys import api_keys
-from helpers_server import wait_until
 from penstock.gateway.models.language.dataplane import GenerateRequest
 from penstock.gateway.transports.http.stream import ConnectionLimits
 from protocol.conftest import Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
 from protocol.raw_http import connect, post, read_slowly, receive_all, receive_until, status
+from support.keys import api_keys
+from support.server import wait_until
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 TEXT = {"model": "tiny", "prompt": "hi"}

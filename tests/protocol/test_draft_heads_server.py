@@ -10,9 +10,9 @@ import httpx
 import pytest
 import torch
 
-from helpers_draft_heads import make_agreeing_eagle3, make_mimo, make_near_identity
-from helpers_models import VOCAB_SIZE, load_reference, make_model, make_tokenizer, reference_tokens
-from helpers_server import Server, serving
+from support.draft_heads import make_agreeing_eagle3, make_mimo, make_near_identity
+from support.models import VOCAB_SIZE, load_reference, make_model, make_tokenizer, reference_tokens
+from support.server import Server, serving
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ import tritonclient.grpc as triton_grpc
 from safetensors.torch import load_file, save_file
 from tritonclient.utils import InferenceServerException
 
-import helpers_models
-from helpers_encoders import (
+import support.models
+from penstock.engines.encoder.text import TokenizedText
+from support.encoders import (
     export_graph,
     make_encoder,
     reference,
@@ -29,8 +30,7 @@ from helpers_encoders import (
     token_files,
     tokenizer,
 )
-from helpers_server import Server, refusal, serving
-from penstock.engines.encoder.text import TokenizedText
+from support.server import Server, refusal, serving
 
 TEXTS = ["what is the weather in bern?", "a quick brown fox", "rain " * 40]
 
@@ -50,7 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def make_decoder(folder: Path) -> Path:
     """As Qwen3-Embedding is saved: without a head, and names without their beginning."""
-    helpers_models.make_model(folder, "qwen3", tie_word_embeddings=True)
+    support.models.make_model(folder, "qwen3", tie_word_embeddings=True)
     tensors = load_file(folder / "model.safetensors")
     bare = {name.removeprefix("model."): each for name, each in tensors.items() if name != "lm_head.weight"}
     save_file(bare, folder / "model.safetensors", {"format": "pt"})
@@ -164,10 +164,10 @@ def test_dimensions(server: Server) -> None:
 
 
 def test_a_decoder_s_embeddings(server: Server, folders: dict[str, Path]) -> None:
-    model = helpers_models.load_reference(folders["decoder"])
+    model = support.models.load_reference(folders["decoder"])
     texts = ["Hello", "What is it?"] * 70  # more than are with the engine at one time
     found = server.client().embeddings.create(model="decoder", input=texts)
-    ids = [helpers_models.make_tokenizer()(text)["input_ids"] for text in texts[:2]]
+    ids = [support.models.make_tokenizer()(text)["input_ids"] for text in texts[:2]]
     with torch.no_grad():
         rows = [model.model(torch.tensor([each])).last_hidden_state[0, -1].numpy() for each in ids]
     assert far([each.embedding for each in found.data], unit(np.stack(rows * 70))) < 1e-4

@@ -16,7 +16,7 @@ import pytest
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from helpers_server import Server, serving, wait_until
+from support.server import Server, serving, wait_until
 
 RAG = Path(__file__).parents[2] / "examples" / "rag"
 ASKER = """

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from helpers_dataplane import Setup
-from helpers_kserve import FakeModelStore
-from helpers_kserve_http import kserve_context
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
+from support.dataplane import Setup
+from support.kserve import FakeModelStore
+from support.kserve_http import kserve_context
 
 FOREIGN, KNOWN = "the world", "x"
 """The last token of the one is the first that the model lacks; the other has none of those."""

@@ -23,10 +23,10 @@ import tritonclient.http as triton_http
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
-from helpers_language_repository import write_trtllm, write_vllm
-from helpers_processes import children, is_running
-from helpers_server import Server, serving, wait_until
 from penstock.gateway.requests.access import key_digest
+from support.language_repository import write_trtllm, write_vllm
+from support.processes import children, is_running
+from support.server import Server, serving, wait_until
 
 ADMIN, USER, ONE, FEW, LATER = "admin-key", "user-key", "one-key", "few-key", "later-key"
 KEYS = {

@@ -20,10 +20,10 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from helpers_processes import children
-from helpers_sequences import write_sums
-from helpers_server import Server, serving, wait_until
-from helpers_tritonclient import infer_inputs
+from support.processes import children
+from support.sequences import write_sums
+from support.server import Server, serving, wait_until
+from support.tritonclient import infer_inputs
 
 T = TypeVar("T")
 

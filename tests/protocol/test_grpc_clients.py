@@ -19,9 +19,9 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from helpers_grpc import Running, add_sub_request, floats, repeat_request, serving
-from helpers_kserve import add_sub, repeat
 from penstock.gateway.transports.grpc.messages import prefix
+from support.grpc import Running, add_sub_request, floats, repeat_request, serving
+from support.kserve import add_sub, repeat
 
 PATH = "/inference.GRPCInferenceService/"
 GRPC_JS = Path(__file__).parent / "grpc_js_client.js"

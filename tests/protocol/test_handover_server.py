@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from helpers_server import OPENVINO, VLLM, WITH_VLLM, Server, serving, wait_until
+from support.server import OPENVINO, VLLM, WITH_VLLM, Server, serving, wait_until
 
 TEXT = " ".join(f"word{k} and more of it" for k in range(60))
 STREAMS = 6

@@ -16,11 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from helpers_processes import children
-from helpers_python_backend import write_model
-from helpers_server import Server, serving, wait_until
 from penstock.gateway.models.language.models import find_model
 from penstock.gateway.requests.server_health import is_live
+from support.processes import children
+from support.python_backend import write_model
+from support.server import Server, serving, wait_until
 
 SIMULATED = ("--engine", "simulated", "--served-model-name", "m")
 CODE = """

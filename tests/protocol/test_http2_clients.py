@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from helpers_kserve import FakeModelStore, add_sub, identity
-from helpers_kserve_http import KServeServer
-from helpers_tls import client_context, make_certificate, tls_settings
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.stream import ConnectionLimits
 from protocol.conftest import ServerThread
 from protocol.fake_dataplane import FakeDataPlane, delta
 from protocol.http2_client import Http2Client
 from protocol.raw_http import connect
+from support.kserve import FakeModelStore, add_sub, identity
+from support.kserve_http import KServeServer
+from support.tls import client_context, make_certificate, tls_settings
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from helpers_http2 import data, headers
-from helpers_keys import api_keys
-from helpers_server import wait_until
 from penstock.gateway.requests.browser_rules import BrowserRules
 from penstock.gateway.requests.call import RequestJournal
 from penstock.gateway.requests.context import RequestContext
@@ -23,6 +20,9 @@ from protocol.conftest import Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane, delta
 from protocol.http2_client import Http2Client, request
 from protocol.raw_http import connect, receive_all, receive_until, status
+from support.http2 import data, headers
+from support.keys import api_keys
+from support.server import wait_until
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 STREAM = {**TEXT, "stream": True}

@@ -13,10 +13,10 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from helpers_server import Server, serving, wait_until
 from protocol.conftest import Serve
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
 from protocol.raw_http import connect, receive_all, status
+from support.server import Server, serving, wait_until
 
 FLAGS = (
     *("--engine", "simulated", "--served-model-name", "m", "--max-model-len", "4096", "--sim-step-ms", "10"),

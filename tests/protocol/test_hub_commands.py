@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers_hub import Hub, commit, serving_hub
-from helpers_server import serving, wait_until
+from support.hub import Hub, commit, serving_hub
+from support.server import serving, wait_until
 
 DEMO = Path(__file__).parents[2] / "gateway" / "penstock" / "gateway" / "demo_model"
 FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.suffix in (".json", ".safetensors")}

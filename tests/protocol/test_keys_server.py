@@ -16,8 +16,8 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from helpers_server import Server, serving, wait_until
 from penstock.gateway.requests.access import key_digest
+from support.server import Server, serving, wait_until
 
 KEYS = {
     "user": 'tenant = "user"',

@@ -18,13 +18,13 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
-from helpers_kserve import FakeModel, FakeModelStore, add_sub, identity, repeat, tensor_config
-from helpers_kserve_http import KServeServer
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.gateway.apis.kserve.parameters import forward_pattern
 from penstock.gateway.requests.load_report import LoadReport, LoadReporter
 from penstock.gateway.transports.http.settings import AppSettings
+from support.kserve import FakeModel, FakeModelStore, add_sub, identity, repeat, tensor_config
+from support.kserve_http import KServeServer
 
 
 def texts() -> FakeModel:

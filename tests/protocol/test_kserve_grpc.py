@@ -17,7 +17,18 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.utils import InferenceServerException
 
-from helpers_grpc import (
+from penstock.engines.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InvalidRequestError,
+    NotReadyError,
+    QueueFullError,
+    QueueTimeoutError,
+    UnknownError,
+)
+from penstock.gateway.apis.kserve.store import IndexEntry
+from penstock.gateway.apis.kserve.tracing import Tracing
+from support.grpc import (
     SECONDS,
     add_sub_request,
     each,
@@ -30,18 +41,7 @@ from helpers_grpc import (
     serving,
     transport,  # noqa: F401
 )
-from helpers_kserve import add_sub, identity, repeat
-from penstock.engines.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InvalidRequestError,
-    NotReadyError,
-    QueueFullError,
-    QueueTimeoutError,
-    UnknownError,
-)
-from penstock.gateway.apis.kserve.store import IndexEntry
-from penstock.gateway.apis.kserve.tracing import Tracing
+from support.kserve import add_sub, identity, repeat
 
 
 def inputs_of() -> list[object]:

@@ -15,7 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from helpers_grpc import (
+from penstock.gateway.apis.kserve.grpc.server import GrpcServer
+from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
+from penstock.gateway.requests.tls import TlsSettings
+from support.grpc import (
     SECONDS,
     Running,
     add_sub_request,
@@ -26,12 +29,9 @@ from helpers_grpc import (
     serving,
     transport,  # noqa: F401
 )
-from helpers_keys import api_keys
-from helpers_kserve import add_sub, identity, repeat
-from helpers_tls import make_certificate, shown_certificate, tls_settings, use_certificate
-from penstock.gateway.apis.kserve.grpc.server import GrpcServer
-from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
-from penstock.gateway.requests.tls import TlsSettings
+from support.keys import api_keys
+from support.kserve import add_sub, identity, repeat
+from support.tls import make_certificate, shown_certificate, tls_settings, use_certificate
 
 BEARER = (("authorization", "Bearer sesame"),)
 OPEN = {"ServerLive", "ServerReady"}

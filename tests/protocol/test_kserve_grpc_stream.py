@@ -14,7 +14,11 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from helpers_grpc import (
+from penstock.classic.messages import InferRequest, InferResponse
+from penstock.classic.tensors import Tensor
+from penstock.engines.errors import DeadlineExceededError, EngineError
+from penstock.gateway.apis.kserve.grpc.rpc import abort
+from support.grpc import (
     SECONDS,
     Running,
     add_sub_request,
@@ -26,11 +30,7 @@ from helpers_grpc import (
     serving,
     transport,  # noqa: F401
 )
-from helpers_kserve import FakeModel, add_sub, repeat
-from penstock.classic.messages import InferRequest, InferResponse
-from penstock.classic.tensors import Tensor
-from penstock.engines.errors import DeadlineExceededError, EngineError
-from penstock.gateway.apis.kserve.grpc.rpc import abort
+from support.kserve import FakeModel, add_sub, repeat
 
 FINAL = "triton_final_response"
 STRICT = (("triton_grpc_error", "true"),)

@@ -13,10 +13,10 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from helpers_kserve import FakeModelStore, add_sub, identity, repeat
-from helpers_kserve_http import KServeServer
 from penstock.classic.tensors import NUMPY_TYPES
 from penstock.engines.errors import QueueFullError
+from support.kserve import FakeModelStore, add_sub, identity, repeat
+from support.kserve_http import KServeServer
 
 
 def models() -> FakeModelStore:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from helpers_kserve import FakeModelStore, add_sub, identity
-from helpers_kserve_http import KServeServer
+from support.kserve import FakeModelStore, add_sub, identity
+from support.kserve_http import KServeServer
 
 INFER = "/v2/models/add_sub/infer"
 LIMIT = 8 << 20

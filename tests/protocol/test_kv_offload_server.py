@@ -7,11 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from helpers_server import OPENVINO, VLLM, WITH_VLLM, Server, serving
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.models.language.engine_spec import engine_spec
 from penstock.gateway.models.language.models import find_model
 from penstock.tokenizers import Tokenizer
+from support.server import OPENVINO, VLLM, WITH_VLLM, Server, serving
 
 PROMPT = "def " + " ".join(f"value_{number}," for number in range(120))
 

@@ -15,9 +15,9 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from helpers_language_repository import write_trtllm, write_vllm
-from helpers_processes import child_pids
-from helpers_server import Server, refusal, serving
+from support.language_repository import write_trtllm, write_vllm
+from support.processes import child_pids
+from support.server import Server, refusal, serving
 
 FLAGS = (
     "--backend-config=vllm,engine=openvino",

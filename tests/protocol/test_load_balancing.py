@@ -15,10 +15,10 @@ import pytest
 import tritonclient.grpc as triton
 import zmq
 
-from helpers_server import Server, free_port, serving, wait_until
 from penstock.gateway.configuration.config import load_config
 from penstock.gateway.server.lifecycle import serve
 from protocol.http2_client import Http2Client
+from support.server import Server, free_port, serving, wait_until
 
 COMPLETIONS = "/v1/completions"
 BODY = {"model": "m", "prompt": [300 + n for n in range(40)], "max_tokens": 8}

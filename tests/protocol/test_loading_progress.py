@@ -16,9 +16,9 @@ import httpx
 import psutil
 import pytest
 
-from helpers_hub import Hub, serving_hub
-from helpers_processes import is_running
-from helpers_server import Server, wait_until
+from support.hub import Hub, serving_hub
+from support.processes import is_running
+from support.server import Server, wait_until
 
 DEMO = Path(__file__).parents[2] / "gateway" / "penstock" / "gateway" / "demo_model"
 FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.suffix in (".json", ".safetensors")}

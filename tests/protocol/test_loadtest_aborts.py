@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from helpers_server import serving
 from penstock.loadtest.aborts import main
+from support.server import serving
 
 
 def test_a_storm_and_what_it_tells(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,13 +14,13 @@ import httpx
 import msgspec
 import pytest
 
-from helpers_server import Server, serving, wait_until
 from penstock.loadtest.clients.base import Client
 from penstock.loadtest.clients.discover import only_model
 from penstock.loadtest.clients.settings import make_client
 from penstock.loadtest.errors import TIMEOUT, LoadTestError
 from penstock.loadtest.messages import Answer, Call
 from penstock.loadtest.options import Target
+from support.server import Server, serving, wait_until
 
 MODELS = Path(__file__).parents[2] / "examples" / "model_repository"
 PROMPT = "The quick brown fox jumps over the lazy dog."

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from helpers_processes import child_pids, is_running
-from helpers_server import Server, serving, wait_until
+from support.processes import child_pids, is_running
+from support.server import Server, serving, wait_until
 
 PENSTOCK = (sys.executable, "-m", "penstock.gateway.cli")
 SIMULATED = ("--engine", "simulated", "--served-model-name", "m", "--max-num-seqs", "4")

@@ -14,8 +14,8 @@ import httpx
 import openai
 import pytest
 
-from helpers_adapters import save_adapter
-from helpers_server import Server, refusal, serving
+from support.adapters import save_adapter
+from support.server import Server, refusal, serving
 
 ASK = [{"role": "user", "content": "Which weights are yours?"}]
 SIMULATED = ("--engine", "simulated", "--served-model-name", "base", "--served-model-name", "alias")

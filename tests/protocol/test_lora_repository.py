@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from helpers_adapters import save_adapter
-from helpers_server import Server, serving
+from support.adapters import save_adapter
+from support.server import Server, serving
 
 CONTROL = ("--model-control-mode", "explicit")
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from helpers_models import make_adapter, merge_adapter
-from helpers_server import serving
 from penstock.gateway.models.language.models import find_model
 from penstock.tokenizers import Tokenizer
+from support.models import make_adapter, merge_adapter
+from support.server import serving
 
 PROMPT = "def join(a, b):"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from helpers_server import Server, serving
 from penstock.gateway.cli import main
+from support.server import Server, serving
 
 CONTROL = ("--model-control-mode", "explicit")
 BLOCKS = 512

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers_grpc import FROM_A_FRONT
 from protocol.test_kserve_grpc import (  # noqa: F401
     test_an_unexpected_exception_tells_nothing,
     test_classification,
@@ -45,6 +44,7 @@ from protocol.test_kserve_grpc_stream import (  # noqa: F401
     test_responses_of_a_decoupled_model,
     test_strict_streams_end_with_the_first_error,
 )
+from support.grpc import FROM_A_FRONT
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers_kserve_http import KServeServer
 from protocol import test_kserve_http
 from protocol.test_kserve_http import (  # noqa: F401
     client,
@@ -21,6 +20,7 @@ from protocol.test_kserve_http import (  # noqa: F401
     test_raw_bodies,
     test_shared_memory,
 )
+from support.kserve_http import KServeServer
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import ollama
 import pytest
 from pydantic import BaseModel
 
-from helpers_encoders import make_encoder, sentence_files
-from helpers_server import Server, serving
+from support.encoders import make_encoder, sentence_files
+from support.server import Server, serving
 
 MODEL = "penstock-demo"
 HI: Any = [{"role": "user", "content": "What does os.path.join do?"}]

@@ -18,8 +18,8 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from helpers_server import Server, serving
 from penstock.gateway.requests.access import key_digest
+from support.server import Server, serving
 
 CONFIG = """
 backend: "python"

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers_server import serving
 from penstock.loadtest.report.figures import value
 from penstock.loadtest.report.file import read
 from penstock.planning.main import plan
 from penstock.planning.options import options
+from support.server import serving
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from helpers_server import Server, serving
+from support.server import Server, serving
 
 CONFIG = """
 backend: "identity"

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from helpers_server import Server, serving, wait_until
+from support.server import Server, serving, wait_until
 
 STREAMS = 40
 

@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from helpers_server import Server, serving, wait_until
+from support.server import Server, serving, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from helpers_responses import accumulated
-from helpers_server import Server, serving, wait_until
+from support.responses import accumulated
+from support.server import Server, serving, wait_until
 
 DEMO = Path(__file__).parents[2] / "gateway" / "penstock" / "gateway" / "demo_model"
 SIMULATED = (str(DEMO), "--engine", "simulated", "--served-model-name", "m", "--sim-step-ms", "10")

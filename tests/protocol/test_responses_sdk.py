@@ -10,15 +10,15 @@ import openai
 import pydantic
 import pytest
 
-from helpers_dataplane import Setup
-from helpers_keys import api_keys
-from helpers_responses import accumulated, validated_response
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.language.models import choose_parsers
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.stream import ConnectionLimits
 from penstock.tokenizers import ChatTemplate
 from protocol.conftest import Endpoint, ServerThread
+from support.dataplane import Setup
+from support.keys import api_keys
+from support.responses import accumulated, validated_response
 
 HI: Any = "What is the weather?"
 ANSWER = (

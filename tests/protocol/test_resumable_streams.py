@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers_server import Server, serving, wait_until
 from penstock.gateway.requests.access import key_digest
+from support.server import Server, serving, wait_until
 
 CHAT = {"model": "penstock-demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 60}
 TEXT = {"model": "penstock-demo", "prompt": "hello", "max_tokens": 60}

@@ -14,8 +14,8 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
-from helpers_sequences import write_repository
-from helpers_server import Server, serving, wait_until
+from support.sequences import write_repository
+from support.server import Server, serving, wait_until
 
 SUMS = ["sequence_direct", "sequence_oldest", "onnx_sums"]
 BASE = {"onnx_sums": 100}

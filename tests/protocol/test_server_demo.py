@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from helpers_server import Server, block, serving, wait_until
 from penstock.gateway.models.language.models import find_model
 from penstock.tokenizers import Tokenizer
+from support.server import Server, block, serving, wait_until
 
 QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
 

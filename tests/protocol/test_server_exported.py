@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helpers_exported import exported_tokens, write_exported
-from helpers_models import make_tokenizer
-from helpers_server import serving
+from support.exported import exported_tokens, write_exported
+from support.models import make_tokenizer
+from support.server import serving
 
 
 def test_completions(tmp_path: Path) -> None:

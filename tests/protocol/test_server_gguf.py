@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers_gguf import write_gguf
-from helpers_server import Server, serving
+from support.gguf import write_gguf
+from support.server import Server, serving
 
 DEMO = Path(__file__).parents[2] / "gateway" / "penstock" / "gateway" / "demo_model"
 QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]

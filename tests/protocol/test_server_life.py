@@ -18,8 +18,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from helpers_server import Server, refusal, serving, wait_until
 from protocol.raw_http import connect, post
+from support.server import Server, refusal, serving, wait_until
 
 SIMULATED = ("--engine", "simulated", "--served-model-name", "m")
 SLOW = (*SIMULATED, "--sim-step-ms", "20")

@@ -14,8 +14,8 @@ import httpx
 import pytest
 import tritonclient.http as triton
 
-from helpers_server import Server, refusal, serving, wait_until
 from penstock.gateway.models.language.models import find_model
+from support.server import Server, refusal, serving, wait_until
 
 SIMULATED = ("--engine", "simulated", "--served-model-name", "m")
 COMPLETION = {"model": "m", "prompt": [300, 301], "max_tokens": 2}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from helpers_server import Server
+from support.server import Server
 
 
 class Manager:

@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
-from helpers_adapters import save_adapter
-from helpers_processes import child_pids
-from helpers_server import Server, free_port, serving, wait_until
 from penstock.gateway.cli import main
+from support.adapters import save_adapter
+from support.processes import child_pids
+from support.server import Server, free_port, serving, wait_until
 
 ASK: list[Any] = [{"role": "user", "content": "Whose engine is this?"}]
 QUIET = ("--access-log", "off")

@@ -9,7 +9,7 @@ from datetime import datetime
 import httpx
 import pytest
 
-from helpers_server import Server, serving
+from support.server import Server, serving
 
 CHAT = {"model": "penstock-demo", "messages": [{"role": "user", "content": "What does len do? " * 20}], "max_tokens": 8}
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from helpers_server import serving
+from support.server import serving
 
 MODEL = "penstock-demo"
 HI: Any = [{"role": "user", "content": "Once upon a time"}]

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from helpers_server import Server
+from support.server import Server
 
 COMMAND = [sys.executable, "-m", "penstock.gateway.cli", "chat"]
 CLOSED = "http://127.0.0.1:9"

@@ -17,13 +17,13 @@ import tritonclient.http.aio
 from openai import OpenAI
 from tritonclient.utils import InferenceServerException
 
-from helpers_server import Server, serving, wait_until
-from helpers_tls import client_context, make_certificate, shown_certificate, tls_settings, use_certificate
 from penstock.gateway.models.language.dataplane import GenerateRequest
 from penstock.gateway.transports.http.stream import ConnectionLimits
 from protocol.conftest import Serve
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
 from protocol.raw_http import connect, post, read_slowly, receive_all, receive_until, status
+from support.server import Server, serving, wait_until
+from support.tls import client_context, make_certificate, shown_certificate, tls_settings, use_certificate
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"

@@ -11,9 +11,6 @@ import httpx
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from helpers_dataplane import Setup
-from helpers_keys import api_keys
-from helpers_tokenizers import byte_level, save_folder
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.language.models import TextSettings, choose_parsers
 from penstock.gateway.requests.access import ApiKeys, key_digest
@@ -26,6 +23,9 @@ from penstock.tokenizers import ChatTemplate, Tokenizer
 from protocol.asgi_client import call
 from protocol.conftest import ServerThread
 from protocol.fake_dataplane import FakeDataPlane
+from support.dataplane import Setup
+from support.keys import api_keys
+from support.tokenizers import byte_level, save_folder
 
 TEMPLATE = "{{ shout }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ tools }}"
 HI: Any = [{"role": "user", "content": "hi"}]

@@ -10,13 +10,13 @@ import httpx
 import openai
 import pytest
 
-from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.language.models import ModelParsers, choose_parsers
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.stream import ConnectionLimits
 from penstock.tokenizers.hf import FillInMiddle
 from protocol.conftest import ServerThread
+from support.dataplane import Setup
 
 ANSWER = (
     "<think>They want the weather.</think>I will look.\n"

@@ -13,11 +13,11 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 
-from helpers_server import Server, serving
+from support.server import Server, serving
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra [otel]")
 
-from helpers_otlp import Collector, collecting, values
+from support.otlp import Collector, collecting, values
 
 ROOT = Path(__file__).parents[2]
 RPC = "inference.GRPCInferenceService/"

@@ -18,10 +18,10 @@ import tritonclient.grpc.aio as triton_grpc_aio
 import tritonclient.http as triton_http
 from onnx import TensorProto, helper, numpy_helper
 
-from helpers_onnx import model, tensors
-from helpers_sequences import write_sums
-from helpers_server import Server, serving, wait_until
 from penstock.gateway.requests.access import key_digest
+from support.onnx import model, tensors
+from support.sequences import write_sums
+from support.server import Server, serving, wait_until
 
 CONFIG = 'backend: "onnxruntime"\nmax_batch_size: 8\nversion_policy { all { } }\n'
 KEYS = {

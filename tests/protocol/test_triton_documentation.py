@@ -1,4 +1,4 @@
-"""What the client examples of Triton's documentation do, with models made again after it (helpers_documented.py)."""
+"""What the client examples of Triton's documentation do, with models made again after it (support/documented.py)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import tritonclient.http.aio as triton_http_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor, shared_memory
 
-from helpers_documented import LABELS, write_repository
-from helpers_server import Server, serving, wait_until
+from support.documented import LABELS, write_repository
+from support.server import Server, serving, wait_until
 
 COUNT = np.arange(16, dtype=np.int32).reshape(1, 16)
 ONES = np.ones((1, 16), np.int32)

@@ -20,9 +20,9 @@ import tritonclient.grpc.aio as triton_aio
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from helpers_processes import child_pids
-from helpers_server import Server, serving, wait_until
 from protocol.raw_http import connect, post
+from support.processes import child_pids
+from support.server import Server, serving, wait_until
 
 ADD = """
 import numpy as np

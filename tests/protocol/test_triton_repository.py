@@ -18,9 +18,9 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from prometheus_client.parser import text_string_to_metric_families
 
-from helpers_language_repository import write_trtllm
-from helpers_server import Server, block, serving, wait_until
-from helpers_tritonclient import infer_inputs
+from support.language_repository import write_trtllm
+from support.server import Server, block, serving, wait_until
+from support.tritonclient import infer_inputs
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

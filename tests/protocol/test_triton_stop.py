@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from helpers_server import Server, serving, wait_until
 from protocol.raw_http import connect, post
+from support.server import Server, serving, wait_until
 
 HANGS = """
 import os

@@ -13,17 +13,17 @@ from typing import Any
 import httpx
 import pytest
 
-import helpers_tensorrt_llm
-from helpers_language_repository import write_trtllm
-from helpers_models import load_reference, make_adapter, make_model
-from helpers_server import Server, serving
+import support.tensorrt_llm
+from support.language_repository import write_trtllm
+from support.models import load_reference, make_adapter, make_model
+from support.server import Server, serving
 
 PROMPT = "The cat"
 _PACKAGE = """
 import sys
 from types import ModuleType
 
-import helpers_tensorrt_llm as stand_in
+import support.tensorrt_llm as stand_in
 
 for name, contents in stand_in.CONTENTS.items():
     module = sys.modules.setdefault(name, ModuleType(name))
@@ -38,7 +38,7 @@ def install_stand_in(site: Path) -> dict[str, str]:
     (site / "tensorrt_llm" / "__init__.py").write_text(_PACKAGE)
     (site / "tensorrt_llm-1.2.0.dist-info").mkdir()
     (site / "tensorrt_llm-1.2.0.dist-info" / "METADATA").write_text("Name: tensorrt-llm\nVersion: 1.2.0\n")
-    return {"PYTHONPATH": f"{site}:{Path(helpers_tensorrt_llm.__file__).parent}"}
+    return {"PYTHONPATH": f"{site}:{Path(support.tensorrt_llm.__file__).parents[1]}"}
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ from typing import Any
 import openai
 import pytest
 
-from helpers_dataplane import Setup
-from helpers_stages import STAGES
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.generating import answer_shape
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.stream import ConnectionLimits
 from protocol.conftest import ServerThread
+from support.dataplane import Setup
+from support.stages import STAGES
 
 ANSWER = '<think>Let me look.</think>One moment.<tool>look:{"at": 1}</tool><tool>see:{}</tool>'
 ASKED: Any = {"model": "m", "messages": [{"role": "user", "content": "What is there?"}]}

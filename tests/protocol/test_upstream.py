@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from helpers_server import Server, free_port, serving, wait_until
-from helpers_upstream import BEHAVIOURS, SECRET, BadServer, bad_server
 from penstock.gateway.requests.access import key_digest
+from support.server import Server, free_port, serving, wait_until
+from support.upstream import BEHAVIOURS, SECRET, BadServer, bad_server
 
 HTTP = httpx.Client(timeout=60)
 KEYS = {

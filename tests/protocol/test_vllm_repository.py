@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers_language_repository import write_vllm
-from helpers_models import load_reference, make_adapter, make_model
-from helpers_server import Server, serving
+from support.language_repository import write_vllm
+from support.models import load_reference, make_adapter, make_model
+from support.server import Server, serving
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers_server import Server, serving, wait_until
+from support.server import Server, serving, wait_until
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),

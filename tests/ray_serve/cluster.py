@@ -22,7 +22,7 @@ from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 from ray._raylet import persist_port
 from ray.cluster_utils import Cluster
 
-from helpers_server import free_port
+from support.server import free_port
 
 SIMULATED = {
     "engine": "simulated",

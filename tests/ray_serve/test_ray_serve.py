@@ -16,10 +16,10 @@ import tritonclient.grpc as triton
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from tritonclient.utils import InferenceServerException
 
-from helpers_server import serving
 from penstock.gateway.ray_serve import application
 from ray_serve.cluster import CPUS_OF_A_NODE, SIMULATED, RayCluster
 from ray_serve.streams import SteadyLoad, chat, outcomes
+from support.server import serving
 
 pytestmark = pytest.mark.timeout(600)
 

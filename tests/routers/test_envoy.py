@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers_routers import Load, running
-from helpers_server import Server, free_port, serving, wait_until
+from support.routers import Load, running
+from support.server import Server, free_port, serving, wait_until
 
 pytest.importorskip("envoy")
 ENVOY = Path(sys.executable).with_name("envoy")

@@ -29,7 +29,7 @@ sys.path.insert(0, str(TESTS))
 
 from exchanges.exchange import Exchange, over_http2, without_framing  # noqa: E402
 from exchanges.test_exchanges import GROUPS, flags, recorded  # noqa: E402
-from helpers_server import Server, serving, wait_until  # noqa: E402
+from support.server import Server, serving, wait_until  # noqa: E402
 
 MIB = 1 << 20
 CLIENTS = 6

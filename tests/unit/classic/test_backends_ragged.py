@@ -13,11 +13,6 @@ from google.protobuf import text_format
 from onnx import TensorProto
 
 from backend_candidates.pytorch import write_script
-from helpers_backends import load, model_context
-from helpers_classic import output
-from helpers_classic import request as made
-from helpers_onnx import identity, save
-from helpers_ragged import CONFIG, write_sums
 from penstock.classic.base import Backend
 from penstock.classic.identity import IdentityBackend
 from penstock.classic.loading import load_model
@@ -26,6 +21,11 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime.backend import OnnxRuntimeBackend
 from penstock.classic.openvino.backend import OpenVINOBackend
 from penstock.classic.pytorch.backend import PyTorchBackend
+from support.backends import load, model_context
+from support.classic import output
+from support.classic import request as made
+from support.onnx import identity, save
+from support.ragged import CONFIG, write_sums
 
 
 def config(text: str = CONFIG) -> ModelConfig:

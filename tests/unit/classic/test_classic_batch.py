@@ -7,13 +7,13 @@ import asyncio
 import numpy as np
 import pytest
 
-from helpers_classic import ECHO, model_config, output, request
 from penstock.classic.batching.batch import Call, ExecBatch, UnaryCall
 from penstock.classic.batching.responses import ResponseOrder
 from penstock.classic.messages import InferResponse
 from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineDeadError, EngineError
+from support.classic import ECHO, model_config, output, request
 
 TEXT = """
     name: "text" max_batch_size: 8

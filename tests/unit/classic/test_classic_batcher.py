@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from helpers_classic import ECHO, model_config
 from penstock.classic.batching.queue import DynamicBatcher, Waiting
 from penstock.engines.errors import DeadlineExceededError, QueueFullError, QueueTimeoutError
+from support.classic import ECHO, model_config
 
 US = 1000
 

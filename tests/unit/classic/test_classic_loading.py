@@ -8,13 +8,13 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from helpers_classic import ECHO, FakeAsyncInstance, FunctionBackend, echo, load, model_config, until
 from penstock.classic import instances as groups
 from penstock.classic import loading as registry
 from penstock.classic.base import Batch, InstanceContext, ModelContext
 from penstock.classic.identity import IdentityBackend
 from penstock.classic.instances import instance_contexts
 from penstock.engines.errors import EngineError
+from support.classic import ECHO, FakeAsyncInstance, FunctionBackend, echo, load, model_config, until
 
 
 def instances(text: str, *, gpus: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from helpers_classic import request, until
 from penstock.classic.batching.batch import Call, UnaryCall
 from penstock.classic.batching.responses import Outbox
 from penstock.classic.messages import InferResponse
+from support.classic import request, until
 
 
 async def test_every_response_arrives_in_order_and_wakes_an_idle_loop() -> None:

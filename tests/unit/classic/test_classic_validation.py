@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_classic import ADD_SUB, model_config, request
 from penstock.classic.messages import InferRequest
 from penstock.classic.signature import ModelSignature, check_request
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
+from support.classic import ADD_SUB, model_config, request
 
 NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "

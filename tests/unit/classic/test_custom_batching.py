@@ -16,8 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_backends import model_context
-from helpers_classic import FunctionBackend, Gate, check_books, echo_request, model_config, output, until
 from penstock.classic.base import InstanceContext
 from penstock.classic.batching import custom
 from penstock.classic.batching.batch import UnaryCall
@@ -27,6 +25,8 @@ from penstock.classic.messages import InferRequest, WaitingRequest
 from penstock.classic.model_config import config_dict
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError
+from support.backends import model_context
+from support.classic import FunctionBackend, Gate, check_books, echo_request, model_config, output, until
 
 CONFIG = """
     name: "m" backend: "test" max_batch_size: 8 dynamic_batching { }

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("nvidia.dali")
 
-from helpers_backends import RecordedBatch, RecordedCall, load, model_config, run
-from helpers_dali import decoder, png, scaled_picture
 from penstock.classic.dali.backend import DaliBackend
 from penstock.classic.tensors import Array
 from penstock.engines.errors import InvalidRequestError
+from support.backends import RecordedBatch, RecordedCall, load, model_config, run
+from support.dali import decoder, png, scaled_picture
 
 FILES = 'input { name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] }'
 PICTURE = np.frombuffer(png(3, 2), np.uint8)

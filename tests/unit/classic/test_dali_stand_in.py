@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_backends import RecordedBatch, RecordedCall, model_config, run
 from penstock.classic.dali.backend import DaliInstance
 from penstock.classic.dali.definition import read_definition
 from penstock.classic.tensors import Array
 from penstock.engines.errors import InvalidRequestError
+from support.backends import RecordedBatch, RecordedCall, model_config, run
 
 CONFIG = """max_batch_size: 8
     input { name: "FILE" data_type: TYPE_STRING dims: [ 1 ] }

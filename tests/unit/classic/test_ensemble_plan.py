@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_classic import model_config
 from penstock.classic.ensemble.plan import Flow, Plan, Selection, make_plan
 from penstock.engines.errors import InvalidRequestError
+from support.classic import model_config
 
 
 def step(inputs: str, outputs: str, model: str = "m", version: int = -1) -> str:

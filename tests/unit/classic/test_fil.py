@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_backends import load, model_config, run
 from penstock.classic.base import BackendInstance
 from penstock.classic.fil.backend import FilBackend
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.tensors import Array
+from support.backends import load, model_config, run
 
 xgboost = pytest.importorskip("xgboost")
 lightgbm = pytest.importorskip("lightgbm")

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers_backends import model_config
 from penstock.classic.fil.backend import Answers
 from penstock.classic.fil.forest import FilSettings, read_settings
 from penstock.classic.tensors import Array
+from support.backends import model_config
 
 
 class Forest:

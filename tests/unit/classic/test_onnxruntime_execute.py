@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from helpers_backends import RecordedBatch, RecordedCall, load, model_config, run
-from helpers_onnx import add_sub, add_weights, identity, model, save, tensors
 from penstock.classic.base import BackendInstance
 from penstock.classic.frameworks import DescribedModel
 from penstock.classic.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeInstance
 from penstock.engines.errors import InvalidRequestError
+from support.backends import RecordedBatch, RecordedCall, load, model_config, run
+from support.onnx import add_sub, add_weights, identity, model, save, tensors
 
 
 def loaded(folder: Path, config: str = "") -> BackendInstance:

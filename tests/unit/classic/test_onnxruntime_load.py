@@ -11,14 +11,14 @@ import pytest
 from google.protobuf import text_format
 from onnx import TensorProto, helper
 
-from helpers_backends import load, model_config, model_context, run
-from helpers_onnx import add_sub, add_weights, external, identity, model, save, tensors
 from penstock.classic import parameters as threads
 from penstock.classic.base import InstanceContext
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime import options
 from penstock.classic.onnxruntime.backend import OnnxRuntimeBackend
 from penstock.classic.onnxruntime.options import providers
+from support.backends import load, model_config, model_context, run
+from support.onnx import add_sub, add_weights, external, identity, model, save, tensors
 
 IO = """
   input { name: "INPUT0" data_type: TYPE_FP32 dims: 16 } input { name: "INPUT1" data_type: TYPE_FP32 dims: 16 }

@@ -13,14 +13,14 @@ import pytest
 from google.protobuf import text_format
 from onnx import TensorProto
 
-from helpers_backends import model_context
-from helpers_onnx import identity, save
 from penstock.classic.loading import ClassicModel, load_model
 from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.onnxruntime.backend import OnnxRuntimeBackend
 from penstock.classic.tensors import Array, Tensor, datatype_of
 from penstock.engines.errors import InvalidRequestError
+from support.backends import model_context
+from support.onnx import identity, save
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "model_repository"
 

@@ -13,13 +13,13 @@ from openvino import opset13 as op
 
 from backend_candidates.candidate import LOOKUP, lookup_answer, lookup_rows
 from backend_candidates.openvino import lookup, strings, write_ir
-from helpers_backends import RecordedBatch, RecordedCall, load, model_config, model_context, run
-from helpers_tensorflow_files import graph_def, saved_model
 from penstock.classic.base import BackendInstance
 from penstock.classic.openvino.backend import OpenVINOBackend
 from penstock.classic.openvino.options import options
 from penstock.classic.tensors import NUMPY_TYPES
 from penstock.engines.errors import InvalidRequestError
+from support.backends import RecordedBatch, RecordedCall, load, model_config, model_context, run
+from support.tensorflow_files import graph_def, saved_model
 
 
 def loaded(folder: Path, model: ov.Model, text: str) -> BackendInstance:

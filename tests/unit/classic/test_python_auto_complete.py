@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_classic import until
-from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, loaded, outputs, parsed, request, write_model
 from penstock.classic.base import abandoned
 from penstock.classic.model_config import config_dict
 from penstock.classic.python import backend as auto_complete
@@ -25,6 +23,8 @@ from penstock.classic.python.backend import PythonBackend
 from penstock.classic.python.worker.model_config import ModelConfig
 from penstock.classic.python.worker.wire import frame
 from penstock.engines.errors import EngineError
+from support.classic import until
+from support.python_backend import ADD_SUB, ADD_SUB_CONFIG, loaded, outputs, parsed, request, write_model
 
 COMPLETE = """
 class TritonPythonModel:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers_python_backend import CPU, loaded, request
 from penstock.classic.messages import InferRequest
 from penstock.classic.python.worker import dlpack
 from penstock.classic.python.worker.errors import TritonModelException
 from penstock.classic.python.worker.tensor import NUMBERS, Tensor
 from penstock.classic.tensors import Tensor as ServerTensor
+from support.python_backend import CPU, loaded, request
 
 torch = pytest.importorskip("torch")
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers_python_backend import ADD_SUB, ADD_SUB_CONFIG, loaded, parsed, write_model
 from penstock.classic.python.backend import PythonBackend
 from penstock.classic.python.process import find_environment
 from penstock.engines.errors import EngineError
+from support.python_backend import ADD_SUB, ADD_SUB_CONFIG, loaded, parsed, write_model
 
 VENV = """
 VIRTUAL_ENV=/where/it/was/made

@@ -14,12 +14,12 @@ import torch
 
 from backend_candidates.candidate import LOOKUP
 from backend_candidates.pytorch import write_exported, write_script
-from helpers_backends import load, model_config, model_context, run
-from helpers_python_backend import FakeHost, outputs, request
 from penstock.classic.base import BackendInstance, InstanceContext, ModelContext
 from penstock.classic.loading import load_model
 from penstock.classic.pytorch.backend import PyTorchBackend
 from penstock.engines.errors import InvalidRequestError
+from support.backends import load, model_config, model_context, run
+from support.python_backend import FakeHost, outputs, request
 
 
 class Sub(torch.nn.Module):

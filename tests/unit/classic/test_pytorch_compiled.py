@@ -14,10 +14,10 @@ import torch
 
 from backend_candidates.candidate import LOOKUP, beyond_the_table, lookup_answer, lookup_rows
 from backend_candidates.pytorch import Lookup
-from helpers_backends import load, model_config, run
 from penstock.classic.base import BackendInstance
 from penstock.classic.pytorch.backend import PyTorchBackend
 from penstock.engines.errors import InvalidRequestError
+from support.backends import load, model_config, run
 
 pytestmark = [
     pytest.mark.skipif("PENSTOCK_AOT_INDUCTOR" not in os.environ, reason="takes minutes: PENSTOCK_AOT_INDUCTOR=1"),

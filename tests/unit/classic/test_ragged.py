@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_classic import model_config, output, request, served
 from penstock.classic.base import Batch
 from penstock.classic.batching.batch import Call, UnaryCall
 from penstock.classic.batching.ragged import GeneratedInput, RaggedBatch, ragged_layout
@@ -19,6 +18,7 @@ from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature, Shape
 from penstock.engines.errors import EngineError, InvalidRequestError
+from support.classic import model_config, output, request, served
 
 CONFIG = """
     name: "r" backend: "test" max_batch_size: 8

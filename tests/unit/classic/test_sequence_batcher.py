@@ -10,7 +10,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from helpers_classic import ECHO, model_config
 from penstock.classic.batching.batch import Call
 from penstock.classic.batching.sequences.batcher import PaddingCall, SequenceBatcher
 from penstock.classic.messages import InferRequest, InferResponse, WarmUpRequest
@@ -23,6 +22,7 @@ from penstock.engines.errors import (
     PenstockError,
     QueueTimeoutError,
 )
+from support.classic import ECHO, model_config
 
 US = 1000
 IDLE = 1_000_000 * US

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_backends import load, model_config, model_context, run
 from penstock.classic.base import InstanceContext
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.tensorflow.backend import TensorFlowBackend
 from penstock.engines.errors import InvalidRequestError
+from support.backends import load, model_config, model_context, run
 
 tf = pytest.importorskip("tensorflow")
 

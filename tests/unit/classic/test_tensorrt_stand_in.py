@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from helpers_backends import RecordedBatch, RecordedCall, load, model_config, model_context, run
-from helpers_classic import output, request
-from helpers_tensorrt import DataType, MemcpyKind, StandInCudaRuntime, StandInEngine, StandInTensorRT, TensorFormat
 from penstock.classic import instances
 from penstock.classic.base import BackendInstance, InstanceContext
 from penstock.classic.loading import load_model
 from penstock.classic.tensorrt.backend import TensorRTBackend
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
+from support.backends import RecordedBatch, RecordedCall, load, model_config, model_context, run
+from support.classic import output, request
+from support.tensorrt import DataType, MemcpyKind, StandInCudaRuntime, StandInEngine, StandInTensorRT, TensorFormat
 
 
 def add_sub(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -10,13 +10,13 @@ import pytest
 
 @pytest.fixture(scope="session")
 def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from helpers_models import make_model
+    from support.models import make_model
 
     return make_model(tmp_path_factory.mktemp("llama"), "llama")
 
 
 @pytest.fixture(scope="session")
 def llama_reference(llama_dir: Path) -> Any:
-    from helpers_models import load_reference
+    from support.models import load_reference
 
     return load_reference(llama_dir)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from helpers_adapters import load_adapter
 from penstock.engines.adapter_loading import AdapterLoader, NoAdapters, adapter_loader
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.messages import (
@@ -27,6 +26,7 @@ from penstock.engines.core import EngineCore
 from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedBatcher, SimulatedBatcherConfig, SimulatedConfig, SimulatedRunner
+from support.adapters import load_adapter
 
 Core = EngineCore | AutonomousCore
 

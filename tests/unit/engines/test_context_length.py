@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from helpers_models import SHAPE
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.model_settings import context_length
 from penstock.engines.openvino.families import parse_config
 from penstock.gateway.models.memory.estimate import read_shape
+from support.models import SHAPE
 
 QWEN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 DEEPSEEK = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from helpers_engine import Driver
 from penstock.engines import grammar_compiling
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.errors import EngineError, InvalidRequestError, OverloadedError, QueueFullError
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from support.engine import Driver
 
 SLOW = "slow"
 PROMPT = [5, 6, 7]

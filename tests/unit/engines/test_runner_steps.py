@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from helpers_engine import Driver as CoreDriver
-from helpers_models import reference_tokens
-from helpers_runner import Driver, prompt
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.runner import TorchRunner
+from support.engine import Driver as CoreDriver
+from support.models import reference_tokens
+from support.runner import Driver, prompt
 
 
 @pytest.fixture(params=["openvino", "torch"])

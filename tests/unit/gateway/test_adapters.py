@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers_adapters import save_adapter
 from penstock.engines.errors import InvalidRequestError, NotFoundError, UnsupportedError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.models.language.adapters import (
@@ -19,6 +18,7 @@ from penstock.gateway.models.language.adapters import (
     parse_adapters,
     parse_directory,
 )
+from support.adapters import save_adapter
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import helpers_tokenizers
-from helpers_dataplane import EOS, request
-from helpers_stages import STAGES, joined
+import support.tokenizers
 from penstock.engines.contract.messages import FinishReason, RequestOutput, TokenLogprobs
 from penstock.gateway.models.language.choice_output import ChoiceDelta, ChoiceOutput, StagedChoiceOutput
 from penstock.tokenizers import Part, StageChain, StopStrings, TextPart, Tokenizer, ToolCallPart
+from support.dataplane import EOS, request
+from support.stages import STAGES, joined
 
 pieces = st.sampled_from(["<think>", "</think>", "<tool>", "</tool>", "f:", "{}", "<t", "END", "EN", "x", "ö", "👋🏽"])
 texts = st.lists(pieces, max_size=10).map("".join)
@@ -24,7 +24,7 @@ texts = st.lists(pieces, max_size=10).map("".join)
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return Tokenizer(helpers_tokenizers.save_folder(folder, helpers_tokenizers.byte_level()))
+    return Tokenizer(support.tokenizers.save_folder(folder, support.tokenizers.byte_level()))
 
 
 def outputs(token_ids: list[int], cuts: list[int], reason: FinishReason) -> list[RequestOutput]:

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-import helpers_pooling
-from helpers_dataplane import Setup
+import support.pooling
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.models.language.adapters import Adapter, AdapterSet
@@ -27,6 +26,7 @@ from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.text_models import TextModels
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane, FakeModels
+from support.dataplane import Setup
 
 HI = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -132,7 +132,7 @@ async def test_models_of_other_servers_count() -> None:
 
 
 async def test_embedding_models_have_a_default_of_their_own(tmp_path: Path) -> None:
-    setup = helpers_pooling.Setup(tmp_path)
+    setup = support.pooling.Setup(tmp_path)
     for settings, status in (({}, 400), ({"default_model": "embedder"}, 200), ({"default_model": "tiny"}, 400)):
         app = build_app(setup.dataplane, AppSettings(**settings), None, setup.plane)
         answer = await call(app, "/pooling", {"input": "dog"})  # any of several models could answer

@@ -11,8 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from helpers_door import INFO
-from helpers_language_repository import context
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.keys import client_pair, engine_pair, new_key, read_key
 from penstock.engines.host.content_digest import ModelDigests, model_digests
@@ -24,6 +22,8 @@ from penstock.gateway.models.language.engine_sharing import door_spec, engine_el
 from penstock.gateway.models.language.kserve.penstock_layout import PenstockLayout
 from penstock.gateway.models.language.model_builder import build_model
 from penstock.gateway.models.language.models import ModelSource, find_model
+from support.door import INFO
+from support.language_repository import context
 
 DEMO = find_model(None)
 

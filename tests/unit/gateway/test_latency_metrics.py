@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from helpers_kserve import FakeModel
 from penstock.classic.base import InferModel
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.metrics.prometheus_text import render
@@ -21,6 +20,7 @@ from penstock.gateway.metrics.triton import (
     latency_observers,
     read_metrics_config,
 )
+from support.kserve import FakeModel
 
 MS = 1_000_000
 BUCKETS = (

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from helpers_adapters import save_adapter
 from penstock.engines.host.placement import Placement
 from penstock.engines.kv_events.settings import KVEventsConfig
 from penstock.engines.registry import EngineSpec
@@ -25,6 +24,7 @@ from penstock.gateway.models.language.model_builder import build_model
 from penstock.gateway.models.language.models import ModelSource, choose_parsers, find_model
 from penstock.gateway.models.language.prompts import ChatValues, chat_text
 from penstock.tokenizers import Tokenizer
+from support.adapters import save_adapter
 
 DEMO = find_model(None)
 TOKENIZER = Tokenizer(DEMO.folder)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers_hub import commit, serving_hub
 from penstock.engines.contract.loading import Loading
 from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.models.language import models
 from penstock.gateway.models.language.hub import fetch_draft_model, fetch_model
+from support.hub import commit, serving_hub
 
 
 def test_a_local_folder_is_called_by_its_name(tmp_path):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from helpers_gguf import write_gguf
-from helpers_models import edit_config, make_model
-from helpers_quantized import bnb_nf4, fp8, gptq, round_to_levels, write_quantized
 from penstock.gateway.apis.ollama.model_files import ModelFiles, read_model_files
+from support.gguf import write_gguf
+from support.models import edit_config, make_model
+from support.quantized import bnb_nf4, fp8, gptq, round_to_levels, write_quantized
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}

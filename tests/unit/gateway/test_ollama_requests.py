@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from helpers_dataplane import Setup
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.language.dataplane import GenerateRequest, Generation
 from penstock.gateway.requests.call import RequestJournal, be_strict
@@ -17,6 +16,7 @@ from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.tokenizers import ChatTemplate
 from protocol.asgi_client import AsgiCall, call
+from support.dataplane import Setup
 
 HI = [{"role": "user", "content": "hi"}]
 CONTEXT = 256

@@ -9,10 +9,6 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from helpers_grpc import SECONDS, each, failure, kserve_of, serving
-from helpers_keys import api_keys
-from helpers_kserve import FakeModelStore, add_sub
-from helpers_kserve_http import kserve_context
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.requests.access import ApiGroup, RequiredHeader, read_restrictions
 from penstock.gateway.requests.context import Role
@@ -22,6 +18,10 @@ from penstock.gateway.transports.http.routes import Match
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
+from support.grpc import SECONDS, each, failure, kserve_of, serving
+from support.keys import api_keys
+from support.kserve import FakeModelStore, add_sub
+from support.kserve_http import kserve_context
 
 INFERENCE = [
     *("POST /v1/chat/completions", "GET /v1/chat/completions", "POST /v1/completions"),

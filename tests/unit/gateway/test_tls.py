@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers_tls import make_certificate, tls_settings, use_certificate
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.requests.tls import Certificates, ReloadedCertificates, TlsSettings
+from support.tls import make_certificate, tls_settings, use_certificate
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers_planning import planned
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Options, Target, WorkloadOptions
 from penstock.loadtest.report.model import Report, Validity
@@ -18,6 +17,7 @@ from penstock.planning.engine import StepModel
 from penstock.planning.least_squares import nonnegative
 from penstock.planning.options import EngineOptions
 from penstock.planning.report import Calibration
+from support.planning import planned
 
 TRUTH = StepModel(per_step=0.02, per_sequence=0.001, per_prefill_token=1e-4)
 FLAGS: dict[str, Any] = {"sim_step_ms": 20.0, "sim_sequence_us": 1000.0, "sim_prefill_us": 100.0}

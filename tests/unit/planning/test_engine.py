@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import pytest
 
-from helpers_planning import STEP, planned
 from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.core import EngineCore
@@ -18,6 +17,7 @@ from penstock.kvcache import KVGroup
 from penstock.planning.clock import EventQueue
 from penstock.planning.engine import PlannedEngine
 from penstock.planning.flight import Flight, Gaps, Prompt
+from support.planning import STEP, planned
 
 
 class Wanted(NamedTuple):

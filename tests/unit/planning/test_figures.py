@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_planning import planned
 from penstock.gateway.configuration.command_parser import CommandParser
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.metrics import Distribution
@@ -22,6 +21,7 @@ from penstock.planning.flight import Gaps
 from penstock.planning.goals import fewest
 from penstock.planning.main import BROKEN, main
 from penstock.planning.prompts import load_options, sessions
+from support.planning import planned
 
 FLAGS = {"sim_step_ms": "15", "sim_prefill_us": "50", "sim_sequence_us": "500"}
 

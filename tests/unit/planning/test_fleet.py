@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from helpers_planning import planned
 from penstock.loadtest.errors import LoadTestError
 from penstock.planning.fleet import State
 from penstock.planning.goals import bounds_of, failure_reports, slices
 from penstock.planning.options import ScalingOptions, options
 from penstock.planning.simulate import Autoscaler
+from support.planning import planned
 
 BUSY = {"rate": 8, "requests": 80, "prompt_tokens": 200, "output_tokens": 100, "start_seconds": 5}
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers_parsers import found, pushed, reasoning_stage, tool_stage
-from helpers_reasoning_examples import EXAMPLES as REASONING
-from helpers_stages import joined
-from helpers_tool_call_examples import EXAMPLES as TOOL_CALLS
 from penstock.tokenizers import OutputStage, reasoning_parser_names, tool_parser_names
 from penstock.tokenizers.parsing import ParserStage, Reader
+from support.parsers import found, pushed, reasoning_stage, tool_stage
+from support.reasoning_examples import EXAMPLES as REASONING
+from support.stages import joined
+from support.tool_call_examples import EXAMPLES as TOOL_CALLS
 
 Make = Callable[[], OutputStage]
 STAGES: dict[str, Make] = {

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from helpers_grammars import BlindWriter
 from penstock.tokenizers import (
     JSON_LIST_OF_CALLS,
     Part,
@@ -23,6 +22,7 @@ from penstock.tokenizers import (
     tool_parser_names,
 )
 from penstock.tokenizers.tool_calls import CallForm
+from support.grammars import BlindWriter
 
 PARSERS = {name: find_tool_parser(name) for name in tool_parser_names()} | {"json-list": JSON_LIST_OF_CALLS}
 WITH_FORM = {name: parser for name, parser in PARSERS.items() if parser.form}

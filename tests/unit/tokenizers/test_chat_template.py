@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from helpers_tokenizers import byte_level
 from penstock.tokenizers import ANY_ROLE, ChatTemplate, ChatTemplateError, check_kwargs
+from support.tokenizers import byte_level
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders
 
-from helpers_tokenizers import KINDS, TEXTS, build, byte_fallback, metaspace, save_folder
 from penstock.tokenizers import IncrementalDetokenizer, Tokenizer
 from penstock.tokenizers.token_table import DecoderFamily
+from support.tokenizers import KINDS, TEXTS, build, byte_fallback, metaspace, save_folder
 
 REPLACE = decoders.Replace("▁", " ")
 STRIP = decoders.Strip(content=" ", left=1, right=0)

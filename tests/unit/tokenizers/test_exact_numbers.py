@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_grammars import BlindWriter
 from penstock.tokenizers import lark
 from penstock.tokenizers.grammars import GrammarError
 from penstock.tokenizers.grammars.schemas import with_exact_numbers
 from penstock.tokenizers.grammars.schemas.exact_numbers import Bound, integers_between, numbers_between
+from support.grammars import BlindWriter
 
 INT64, UINT64, ODD = 2**63 - 1, 2**64 - 1, 2**53 + 1
 ID = {"type": "integer", "minimum": -INT64 - 1, "maximum": INT64}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers_models import make_tokenizer
 from penstock.tokenizers import Tokenizer
+from support.models import make_tokenizer
 
 FAMILIES = {
     "qwen2.5-coder": (

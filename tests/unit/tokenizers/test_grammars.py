@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_grammars import BlindWriter, allowed_next
-from helpers_models import make_tokenizer
 from penstock.tokenizers import StageChain, TextPart, find_reasoning_parser, lark, reasoning_parser_names
 from penstock.tokenizers.errors import TokenizerError
 from penstock.tokenizers.grammars import GrammarCompiler, GrammarError, compiler
 from penstock.tokenizers.reasoning import ReasoningParser
+from support.grammars import BlindWriter, allowed_next
+from support.models import make_tokenizer
 
 THINK = ("<think>", "</think>")
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from helpers_grammars import BlindWriter
 from penstock.tokenizers import lark
 from penstock.tokenizers.grammars import GrammarError
+from support.grammars import BlindWriter
 
 TAG, LONGER = "<a>", "<a><b>"
 IDS = {TAG: 7, LONGER: 8}

@@ -11,12 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
 
-from helpers_long_texts import FRAGMENTS, HARD_TEXTS, SPLITS, split_bpe
-from helpers_tokenizers import build, byte_fallback, save_folder, wordpiece
 from penstock.gateway.models.language.models import find_model
 from penstock.tokenizers import PromptTooLong, Tokenizer, TokenizerError
 from penstock.tokenizers.bounded import BoundedEncoder
 from penstock.tokenizers.bounded.cuts import Cuts, read_cuts
+from support.long_texts import FRAGMENTS, HARD_TEXTS, SPLITS, split_bpe
+from support.tokenizers import build, byte_fallback, save_folder, wordpiece
 
 NORMALIZERS = {"none": None, "NFC": normalizers.NFC(), "NFKC": normalizers.NFKC(), "NFD": normalizers.NFD()}
 ENOUGH = 10**6

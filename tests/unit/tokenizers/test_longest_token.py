@@ -9,9 +9,9 @@ import tokenizers
 from hypothesis import given
 from tokenizers import AddedToken, normalizers
 
-from helpers_long_texts import HARD_TEXTS, SPLITS, split_bpe
-from helpers_tokenizers import byte_fallback, metaspace, unigram_fallback, wordpiece
 from penstock.tokenizers.bounded.longest_token import read_longest_token
+from support.long_texts import HARD_TEXTS, SPLITS, split_bpe
+from support.tokenizers import byte_fallback, metaspace, unigram_fallback, wordpiece
 
 
 @cache

@@ -6,8 +6,8 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from helpers_stages import STAGES, ThinkStage, ToolStage, joined
 from penstock.tokenizers import Part, ReasoningPart, StageChain, TextPart, ToolCallPart
+from support.stages import STAGES, ThinkStage, ToolStage, joined
 
 pieces = st.sampled_from(
     ["<think>", "</think>", "<tool>", "</tool>", "f:", "g:{}", '{"a": 1}', "<", ">", "</", "t", "think>", "ö"]

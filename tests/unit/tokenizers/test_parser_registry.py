@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from helpers_parsers import Call, Found, found, pushed
 from penstock.tokenizers import (
     ReasoningPart,
     TextPart,
@@ -18,6 +17,7 @@ from penstock.tokenizers import (
     reasoning_parser_names,
     tool_parser_names,
 )
+from support.parsers import Call, Found, found, pushed
 
 ROOT = Path(__file__).parents[3]
 MODULE = """

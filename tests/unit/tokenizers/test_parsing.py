@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from helpers_reading import T, read, split
 from penstock.tokenizers.parsing import Reader, Reading, Tags
+from support.reading import T, read, split
 
 
 @given(

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from helpers_reading import read, written
 from penstock.tokenizers.parsing import Tags
 from penstock.tokenizers.parsing.literals import (
     parameter_types,
@@ -21,6 +20,7 @@ from penstock.tokenizers.parsing.literals import (
     typed_json,
 )
 from penstock.tokenizers.tool_calls.gemma import read_arguments
+from support.reading import read, written
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from helpers_parsers import Call, Found, found, pushed, reasoning_stage
-from helpers_reasoning_examples import EXAMPLES
 from penstock.tokenizers import (
     ReasoningPart,
     StageChain,
@@ -14,6 +12,8 @@ from penstock.tokenizers import (
     find_tool_parser,
     reasoning_parser_names,
 )
+from support.parsers import Call, Found, found, pushed, reasoning_stage
+from support.reasoning_examples import EXAMPLES
 
 CASES = [(name, *example) for name, examples in EXAMPLES.items() for example in examples]
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from helpers_grammars import BlindWriter
 from penstock.tokenizers import lark
 from penstock.tokenizers.grammars import GrammarError
 from penstock.tokenizers.grammars.schemas import evaluated, rewritten
+from support.grammars import BlindWriter
 
 SCALARS: list[Any] = [None, True, False, 0, 1, 2, 2.5, "", "a", "ab", "b", "ba"]
 INSTANCES: list[Any] = [

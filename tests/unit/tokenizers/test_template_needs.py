@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_chat_templates import TEMPLATES
 from penstock.tokenizers import ChatTemplate, ChatTemplateError, TemplateNeeds, chat
+from support.chat_templates import TEMPLATES
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 

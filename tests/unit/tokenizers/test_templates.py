@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-import helpers_tokenizers
+import support.tokenizers
 from penstock.tokenizers import Tokenizer, TokenizerError
 
 TEXT = st.text(alphabet="a dog.in BERN\u00e9", max_size=40)
@@ -17,12 +17,12 @@ TEXT = st.text(alphabet="a dog.in BERN\u00e9", max_size=40)
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = helpers_tokenizers.save_folder(tmp_path_factory.mktemp("bert"), helpers_tokenizers.bert())
+    folder = support.tokenizers.save_folder(tmp_path_factory.mktemp("bert"), support.tokenizers.bert())
     return Tokenizer(folder)
 
 
 def library(most: int | None, *, cut_start: bool = False) -> tokenizers.Tokenizer:
-    backend = helpers_tokenizers.bert()
+    backend = support.tokenizers.bert()
     if most is not None:
         backend.enable_truncation(most, direction="left" if cut_start else "right")
     return backend
@@ -43,7 +43,7 @@ def test_a_pair(tokenizer: Tokenizer, first: str, second: str, most: int | None,
 
 
 def test_a_tokenizer_without_special_tokens(tmp_path: Path) -> None:
-    plain = Tokenizer(helpers_tokenizers.save_folder(tmp_path, helpers_tokenizers.byte_level()))
+    plain = Tokenizer(support.tokenizers.save_folder(tmp_path, support.tokenizers.byte_level()))
     [ids] = plain.encode_many(["a dog"])
     assert plain.template.join([ids]).ids == plain.encode("a dog")
     assert plain.template.num_specials == 0

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers_grammars import allowed_next
-from helpers_models import make_tokenizer
 from penstock.tokenizers import ThoughtTags, Tokenizer, find_reasoning_parser, reasoning_parser_names
 from penstock.tokenizers.grammars import GrammarCompiler, TokenMatcher
 from penstock.tokenizers.reasoning.thoughts import GptOssReasoningStage
+from support.grammars import allowed_next
+from support.models import make_tokenizer
 
 HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"]
 SPELLED = ThoughtTags(("<think>",), ("</think>", "<tool_call>"), "</think>")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from helpers_tokenizers import KINDS, TEXTS, build, byte_level, save_folder
 from penstock.tokenizers import Tokenizer, TokenizerError
+from support.tokenizers import KINDS, TEXTS, build, byte_level, save_folder
 
 
 @pytest.fixture(scope="module")

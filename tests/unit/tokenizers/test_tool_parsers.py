@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from helpers_parsers import TOOLS, Found, found, pushed, tool_stage
-from helpers_tool_call_examples import EXAMPLES
 from penstock.tokenizers import TextPart, Tool, ToolCallPart, find_tool_parser, tool_parser_names
 from penstock.tokenizers.tool_calls import ToolCallStage
+from support.parsers import TOOLS, Found, found, pushed, tool_stage
+from support.tool_call_examples import EXAMPLES
 
 CASES = [(name, text, expected) for name, examples in EXAMPLES.items() for text, expected in examples]
 

@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.peers.process import Process, confined_to, free_ports
 from benchmarks.peers.usage import Meter, memory_bytes
-from helpers_processes import is_running
-from helpers_server import wait_until
 from penstock.loadtest.environment import family
 from penstock.loadtest.errors import LoadTestError
+from support.processes import is_running
+from support.server import wait_until
 
 SERVER = """
 import http.server, subprocess, sys

@@ -13,8 +13,6 @@ import msgspec
 import pytest
 import zmq
 
-from helpers_door import INFO, RawClient, open_door, taken
-from helpers_server import wait_until
 from penstock.engines.contract import engine_stats, model_info
 from penstock.engines.contract import messages as contract_messages
 from penstock.engines.contract.engine_stats import EngineStats
@@ -51,6 +49,8 @@ from penstock.engines.door.messages import (
 )
 from penstock.engines.errors import EngineError, PenstockError
 from penstock.engines.host.content_digest import ModelDigests
+from support.door import INFO, RawClient, open_door, taken
+from support.server import wait_until
 
 
 @pytest.fixture

@@ -10,7 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers_encoders import (
+from penstock.engines.encoder.model import EncoderModel
+from penstock.engines.encoder.model_folder import read_recipe
+from penstock.engines.encoder.text import TokenizedText
+from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
+from penstock.engines.openvino.config import OpenVINOConfig
+from support.encoders import (
     FAMILIES,
     export_graph,
     make_encoder,
@@ -19,11 +24,6 @@ from helpers_encoders import (
     sentence_files,
     token_files,
 )
-from penstock.engines.encoder.model import EncoderModel
-from penstock.engines.encoder.model_folder import read_recipe
-from penstock.engines.encoder.text import TokenizedText
-from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
-from penstock.engines.openvino.config import OpenVINOConfig
 
 LENGTHS = (1, 2, 7, 16, 17, 40, 64)
 """In one batch: padding and neighbours change nothing."""

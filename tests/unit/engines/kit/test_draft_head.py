@@ -14,11 +14,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers_engine import Driver
 from penstock.engines.kit.batch import Batch, Outputs
 from penstock.engines.kit.draft_model import DraftModel, HeadInputs
 from penstock.engines.kit.features import FeatureStore, places_of
 from penstock.engines.kit.step_runner import StepRunner
+from support.engine import Driver
 from unit.engines.kit.fake_model import VOCAB_SIZE, FakeModel
 from unit.engines.kit.test_draft_model import GROUPS, texts_as_alone
 from unit.engines.kit.test_step_runner import REQUESTS, alone

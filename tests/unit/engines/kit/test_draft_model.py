@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers_engine import Driver
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.kit.batch import Batch
@@ -21,6 +20,7 @@ from penstock.engines.kit.draft_model import DraftModel
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.kvcache import KVGroup
+from support.engine import Driver
 from unit.engines.kit.fake_model import FakeModel, logits_after
 from unit.engines.kit.test_step_runner import REQUESTS, alone
 

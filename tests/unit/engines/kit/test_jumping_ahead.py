@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers_engine import Driver
 from penstock.engines.contract.messages import FinishReason, Grammar, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.kit.grammars import Grammars
@@ -22,6 +21,7 @@ from penstock.engines.kit.sampling.grammar import GrammarState, MasksAhead
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.scheduler.speculation import Speculation
 from penstock.kvcache import KVGroup
+from support.engine import Driver
 from unit.engines.kit.fake_model import POISON, VOCAB_SIZE, FakeModel, logits_after
 
 GROUPS = {"whole": (KVGroup(4),), "mixed": (KVGroup(4, window=5), KVGroup(4), KVGroup(4, window=5))}

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers_engine import Driver
 from penstock.engines.contract.messages import PoolingParams, SamplingParams, TokenLogprobs
 from penstock.engines.contract.step import NewRequest, SchedulerOutput
 from penstock.engines.errors import EngineError, InvalidRequestError, NumericalError
 from penstock.engines.kit.sampling import Sampler, SamplingState, token_logprobs_rows
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.kvcache import KVGroup
+from support.engine import Driver
 from unit.engines.kit.fake_model import POISON, VOCAB_SIZE, FakeModel, logits_after
 
 GROUPS = {

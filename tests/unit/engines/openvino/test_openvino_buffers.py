@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from helpers_cpu import needs_bf16
-from helpers_engine import Driver as Core
-from helpers_models import load_reference, make_model, reference_tokens
-from helpers_runner import Driver, prompt
 from penstock.engines.contract.messages import AddRequest, PoolingParams
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.kit.cache_size import group_layers
+from support.cpu import needs_bf16
+from support.engine import Driver as Core
+from support.models import load_reference, make_model, reference_tokens
+from support.runner import Driver, prompt
 
 
 @pytest.mark.parametrize("speculative", ["off", "ngram"])

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from helpers_engine import Driver
 from penstock.engines.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import default_threads
+from support.engine import Driver
 
 HERE = Path()
 

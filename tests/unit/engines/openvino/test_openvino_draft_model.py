@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from helpers_models import VOCAB_SIZE, make_model
 from penstock.engines.errors import UnsupportedError
+from support.models import VOCAB_SIZE, make_model
 from unit.engines.openvino.watched_head import run
 
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers_draft_heads import (
+from penstock.engines.errors import UnsupportedError
+from support.draft_heads import (
     Eagle3Reference,
     make_agreeing_eagle3,
     make_eagle3,
     make_near_identity,
     save_head,
 )
-from helpers_engine import Driver as Core
-from helpers_models import VOCAB_SIZE, edit_config, load_reference, make_model
-from helpers_runner import prompt
-from penstock.engines.errors import UnsupportedError
+from support.engine import Driver as Core
+from support.models import VOCAB_SIZE, edit_config, load_reference, make_model
+from support.runner import prompt
 from unit.engines.openvino.watched_head import Watch, check_guesses, guess_always, run
 
 LAYERS = 8

@@ -12,13 +12,13 @@ import openvino as ov
 import openvino.opset15 as ops
 import pytest
 
-from helpers_cpu import needs_int8
-from helpers_exported import exported_tokens, write_exported
-from helpers_models import make_model
-from helpers_runner import Driver, prompt
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.model_files import exported_graph
 from penstock.engines.openvino.runner import _OLDEST
+from support.cpu import needs_int8
+from support.exported import exported_tokens, write_exported
+from support.models import make_model
+from support.runner import Driver, prompt
 
 ROOT = Path(__file__).parents[4]
 COUNT = 10

@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers_models import (
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.openvino.families import parse_config
+from support.models import (
     OTHER_FAMILIES,
     SHAPE,
     edit_config,
@@ -18,9 +20,7 @@ from helpers_models import (
     reference_answers,
     reference_tokens,
 )
-from helpers_runner import Driver, prompt
-from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.families import parse_config
+from support.runner import Driver, prompt
 
 FILE = "model.safetensors"
 COUNT = 24

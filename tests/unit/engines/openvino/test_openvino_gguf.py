@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_gguf import round_weights, write_gguf
-from helpers_models import load_reference, make_model, reference_answers
-from helpers_runner import Driver, prompt
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.gguf.architectures import ARCHITECTURES
 from penstock.engines.formats.gguf.container import StoredBlocks
@@ -21,6 +18,9 @@ from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.weights import checkpoint_key
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.models.language.models import unpack
+from support.gguf import round_weights, write_gguf
+from support.models import load_reference, make_model, reference_answers
+from support.runner import Driver, prompt
 
 COUNT = 30
 PROMPTS = [prompt(length, length) for length in (1, 7, 33, 70)]

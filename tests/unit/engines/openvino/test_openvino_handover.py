@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from helpers_engine import Driver
-from helpers_models import load_reference, make_model, reference_tokens
-from helpers_runner import prompt
 from penstock.engines.core import EngineCore
 from penstock.engines.handover.memory import HandoverMemory
+from support.engine import Driver
+from support.models import load_reference, make_model, reference_tokens
+from support.runner import prompt
 
 PROMPT = prompt(100, 1)
 """Three blocks, and four tokens more."""

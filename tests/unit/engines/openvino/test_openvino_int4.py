@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers_gguf import write_gguf
-from helpers_models import load_reference, make_model, reference_logprobs
-from helpers_runner import Driver, prompt
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.quantization import GROUP, keeps_8_bits, quantize_groups, quantize_rows
 from penstock.gateway.models.language.models import unpack
+from support.gguf import write_gguf
+from support.models import load_reference, make_model, reference_logprobs
+from support.runner import Driver, prompt
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
 WIDE_EXPERTS = {"qwen2-moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}}

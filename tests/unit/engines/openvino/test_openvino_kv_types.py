@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_models import make_model
-from helpers_runner import Driver
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino import trial_graphs
@@ -21,6 +19,8 @@ from penstock.engines.openvino.trial_graphs import attention_fault
 from penstock.gateway.commands.bench.perplexity_bench import kl_divergences
 from penstock.gateway.commands.bench.text import library_text
 from penstock.tokenizers.hf import Tokenizer
+from support.models import make_model
+from support.runner import Driver
 
 DEMO = Path(__file__).parents[4] / "gateway/penstock/gateway/demo_model"
 

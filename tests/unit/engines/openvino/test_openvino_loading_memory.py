@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers_models import make_model
 from penstock.engines.contract.loading import Loading
 from penstock.engines.host.memory import resident_memory
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.process_memory import mapped_pages_released, return_freed_memory
 from penstock.engines.openvino.runner import OpenVINORunner
+from support.models import make_model
 
 MIB = 1 << 20
 THREAD = "penstock-mapped-pages"

@@ -13,10 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from helpers_adapters import load_adapter
-from helpers_cpu import needs_bf16
-from helpers_engine import Driver
-from helpers_models import (
+from penstock.engines.contract.messages import FinishReason
+from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
+from penstock.engines.openvino.checkpoint import Checkpoint
+from penstock.engines.openvino.quantization import quantize_rows
+from penstock.engines.openvino.runner import OpenVINORunner
+from support.adapters import load_adapter
+from support.cpu import needs_bf16
+from support.engine import Driver
+from support.models import (
     LINEAR_LAYERS,
     load_reference,
     make_adapter,
@@ -25,12 +30,7 @@ from helpers_models import (
     reference_hidden,
     reference_tokens,
 )
-from helpers_runner import prompt
-from penstock.engines.contract.messages import FinishReason
-from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
-from penstock.engines.openvino.checkpoint import Checkpoint
-from penstock.engines.openvino.quantization import quantize_rows
-from penstock.engines.openvino.runner import OpenVINORunner
+from support.runner import prompt
 
 
 def keep_tensors(adapter: Path, wanted: Callable[[str], bool]) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from helpers_cpu import needs_bf16, needs_int8
-from helpers_models import make_model
-from helpers_runner import Driver, prompt
 from penstock.engines.openvino import trials
 from penstock.engines.openvino.device import ThreadPlan, with_large_steps
 from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.numerics import CpuFacts
+from support.cpu import needs_bf16, needs_int8
+from support.models import make_model
+from support.runner import Driver, prompt
 
 
 @pytest.fixture

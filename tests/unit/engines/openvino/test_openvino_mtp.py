@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from helpers_draft_heads import MtpReference, make_mimo
-from helpers_engine import Driver as Core
-from helpers_models import edit_config, load_reference, reference_tokens
-from helpers_runner import prompt
 from penstock.engines.errors import EngineError, UnsupportedError
+from support.draft_heads import MtpReference, make_mimo
+from support.engine import Driver as Core
+from support.models import edit_config, load_reference, reference_tokens
+from support.runner import prompt
 from unit.engines.openvino.watched_head import Watch, check_guesses, guess_always, run
 
 

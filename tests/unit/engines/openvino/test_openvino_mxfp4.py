@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from helpers_cpu import HAS_INT8
-from helpers_models import load_reference, make_model, reference_tokens
-from helpers_quantized import Tensors, reference_of, write_mxfp4
-from helpers_runner import Driver, prompt
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.openvino.checkpoint import Checkpoint
+from support.cpu import HAS_INT8
+from support.models import load_reference, make_model, reference_tokens
+from support.quantized import Tensors, reference_of, write_mxfp4
+from support.runner import Driver, prompt
 
 COUNT = 24
 EXPERTS = "model.layers.1.mlp.experts."

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from helpers_cpu import FACTS, needs_bf16, needs_int8
-from helpers_models import make_model
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.host.cpu import Cpu, this_cpu
 from penstock.engines.openvino import trials
 from penstock.engines.openvino.numerics import CpuFacts, ModelFacts, Numerics, StoredTypes, Wish, cpu_facts, resolve
 from penstock.engines.openvino.trials import Trial, predict, run_trials, settle
+from support.cpu import FACTS, needs_bf16, needs_int8
+from support.models import make_model
 
 INTEGERS = ModelFacts(StoredTypes(block_bits=8.5), head_size=64)
 SOME_INTEGERS = ModelFacts(StoredTypes(integers="int4"), head_size=64)
@@ -301,7 +301,7 @@ SERVES = """
 import sys
 from pathlib import Path
 
-from helpers_runner import Driver, prompt
+from support.runner import Driver, prompt
 from penstock.engines.openvino import runner, trials
 from penstock.engines.openvino.config import OpenVINOConfig
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from helpers_draft_heads import Eagle3Reference, make_eagle3
-from helpers_engine import Driver as Core
-from helpers_models import load_reference, make_model, reference_tokens
-from helpers_runner import prompt
 from penstock.engines.core import EngineCore
+from support.draft_heads import Eagle3Reference, make_eagle3
+from support.engine import Driver as Core
+from support.models import load_reference, make_model, reference_tokens
+from support.runner import prompt
 from unit.engines.openvino.watched_head import Watch, check_guesses, guess_always
 
 PROMPT = prompt(100, 1)

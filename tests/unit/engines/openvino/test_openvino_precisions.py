@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from helpers_cpu import FACTS, needs_bf16
-from helpers_models import load_reference, make_model, reference_logprobs
-from helpers_runner import Driver, prompt
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.weights import quantize_rows
+from support.cpu import FACTS, needs_bf16
+from support.models import load_reference, make_model, reference_logprobs
+from support.runner import Driver, prompt
 
 LOW = {"weights": "int8", "kv_cache_dtype": "u8"}
 

@@ -16,9 +16,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers_cpu import needs_int8
-from helpers_models import load_reference, make_model, reference_logprobs
-from helpers_quantized import (
+from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.formats.quantized.schemes import parse_scheme
+from penstock.engines.formats.safetensors_file import StoredTensor
+from penstock.engines.openvino.checkpoint import Checkpoint
+from penstock.engines.openvino.quantization import quantize_rows
+from penstock.engines.openvino.weights import Weights
+from support.cpu import needs_int8
+from support.models import load_reference, make_model, reference_logprobs
+from support.quantized import (
     GROUP,
     Levels,
     Tensors,
@@ -33,14 +40,7 @@ from helpers_quantized import (
     round_to_levels,
     write_quantized,
 )
-from helpers_runner import Driver, prompt
-from penstock.engines.contract.messages import SamplingParams
-from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.formats.quantized.schemes import parse_scheme
-from penstock.engines.formats.safetensors_file import StoredTensor
-from penstock.engines.openvino.checkpoint import Checkpoint
-from penstock.engines.openvino.quantization import quantize_rows
-from penstock.engines.openvino.weights import Weights
+from support.runner import Driver, prompt
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False}

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers_models import edit_config, load_reference, make_model
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.openvino.families import FAMILIES, parse_config
+from support.models import edit_config, load_reference, make_model
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_models import load_reference, make_model, reference_logprobs, reference_tokens
-from helpers_runner import GREEDY, Driver, prompt
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.contract.step import BlockUpdate
 from penstock.engines.errors import EngineError
+from support.models import load_reference, make_model, reference_logprobs, reference_tokens
+from support.runner import GREEDY, Driver, prompt
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 31, 32, 33, 100])

@@ -21,8 +21,9 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
 )
 
-from helpers_engine import Driver as EngineDriver
-from helpers_models import (
+from penstock.engines.errors import UnsupportedError
+from support.engine import Driver as EngineDriver
+from support.models import (
     SHAPE,
     edit_config,
     make_adapter,
@@ -31,8 +32,7 @@ from helpers_models import (
     reference_tokens,
     spread,
 )
-from helpers_runner import Driver, prompt
-from penstock.engines.errors import UnsupportedError
+from support.runner import Driver, prompt
 
 COUNT = 12
 FILE = "model.safetensors"

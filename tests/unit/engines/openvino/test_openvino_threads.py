@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from helpers_models import load_reference, make_model, reference_tokens
-from helpers_runner import Driver, prompt
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import ThreadPlan, plan_threads
 from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.runner import OpenVINORunner
+from support.models import load_reference, make_model, reference_tokens
+from support.runner import Driver, prompt
 
 MIB = 1 << 20
 

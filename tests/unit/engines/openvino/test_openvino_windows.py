@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-import helpers_engine
-from helpers_models import edit_config, load_reference, make_model, reference_answers, reference_tokens
-from helpers_runner import Driver, prompt
+import support.engine
 from penstock.kvcache.table import KVGroup, blocks_of_request
+from support.models import edit_config, load_reference, make_model, reference_answers, reference_tokens
+from support.runner import Driver, prompt
 
 COUNT = 40
 """Tokens after a prompt: beyond a border of blocks."""
@@ -44,7 +44,7 @@ def test_gemma3(settings: dict[str, Any], tmp_path: Path, make_runner: Any) -> N
     assert found == wanted
     # Blocks are given back and go to others meanwhile; steps end anywhere in a prompt.
     for budget in (13, 512):
-        driver = helpers_engine.Driver(runner, max_num_seqs=6, max_num_batched_tokens=budget)
+        driver = support.engine.Driver(runner, max_num_seqs=6, max_num_batched_tokens=budget)
         ids = [driver.add(tokens, COUNT)[0] for tokens in prompts]
         driver.run()
         assert [driver.tokens[i] for i in ids] == wanted
@@ -73,7 +73,7 @@ def test_settings_of_older_checkpoints(tmp_path: Path, make_runner: Any) -> None
 def test_prefix_hits_beyond_a_window(family: str, shared: int, tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, family)
     reference = load_reference(tmp_path)
-    driver = helpers_engine.Driver(make_runner(tmp_path, num_blocks=256), max_num_seqs=4)
+    driver = support.engine.Driver(make_runner(tmp_path, num_blocks=256), max_num_seqs=4)
     for seed in (1, 2):
         tokens = [*prompt(shared, 9), *prompt(40, seed)]
         [request] = driver.add(tokens, 20)
@@ -84,7 +84,7 @@ def test_prefix_hits_beyond_a_window(family: str, shared: int, tmp_path: Path, m
 
 def test_samples_of_one_prompt_part_behind_a_window(tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, "gemma3")
-    driver = helpers_engine.Driver(make_runner(tmp_path, num_blocks=256), max_num_seqs=4)
+    driver = support.engine.Driver(make_runner(tmp_path, num_blocks=256), max_num_seqs=4)
     tokens = prompt(75, 3)
     several = driver.add(tokens, 40, n=3, temperature=1.0, seed=5)
     driver.run()
@@ -105,7 +105,7 @@ def test_five_of_six_layers_with_windows_hold_a_third(tmp_path: Path, make_runne
     assert sorted(groups, key=lambda group: group.window) == [KVGroup(32), *[KVGroup(32, 512)] * 5]
     everything = blocks_of_request([KVGroup(32)] * len(groups), length, chunk)
     assert blocks_of_request(groups, length, chunk) <= 0.28 * everything
-    driver = helpers_engine.Driver(runner, max_num_seqs=4, max_num_batched_tokens=chunk, enable_prefix_caching=False)
+    driver = support.engine.Driver(runner, max_num_seqs=4, max_num_batched_tokens=chunk, enable_prefix_caching=False)
     tokens = prompt(length - 32, 1)
     [request] = driver.add(tokens, 32)
     held = []

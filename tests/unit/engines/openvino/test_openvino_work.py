@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers_cpu import ROUNDED
-from helpers_models import make_model
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.openvino.work import product_speeds
+from support.cpu import ROUNDED
+from support.models import make_model
 from unit.engines.openvino.conftest import MakeRunner
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD = 128, 256, 2, 4, 2, 32

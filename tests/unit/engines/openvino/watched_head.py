@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from helpers_draft_heads import HeadReference
-from helpers_engine import Driver as Core
-from helpers_runner import prompt
 from penstock.engines.contract.step import TO_BE_DRAFTED, Drafting, SchedulerOutput
 from penstock.engines.core import EngineCore
 from penstock.engines.kit.batch import Outputs
@@ -17,6 +14,9 @@ from penstock.engines.kit.request_table import RequestTable
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.scheduler.request import Run
 from penstock.engines.scheduler.speculation import Worth
+from support.draft_heads import HeadReference
+from support.engine import Driver as Core
+from support.runner import prompt
 
 
 class Watch:

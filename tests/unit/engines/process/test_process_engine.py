@@ -16,7 +16,6 @@ from typing import NoReturn
 import pytest
 import zmq
 
-from helpers_processes import is_running, listening_ports
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
@@ -33,6 +32,7 @@ from penstock.engines.process.client import ProcessEngine
 from penstock.engines.process.link import Link
 from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
+from support.processes import is_running, listening_ports
 
 SLOW = {"latency": {"per_step": 0.02}}
 MARKER = 7

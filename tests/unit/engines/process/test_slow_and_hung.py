@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from helpers_processes import children, is_running
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, RequestOutput, SamplingParams
 from penstock.engines.errors import EngineError, NotReadyError
@@ -21,6 +20,7 @@ from penstock.engines.process.client import ProcessEngine
 from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
+from support.processes import children, is_running
 
 MARKER = 7
 Start = Callable[..., Awaitable[ProcessEngine]]

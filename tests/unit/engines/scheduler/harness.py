@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from helpers_simulated import generate
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.messages import (
     AbortRequests,
@@ -24,6 +23,7 @@ from penstock.engines.core import EngineCore
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 from penstock.kvcache import KVGroup
+from support.simulated import generate
 
 RAISE, NAN = 901, 902
 """Marker tokens: the step that computes one fails, or this request's logits are not numbers."""

@@ -14,7 +14,6 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from helpers_simulated import digests
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
@@ -29,6 +28,7 @@ from penstock.engines.errors import ContextLengthError, DeadlineExceededError, Q
 from penstock.engines.scheduler.queues import Policy
 from penstock.engines.simulated.runner import _vector
 from penstock.kvcache import KVGroup
+from support.simulated import digests
 from unit.engines.scheduler.harness import FIRST, NAN, RAISE, Rig, alone, greedy, make_rig
 from unit.kvcache.profiles import MACHINE_TIMEOUT, machine_settings
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from helpers_simulated import generate, vector
 from penstock.engines.contract.messages import PoolingParams, SamplingParams
 from penstock.engines.contract.step import BlockUpdate, ModelRunnerOutput, NewRequest, SchedulerOutput
 from penstock.engines.simulated import LatencyModel, SimulatedConfig, SimulatedRunner
 from penstock.engines.simulated.faults import Faults
 from penstock.kvcache import KVGroup
+from support.simulated import generate, vector
 
 GREEDY = SamplingParams(max_tokens=100, temperature=0)
 PROMPT = [5, 3, 9, 1, 7, 2]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import helpers_tensorrt_llm as stand_in
+import support.tensorrt_llm as stand_in
 from penstock.engines.contract.continuous_batcher import BatcherOutput, NewTokens, StartRequest
 from penstock.engines.contract.messages import SamplingParams
 

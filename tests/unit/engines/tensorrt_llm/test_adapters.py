@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from helpers_adapters import load_adapter
-from helpers_tensorrt_llm import greedy
 from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, OverloadedError, UnsupportedError
+from support.adapters import load_adapter
+from support.tensorrt_llm import greedy
 
 PROMPT = list(range(10, 50))
 

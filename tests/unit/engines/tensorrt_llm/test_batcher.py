@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from helpers_tensorrt_llm import BLOCK, VOCAB_SIZE, greedy
 from penstock.engines.contract.messages import FinishReason
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
+from support.tensorrt_llm import BLOCK, VOCAB_SIZE, greedy
 
 PROMPT = list(range(10, 50))
 

@@ -10,10 +10,10 @@ import random
 
 import pytest
 
-from helpers_engine import Driver
-from helpers_tensorrt_llm import BLOCK, greedy
 from penstock.engines.contract.core import Core
 from penstock.engines.contract.messages import FinishReason
+from support.engine import Driver
+from support.tensorrt_llm import BLOCK, greedy
 
 
 def prompt(length, seed=0):

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-import helpers_tensorrt_llm as stand_in
+import support.tensorrt_llm as stand_in
 from penstock.engines.errors import EngineError
 from penstock.engines.kit.package_contract import field_names
 from penstock.engines.tensorrt_llm.contract import CONTRACT, KV_CACHE_CONFIG, LLM_ARGS

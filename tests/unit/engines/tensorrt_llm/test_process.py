@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import helpers_tensorrt_llm as stand_in
+import support.tensorrt_llm as stand_in
 from penstock.engines.contract.messages import AddRequest, FinishReason, SamplingParams
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.process.client import ProcessEngine
@@ -18,7 +18,7 @@ from penstock.engines.registry import EngineSpec
 from unit.engines.tensorrt_llm.conftest import write_model
 
 PROMPT = list(range(10, 50))
-INSTALLED = "import helpers_tensorrt_llm\nkept = helpers_tensorrt_llm.installed()\nkept.__enter__()\n"
+INSTALLED = "import support.tensorrt_llm\nkept = support.tensorrt_llm.installed()\nkept.__enter__()\n"
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def installed(tmp_path, monkeypatch):
         info = site / f"tensorrt_llm-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: {version}\n")
-        found = [str(site), str(Path(stand_in.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        found = [str(site), str(Path(stand_in.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(found))
 
     return install

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from helpers_models import edit_config, load_reference, make_model, reference_answers
-from helpers_runner import Driver, prompt
+from support.models import edit_config, load_reference, make_model, reference_answers
+from support.runner import Driver, prompt
 
 
 @pytest.mark.parametrize("shards", [1, 3])

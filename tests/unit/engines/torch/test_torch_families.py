@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from helpers_engine import Driver
-from helpers_models import load_reference, reference_answers, reference_tokens
+from support.engine import Driver
+from support.models import load_reference, reference_answers, reference_tokens
 from unit.engines.torch.families import FAMILIES, make_family
 
 PROMPTS = [[3 + (7 * j + 13 * i) % 290 for j in range(30 + 17 * i)] for i in range(3)]

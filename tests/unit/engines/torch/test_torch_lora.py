@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from helpers_adapters import load_adapter
-from helpers_engine import Driver
-from helpers_models import ATTENTION_LAYERS, load_reference, make_adapter, make_model, merge_adapter, reference_tokens
-from helpers_runner import prompt
 from penstock.engines.contract.messages import FinishReason
 from penstock.engines.torch.runner import TorchRunner
+from support.adapters import load_adapter
+from support.engine import Driver
+from support.models import ATTENTION_LAYERS, load_reference, make_adapter, make_model, merge_adapter, reference_tokens
+from support.runner import prompt
 from unit.engines.torch.families import make_family
 
 BLOCK = 32

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from helpers_adapters import load_adapter
-from helpers_engine import Driver
-from helpers_models import ATTENTION_LAYERS, load_reference, make_adapter, merge_adapter, reference_tokens
-from helpers_runner import prompt
 from penstock.engines.contract.messages import LoadAdapter, UnloadAdapter
 from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import AlreadyExistsError, InvalidRequestError, OverloadedError, UnsupportedError
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
+from support.adapters import load_adapter
+from support.engine import Driver
+from support.models import ATTENTION_LAYERS, load_reference, make_adapter, merge_adapter, reference_tokens
+from support.runner import prompt
 from unit.engines.torch.families import make_family
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers_models import edit_config, make_model
 from penstock.engines.errors import ContextLengthError, EngineError, InvalidRequestError, UnsupportedError
 from penstock.engines.registry import EngineSpec, load_runner
 from penstock.engines.torch.attention import ATTENTION
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.probe import inspect_layers, verify
+from support.models import edit_config, make_model
 from unit.engines.torch.families import make_family
 
 

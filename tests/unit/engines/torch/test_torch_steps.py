@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers_models import load_reference, make_model, reference_logprobs, reference_tokens
-from helpers_runner import Driver, prompt
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.contract.step import BlockUpdate
 from penstock.engines.errors import EngineError
@@ -19,6 +17,8 @@ from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.torch import attention as steps
 from penstock.engines.torch.attention import View, make_step
+from support.models import load_reference, make_model, reference_logprobs, reference_tokens
+from support.runner import Driver, prompt
 
 
 def test_copied_and_replaced_blocks(llama_dir: Path, llama_reference: Any, make_runner: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers_models import make_model
+from support.models import make_model
 from unit.engines.torch.conftest import MakeRunner
 from unit.engines.torch.families import make_family
 

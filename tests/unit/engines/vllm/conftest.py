@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from helpers_models import make_model, make_tokenizer
 from penstock.engines.contract.loading import silent
 from penstock.engines.registry import BATCHERS, EngineSpec, load_runner
+from support.models import make_model, make_tokenizer
 
 OPTIONS: dict[str, Any] = {
     "dtype": "f32",

@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from helpers_adapters import load_adapter
-from helpers_engine import Driver
-from helpers_models import load_reference, reference_tokens
 from penstock.engines.contract.loading import silent
 from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import InvalidRequestError, OverloadedError, UnsupportedError
 from penstock.engines.registry import BATCHERS, RUNNERS
+from support.adapters import load_adapter
+from support.engine import Driver
+from support.models import load_reference, reference_tokens
 
 ALPHA, WIDTH = 8, 128
 PROMPT = [3 + 7 * i % 250 for i in range(50)]

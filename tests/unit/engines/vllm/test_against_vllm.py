@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers_engine import Driver
+from support.engine import Driver
 
 SETTINGS = [
     {"temperature": 0.0, "max_tokens": 40},

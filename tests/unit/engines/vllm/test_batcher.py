@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from helpers_engine import Driver
-from helpers_models import load_reference, reference_logprobs, reference_tokens
 from penstock.engines.contract.continuous_batcher import StartRequest
 from penstock.engines.contract.messages import FinishReason, Grammar, SamplingParams, Thought, ThoughtBudget
 from penstock.engines.errors import ContextLengthError, InvalidRequestError, OverloadedError, UnsupportedError
 from penstock.engines.vllm.config import VLLMConfig
+from support.engine import Driver
+from support.models import load_reference, reference_logprobs, reference_tokens
 
 EOS = 2
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from helpers_runner import Driver, prompt
 from penstock.engines.contract.runner import BlockHost
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.registry import EngineSpec, load_runner
 from penstock.engines.vllm.block_memory import BlockMemory
+from support.runner import Driver, prompt
 
 COUNT = 6
 

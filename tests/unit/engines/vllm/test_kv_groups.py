@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from helpers_engine import Driver
-from helpers_models import load_reference, reference_tokens
 from penstock.engines.contract.loading import silent
 from penstock.engines.registry import RUNNERS
 from penstock.kvcache import KVGroup
+from support.engine import Driver
+from support.models import load_reference, reference_tokens
 
 
 def prompt(n, length=90):

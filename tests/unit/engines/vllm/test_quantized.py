@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from helpers_models import load_reference, reference_logprobs
-from helpers_quantized import gptq, packed, plain_int8, reference_of, round_to_levels, write_quantized
-from helpers_runner import Driver, prompt
 from penstock.engines.contract.loading import silent
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import EngineError
 from penstock.engines.registry import BATCHERS, EngineSpec, load_runner
 from penstock.gateway.models.language.models import find_model
+from support.models import load_reference, reference_logprobs
+from support.quantized import gptq, packed, plain_int8, reference_of, round_to_levels, write_quantized
+from support.runner import Driver, prompt
 
 PROMPT = prompt(50, 1)
 WHOLE_ROWS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False}

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers_models import make_model
 from penstock.engines.errors import EngineError, InvalidRequestError, UnsupportedError
 from penstock.engines.registry import EngineSpec, load_runner
 from penstock.engines.vllm.engine_args import check_arguments, check_cache, check_generates, check_model
+from support.models import make_model
 
 SERVED = {
     "runner_type": "generate",

@@ -6,10 +6,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from helpers_engine import Driver
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.contract.step import NewRequest, SchedulerOutput
 from penstock.engines.errors import EngineError
+from support.engine import Driver
 
 SAMPLING = [
     {"temperature": 0.9, "seed": 3},

@@ -10,13 +10,13 @@ import logging
 
 import pytest
 
-from helpers_engine import Driver
-from helpers_models import load_reference, reference_tokens
 from penstock.engines.autonomous.core import AutonomousCore
 from penstock.engines.contract.messages import FinishReason
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.registry import EngineSpec, load_core
+from support.engine import Driver
+from support.models import load_reference, reference_tokens
 
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 BASE = {"dtype": "f32", "max_num_seqs": 4, "max_num_batched_tokens": 64}

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from helpers_keys import api_keys
-from helpers_messages import accumulated, events_of
 from penstock.engines.errors import (
     DeadlineExceededError,
     EngineDeadError,
@@ -26,6 +24,8 @@ from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
+from support.keys import api_keys
+from support.messages import accumulated, events_of
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_messages import accumulated, events_of
 from penstock.gateway.apis.anthropic.answers import SIGNATURE, MessageEvents, content_blocks, stop_fields
 from penstock.gateway.models.language.dataplane import ChoiceDelta, Usage
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
+from support.messages import accumulated, events_of
 
 TEXT = st.text('a"\\\n é🙂', min_size=1, max_size=5)
 """Few characters: without a cache, the table of all of them takes Hypothesis seconds, and then the test fails."""

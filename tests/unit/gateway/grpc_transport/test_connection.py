@@ -12,7 +12,6 @@ import grpc
 import hpack
 import pytest
 
-from helpers_http2 import begin, data, headers, read_frames
 from penstock.gateway.requests.connections import PortConnections
 from penstock.gateway.requests.intake import BodyBudget, UnreadAnswers
 from penstock.gateway.requests.tls import TlsSettings
@@ -22,6 +21,7 @@ from penstock.gateway.transports.grpc.server import GrpcConnection, GrpcPort, Ht
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits
 from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting, frame
+from support.http2 import begin, data, headers, read_frames
 
 CALL = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/s/m"), (b"content-type", b"application/grpc"))
 SETTINGS = ConnectionSettings(max_message_bytes=1 << 20)

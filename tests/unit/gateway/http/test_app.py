@@ -11,7 +11,6 @@ import pytest
 from starlette.types import ASGIApp
 
 import penstock.gateway.server.ports.http_apps
-from helpers_keys import api_keys
 from penstock.engines import errors as tree
 from penstock.gateway.errors import error_headers, error_json, wire_shape
 from penstock.gateway.requests.call import DrainState, name_request
@@ -20,6 +19,7 @@ from penstock.gateway.server.ports.http_apps import build_app, build_metrics_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
+from support.keys import api_keys
 
 ROUTES = {
     "/v1/chat/completions": "POST",

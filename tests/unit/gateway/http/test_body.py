@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from helpers_keys import api_keys
 from penstock.gateway.requests.browser_rules import BrowserRules
 from penstock.gateway.requests.intake import Intake
 from penstock.gateway.server.ports.http_apps import App, build_app
@@ -18,6 +17,7 @@ from penstock.gateway.transports.http import compression, exchange
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
+from support.keys import api_keys
 
 FORM = "application/x-www-form-urlencoded"
 MARK = b"\xef\xbb\xbf"

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from helpers_keys import api_keys
-from helpers_kserve import FakeModelStore
-from helpers_kserve_http import kserve_context
 from penstock.gateway.requests.browser_rules import BrowserRules
 from penstock.gateway.server.ports.http_apps import build_app, build_metrics_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
+from support.keys import api_keys
+from support.kserve import FakeModelStore
+from support.kserve_http import kserve_context
 
 HERE = "127.0.0.1:8000"
 LOOPBACK = BrowserRules()

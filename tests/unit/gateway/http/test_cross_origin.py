@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from helpers_keys import api_keys
-from helpers_kserve import FakeModelStore
-from helpers_kserve_http import kserve_context
 from penstock.gateway.requests.browser_rules import BrowserRules
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, delta
+from support.keys import api_keys
+from support.kserve import FakeModelStore
+from support.kserve_http import kserve_context
 
 PAGE = "http://localhost:3000"
 KEYS = {"red": "key"}

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from helpers_kserve import FakeModelStore, add_sub
-from helpers_kserve_http import kserve_app, kserve_context
 from penstock.gateway.server.ports.http_apps import App, build_app
 from penstock.gateway.transports.http.routes import Match
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import call
 from protocol.fake_dataplane import FakeDataPlane
+from support.kserve import FakeModelStore, add_sub
+from support.kserve_http import kserve_app, kserve_context
 
 HI = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from helpers_http2 import REQUEST, WHOLE, data, headers, names, started
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits, PingRules
 from penstock.gateway.transports.http2.connection import Http2Connection
 from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting, frame
 from penstock.gateway.transports.http2.heads import ConnectionFailed
+from support.http2 import REQUEST, WHOLE, data, headers, names, started
 
 LIMITS = Http2Limits(
     resets=50, idle_frames=200, settings=20, max_streams=30, pings=PingRules(max_strikes=0, allowed_when_idle=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from helpers_http2 import END, data, headers, output, started
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits
 from penstock.gateway.transports.http2.connection import Http2Connection
 from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting
 from penstock.gateway.transports.http2.heads import ConnectionFailed
+from support.http2 import END, data, headers, output, started
 
 TRAILERS = b"\x88"
 

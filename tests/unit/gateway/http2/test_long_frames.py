@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers_http2 import END, REQUEST, data, headers, output, started
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits
 from penstock.gateway.transports.http2.connection import Http2Connection
 from penstock.gateway.transports.http2.frames import FrameType, frame
 from penstock.gateway.transports.http2.heads import DataReceived, RequestStarted
+from support.http2 import END, REQUEST, data, headers, output, started
 
 WIDE = Http2Limits(stream_window=1 << 20)
 

@@ -12,13 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from helpers_http2 import REQUEST, WHOLE, begin, data, headers, names, read_frames
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits, PingRules
 from penstock.gateway.transports.http2.connection import Http2Connection
 from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, frame
 from penstock.gateway.transports.http2.heads import ConnectionFailed, DataReceived, Event, RequestStarted, StreamReset
 from penstock.gateway.transports.http2.hpack import encode_fields
+from support.http2 import REQUEST, WHOLE, begin, data, headers, names, read_frames
 
 SIZES = st.one_of(st.integers(0, 40), st.integers(0, 100_000))
 FIELDS = st.lists(st.tuples(st.sampled_from([b"a", b"b-bin", b"traceparent"]), st.sampled_from([b"1", b"2" * 50])))

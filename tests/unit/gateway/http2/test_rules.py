@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from helpers_http2 import END, REQUEST, WHOLE, begin, data, headers, names, output, started
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits
 from penstock.gateway.transports.http2.connection import Http2Connection
 from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting, frame
 from penstock.gateway.transports.http2.heads import ConnectionFailed, DataReceived, RequestStarted, StreamReset
 from penstock.gateway.transports.http2.hpack import encode_fields
+from support.http2 import END, REQUEST, WHOLE, begin, data, headers, names, output, started
 
 BLOCK = encode_fields(REQUEST)
 NUMBER = frames.NUMBER.pack

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_endpoint import answer, call, kserve
-from helpers_kserve import FakeModel, FakeModelStore, identity, repeat, tensor_config
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, QueueFullError, UnsupportedError
@@ -25,6 +23,8 @@ from penstock.gateway.apis.kserve.tracing import Tracing
 from penstock.gateway.requests.call import DrainState
 from penstock.gateway.transports.http.exchange import Exchange
 from protocol.asgi_client import AsgiCall
+from support.endpoint import answer, call, kserve
+from support.kserve import FakeModel, FakeModelStore, identity, repeat, tensor_config
 
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "

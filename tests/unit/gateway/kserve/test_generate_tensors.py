@@ -13,13 +13,13 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_kserve import tensor_config
 from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.kserve.generate import read_generate
 from penstock.gateway.requests.bounded_json import has_all_members
+from support.kserve import tensor_config
 
 
 def signature(*inputs: tuple[str, str, list[int]], max_batch_size: int = 0) -> ModelSignature:

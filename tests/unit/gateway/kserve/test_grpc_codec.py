@@ -14,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from helpers_grpc import kserve_of
-from helpers_kserve import FakeModel, identity
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError
 from penstock.gateway.apis.kserve import tensor_plane
@@ -23,6 +21,8 @@ from penstock.gateway.apis.kserve.classification import classified
 from penstock.gateway.apis.kserve.grpc.messages import Decoded, decode, fill_response
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.apis.kserve.tensor_plane import OutputForm
+from support.grpc import kserve_of
+from support.kserve import FakeModel, identity
 
 MODEL = identity("FP32", name="m")
 REGIONS = SharedMemoryRegions(True)

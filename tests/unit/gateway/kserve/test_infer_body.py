@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_kserve import FakeModel, FakeModelStore, add_sub, identity
-from helpers_kserve_http import kserve_context
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError, UnsupportedError
 from penstock.gateway.apis.kserve.http_infer import HttpForm, Inference, encode_infer, parse_infer
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from support.kserve import FakeModel, FakeModelStore, add_sub, identity
+from support.kserve_http import kserve_context
 
 FLOATS = [float(value) for value in range(16)]
 BINARY = np.arange(16, dtype="<f4").tobytes()

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers_kserve import identity
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.gateway.apis.kserve.classification import Labels, classified
+from support.kserve import identity
 
 
 def classes(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from helpers_kserve import FakeModelStore, add_sub, identity
 from penstock.engines import errors as tree
 from penstock.gateway.apis.kserve.context import KServe
 from penstock.gateway.apis.kserve.errors import kserve_error_body, kserve_grpc_status, kserve_status
@@ -16,6 +15,7 @@ from penstock.gateway.apis.kserve.http_models import counters, model_metadata, s
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.errors import HttpError
 from penstock.gateway.requests.context import ANYONE
+from support.kserve import FakeModelStore, add_sub, identity
 
 
 def context(*, allow_shared_memory: bool = False, **options: Any) -> KServe:

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from helpers_kserve import identity, repeat
-from helpers_kserve_http import KServeFront, error_of
 from penstock.gateway.apis.kserve import http_infer
 from penstock.gateway.apis.kserve.parameters import forward_pattern
 from penstock.gateway.apis.kserve.trace_settings import TraceSettings
 from penstock.gateway.apis.kserve.tracing import Tracing
 from protocol.asgi_client import AsgiCall
+from support.kserve import identity, repeat
+from support.kserve_http import KServeFront, error_of
 
 FLOATS = [float(value) for value in range(16)]
 GOOD = {"inputs": [{"name": f"INPUT{i}", "shape": [16], "datatype": "FP32", "data": FLOATS} for i in (0, 1)]}

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from helpers_keys import api_keys
-from helpers_kserve import add_sub
-from helpers_kserve_http import KServeFront, error_of
 from penstock.engines import errors as tree
 from penstock.gateway.apis.kserve.routes import KSERVE
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
+from support.keys import api_keys
+from support.kserve import add_sub
+from support.kserve_http import KServeFront, error_of
 
 FLOATS = [float(value) for value in range(16)]
 GOOD = {"inputs": [{"name": f"INPUT{i}", "shape": [16], "datatype": "FP32", "data": FLOATS} for i in (0, 1)]}

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from helpers_language_repository import TRTLLM_CONFIG, VLLM_CONFIG
 from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.tensors import Tensor
@@ -14,6 +13,7 @@ from penstock.engines.errors import UnsupportedError
 from penstock.gateway.models.language.kserve.tensor_form import Form
 from penstock.gateway.models.language.kserve.trtllm_form import TRTLLM_FORM
 from penstock.gateway.models.language.kserve.vllm_form import VLLM_FORM
+from support.language_repository import TRTLLM_CONFIG, VLLM_CONFIG
 
 IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ -1 ] optional: true }'
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers_dataplane import Setup
-from helpers_language_repository import context, write_trtllm, write_vllm
 from penstock.engines.errors import EngineError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.kserve.loader import LANGUAGE_BACKENDS, LanguageModelLoader, language_loaders
 from penstock.gateway.models.language.models import LoadedModel
+from support.dataplane import Setup
+from support.language_repository import context, write_trtllm, write_vllm
 
 
 class Built:

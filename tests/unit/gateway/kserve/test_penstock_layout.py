@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from helpers_language_repository import context
 from penstock.gateway.configuration.config import Config, load_config
 from penstock.gateway.configuration.sections.language_model import ReplicaConfig
 from penstock.gateway.models.language.kserve.penstock_layout import PenstockLayout
+from support.language_repository import context
 
 
 @pytest.mark.parametrize(("given", "revision"), [({}, None), ({"revision": "v2"}, "v2")])

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from helpers_endpoint import answer, kserve
-from helpers_kserve import FakeModelStore, add_sub
 from penstock.engines.errors import EngineError, NotReadyError
 from penstock.gateway.apis.kserve import http_administration
 from penstock.gateway.apis.kserve.grpc.administration import Administration
 from penstock.gateway.apis.kserve.store import IndexEntry
 from penstock.gateway.requests.context import ALL_ROLES, USER_ROLES, Principal, RequestContext, Role
 from penstock.gateway.transports.http.exchange import Exchange
+from support.endpoint import answer, kserve
+from support.kserve import FakeModelStore, add_sub
 
 
 class Repository:

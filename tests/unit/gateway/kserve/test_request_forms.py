@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from helpers_kserve import identity
 from penstock.classic.messages import InferRequest
 from penstock.gateway.apis.kserve.grpc.messages import decode, parse
 from penstock.gateway.apis.kserve.grpc.request_forms import KnownRequest, RequestForms
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from support.kserve import identity
 
 MODEL = identity("FP32", name="m")
 REGIONS = SharedMemoryRegions(False)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from helpers_endpoint import Endpoint, answer, kserve
-from helpers_kserve import FakeModelStore, add_sub
 from penstock.gateway.apis.kserve import http_administration
 from penstock.gateway.apis.kserve.context import KServe
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
+from support.endpoint import Endpoint, answer, kserve
+from support.kserve import FakeModelStore, add_sub
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from helpers_kserve import FakeModelStore, identity
-from helpers_kserve_http import KServeFront, kserve_context
 from penstock.engines.errors import (
     AlreadyExistsError,
     InvalidRequestError,
@@ -30,6 +28,8 @@ from penstock.gateway.requests.call import DrainState, RequestJournal
 from penstock.gateway.requests.context import ANYONE, USER_ROLES, Principal, RequestContext
 from penstock.gateway.requests.intake import BodyBudget, Intake
 from penstock.gateway.transports.http.settings import AppSettings
+from support.kserve import FakeModelStore, identity
+from support.kserve_http import KServeFront, kserve_context
 
 
 def contents(memory: SharedMemory) -> memoryview:

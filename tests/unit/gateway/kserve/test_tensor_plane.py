@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers_kserve import FakeModel, FakeModelStore, identity, responses
-from helpers_kserve_http import kserve_context
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, PermissionDeniedError
 from penstock.gateway.apis.kserve.tensor_plane import Moments, TensorPlane
 from penstock.gateway.apis.kserve.tracing import Tracing
 from penstock.gateway.requests.context import Principal, RequestContext
+from support.kserve import FakeModel, FakeModelStore, identity, responses
+from support.kserve_http import kserve_context
 
 MOMENTS = Moments(received="RECEIVED", sending="SENDING", began="BEGAN", sent="SENT")
 OUTPUT = Tensor("OUTPUT0", "FP32", np.zeros(1, np.float32))

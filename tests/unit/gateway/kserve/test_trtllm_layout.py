@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from helpers_language_repository import context, write_trtllm
 from penstock.classic.model_config import ModelInstanceGroup
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.configuration.config import Config, ConfigError, load_config
 from penstock.gateway.models.language.kserve.trtllm_layout import TrtllmLayout
 from penstock.gateway.models.repository.config_checks import check_supported
+from support.language_repository import context, write_trtllm
 
 
 def configured(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from helpers_language_repository import context, write_vllm
 from penstock.classic.model_config import ModelInstanceGroup
 from penstock.gateway.configuration.config import Config, ConfigError, load_config
 from penstock.gateway.models.language.kserve import folder_layout, vllm_layout
 from penstock.gateway.models.language.kserve.vllm_layout import VllmLayout
+from support.language_repository import context, write_vllm
 
 
 def configured(

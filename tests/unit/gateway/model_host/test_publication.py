@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_kserve import FakeModelStore, add_sub, identity
 from penstock.classic.base import reports_ready
 from penstock.engines import errors as tree
 from penstock.engines.errors import PenstockError
@@ -25,6 +24,7 @@ from penstock.gateway.processes.model_host.messages import (
 from penstock.gateway.processes.model_host.publication import Publication, Sources, is_classic
 from penstock.gateway.processes.model_host.remote_calls import RemoteCalls
 from penstock.gateway.processes.model_host.remote_models import RemoteModels
+from support.kserve import FakeModelStore, add_sub, identity
 
 
 def publication(store: FakeModelStore) -> Publication:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from helpers_keys import api_keys
 from penstock.engines.contract.messages import SamplingParams
 from penstock.gateway.models.language.dataplane import Candidate, GenerateRequest, ServedModel, TokenLogprob
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, MODEL, FakeDataPlane, delta
+from support.keys import api_keys
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

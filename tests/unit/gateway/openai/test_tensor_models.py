@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_kserve import FakeModel, FakeModelStore, identity, tensor_config
-from helpers_kserve_http import kserve_context
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
@@ -24,6 +22,8 @@ from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
+from support.kserve import FakeModel, FakeModelStore, identity, tensor_config
+from support.kserve_http import kserve_context
 
 TEXT = f"input {tensor_config('text_input', 'BYTES', [1])} input {tensor_config('stream', 'BOOL', [1])} "
 OUT = f"output {tensor_config('text_output', 'BYTES', [-1])} "

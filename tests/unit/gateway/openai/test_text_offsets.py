@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from helpers_dataplane import request
-from helpers_tokenizers import KINDS, build, save_folder
 from penstock.engines.contract.messages import FinishReason, RequestOutput, TokenLogprobs
 from penstock.gateway.apis.openai.completions import Echo
 from penstock.gateway.models.language.choice_output import ChoiceDelta, ChoiceOutput, TokenLogprob, with_text
 from penstock.gateway.models.language.generation import Generation
 from penstock.tokenizers import StopStrings, Tokenizer
+from support.dataplane import request
+from support.tokenizers import KINDS, build, save_folder
 
 # Characters of one to four bytes, of which most tokenizers have no token; the same line end twice.
 PIECES = ["the ", "x", "\n", "END", "E", "EN", "ö", "€", "👋🏽", "好", "Q", "<|im_start|>"]

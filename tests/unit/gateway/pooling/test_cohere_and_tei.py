@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from helpers_keys import api_keys
-from helpers_pooling import Setup
 from penstock.gateway.apis.pooling.cohere import _FORMS
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
+from support.keys import api_keys
+from support.pooling import Setup
 
 CLS, SEP, THE, A, DOG = 2, 3, 5, 10, 11
 LONG = "the " + "dog " * 99 + "a"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from helpers_pooling import Setup
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import NumericalError, QueueFullError
 from penstock.gateway.apis.pooling.plane import PoolingPlane
@@ -21,6 +20,7 @@ from penstock.gateway.requests.quota import Limits, Quota
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
+from support.pooling import Setup
 
 CLS, SEP, THE, A, DOG = 2, 3, 5, 10, 11
 

@@ -8,7 +8,6 @@ from typing import cast
 
 import pytest
 
-from helpers_classic import ECHO, model_config
 from penstock.classic.base import Host, ModelContext
 from penstock.classic.batching.rate_limiter import GLOBAL, Resource, Seat
 from penstock.engines.errors import InvalidRequestError
@@ -17,6 +16,7 @@ from penstock.gateway.configuration.sections.other_models import RepositoryConfi
 from penstock.gateway.models.repository.classic_loader import ClassicLoaders
 from penstock.gateway.models.repository.settings import build_rate_limiter
 from penstock.gateway.server.composition.models import repository_settings
+from support.classic import ECHO, model_config
 
 
 def test_settings_are_of_one_backend_or_of_all() -> None:

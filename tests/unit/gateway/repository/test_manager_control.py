@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers_repository import FakeLoader, FakeModel, FakeRepository, ask, loaders_of, serving, states, until
 from penstock.classic.base import abandoned
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import (
@@ -22,6 +21,7 @@ from penstock.engines.errors import (
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.repository.settings import RepositorySettings
 from penstock.gateway.requests.context import ALL_ROLES, USER_ROLES, Principal, Role
+from support.repository import FakeLoader, FakeModel, FakeRepository, ask, loaders_of, serving, states, until
 
 
 @pytest.fixture

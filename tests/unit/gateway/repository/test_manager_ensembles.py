@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers_repository import FakeLoader, FakeRepository, serving, states, until
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
 from penstock.gateway.models.repository.manager import ModelRepository
+from support.repository import FakeLoader, FakeRepository, serving, states, until
 
 IO = 'input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }'
 

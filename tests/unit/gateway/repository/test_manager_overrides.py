@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_repository import CONFIG, FakeLoader, FakeRepository, serving
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.models.repository.config_file import check_files, write_files
+from support.repository import CONFIG, FakeLoader, FakeRepository, serving
 
 ESCAPES = [
     "",

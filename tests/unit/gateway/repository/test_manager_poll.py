@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers_repository import FakeLoader, FakeModel, FakeRepository, ask, serving, states, until
 from penstock.engines.errors import EngineError, ModelNotFoundError, NotReadyError
+from support.repository import FakeLoader, FakeModel, FakeRepository, ask, serving, states, until
 
 
 @pytest.fixture

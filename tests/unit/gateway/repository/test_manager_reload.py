@@ -9,10 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from helpers_repository import CONFIG, FILES, FakeLoader, FakeRepository, ask, serving, states, until
 from penstock.engines.errors import EngineError, InvalidRequestError, ModelNotFoundError
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.models.repository.manager import ModelRepository
+from support.repository import CONFIG, FILES, FakeLoader, FakeRepository, ask, serving, states, until
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from helpers_repository import CONFIG, FakeLoader, FakeModel, FakeRepository, loaders_of
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import PenstockError
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.repository.settings import RepositorySettings
+from support.repository import CONFIG, FakeLoader, FakeModel, FakeRepository, loaders_of
 
 NAMES = st.sampled_from(["a", "b"])
 POLICIES = st.sampled_from(["", "version_policy { all {} }", "version_policy { latest { num_versions: 2 } }"])

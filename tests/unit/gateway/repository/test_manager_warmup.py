@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from helpers_repository import FakeLoader, FakeModel, FakeRepository, ask, serving, states
 from penstock.classic.messages import WarmUpRequest
 from penstock.classic.model_config import ModelConfig
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.gateway.models.repository.warmup import MAX_BYTES, MAX_SEQUENCES, warm_up, warmup_inputs
+from support.repository import FakeLoader, FakeModel, FakeRepository, ask, serving, states
 
 
 def _config(sample: str, max_batch_size: int = 8) -> ModelConfig:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers_classic import model_config
 from penstock.classic.batching.sequences.table import States
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.models.repository.config_checks import check_supported
 from penstock.gateway.models.repository.defaults import complete
+from support.classic import model_config
 
 IO = """
     max_batch_size: 4

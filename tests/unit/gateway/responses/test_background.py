@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from helpers_keys import api_keys
-from helpers_messages import events_of
-from helpers_responses import accumulated, validated_response
 from penstock.engines.errors import ContextLengthError, EngineError, PenstockError
 from penstock.gateway.apis.responses import background
 from penstock.gateway.apis.responses.items import encode_reasoning
@@ -27,6 +24,9 @@ from penstock.gateway.transports.http.settings import AppSettings
 from penstock.tokenizers import ReasoningPart
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
+from support.keys import api_keys
+from support.messages import events_of
+from support.responses import accumulated, validated_response
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "tiny", "input": "hi", "background": True}

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from helpers_keys import api_keys
-from helpers_responses import validated_item
 from penstock.gateway.apis.responses.items import encode_reasoning
 from penstock.gateway.requests.call import RequestJournal, be_strict
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
+from support.keys import api_keys
+from support.responses import validated_item
 
 PATH = "/v1/responses"
 HI = {"role": "user", "content": "hi"}

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from helpers_keys import api_keys
-from helpers_responses import validated_item, validated_response
 from penstock.gateway.apis.responses.service import ResponseService
 from penstock.gateway.database import Database
 from penstock.gateway.models.language.dataplane import GenerateRequest
@@ -18,6 +16,8 @@ from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
+from support.keys import api_keys
+from support.responses import validated_item, validated_response
 
 PATH = "/v1/conversations"
 HI = {"role": "user", "content": "hi"}

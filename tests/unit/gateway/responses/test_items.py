@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_responses import validated_item
 from penstock.gateway.apis.responses.chat_request import chat_request
 from penstock.gateway.apis.responses.conversation import template_messages
 from penstock.gateway.apis.responses.items import decode_reasoning, encode_reasoning, input_items, shown_item
 from penstock.gateway.apis.responses.schemas import LOGPROBS, GivenItem, Include, InputItem, ResponsesRequest
 from penstock.gateway.apis.responses.tools import NO_TOOLS, response_tools
 from penstock.gateway.requests.context import RequestContext
+from support.responses import validated_item
 
 CONVERSATION: list[dict[str, Any]] = [
     {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be kind."}]},

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_messages import events_of
-from helpers_responses import accumulated, validated_response
 from penstock.engines.errors import EngineError, RateLimitedError
 from penstock.gateway.apis.responses.answer import ResponseObject
 from penstock.gateway.apis.responses.events import Output, ResponseEvents, StreamErrors
@@ -22,6 +20,8 @@ from penstock.gateway.models.language.choice_output import TokenLogprob
 from penstock.gateway.models.language.dataplane import ChoiceDelta, Usage
 from penstock.gateway.requests.record import RequestRecord
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
+from support.messages import events_of
+from support.responses import accumulated, validated_response
 
 NOTHING = Include()
 TEXT = st.text('a"\\\n é🙂', min_size=1, max_size=5)

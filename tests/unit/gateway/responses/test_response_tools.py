@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_messages import events_of
-from helpers_responses import accumulated, validated_item, validated_response
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.responses.schemas import InputItem, ResponsesRequest
 from penstock.gateway.apis.responses.tools import CustomInput, ResponseTools, response_tools
@@ -25,6 +23,8 @@ from penstock.gateway.transports.http.settings import AppSettings
 from penstock.tokenizers import Part, TextPart, ToolCallPart, find_tool_parser
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import INFO, FakeDataPlane, Step, delta
+from support.messages import events_of
+from support.responses import accumulated, validated_item, validated_response
 
 PATH = "/v1/responses"
 ABLE = msgspec.structs.replace(INFO, supports_grammars=True)

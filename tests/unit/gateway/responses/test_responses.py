@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from helpers_keys import api_keys
-from helpers_messages import events_of
-from helpers_responses import accumulated, validated, validated_item, validated_response
 from penstock.engines.errors import DeadlineExceededError, EngineDeadError, EngineError, NotReadyError, QueueFullError
 from penstock.gateway.models.language.dataplane import GenerateRequest
 from penstock.gateway.requests.access import ApiKeys, key_digest
@@ -21,6 +18,9 @@ from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, Step, delta
+from support.keys import api_keys
+from support.messages import events_of
+from support.responses import accumulated, validated, validated_item, validated_response
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "tiny", "input": "hi"}

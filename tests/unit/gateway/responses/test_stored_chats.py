@@ -9,7 +9,6 @@ import pytest
 from openai.types.chat import ChatCompletion
 from starlette.types import ASGIApp
 
-from helpers_keys import api_keys
 from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.responses.service import ResponseService
 from penstock.gateway.database import Database
@@ -19,6 +18,7 @@ from penstock.gateway.transports.http.routes import Route
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane, delta
+from support.keys import api_keys
 
 PATH = "/v1/chat/completions"
 HI = {"role": "user", "content": "hi"}

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers_pooling import FakeSource, Setup, served
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
 from penstock.gateway.apis.pooling.models import PoolingModel
@@ -17,6 +16,7 @@ from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.text_models import TextModels
+from support.pooling import FakeSource, Setup, served
 
 FIRST, SECOND = WeightedTarget("embedder"), WeightedTarget("second")
 

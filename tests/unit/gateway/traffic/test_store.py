@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_kserve import FakeModel, FakeModelStore, add_sub, identity, repeat, responses
 from penstock.classic.base import reports_ready
 from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
@@ -36,6 +35,7 @@ from penstock.gateway.models.traffic.store import TrafficStore
 from penstock.gateway.models.traffic.table import PublicName, RoutedCall, TrafficTable
 from penstock.gateway.requests.context import ANYONE, Principal, RequestContext
 from penstock.gateway.requests.record import Outcome
+from support.kserve import FakeModel, FakeModelStore, add_sub, identity, repeat, responses
 
 
 class Setup:

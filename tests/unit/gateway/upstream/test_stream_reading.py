@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_upstream import USAGE, delta, event
 from penstock.engines.errors import ContextLengthError, OverloadedError
 from penstock.gateway.errors import UpstreamError
 from penstock.gateway.models.language.generation import Usage
@@ -21,6 +20,7 @@ from penstock.gateway.models.upstream.answer_reading import (
     StreamReader,
 )
 from penstock.gateway.models.upstream.failures import Redactor
+from support.upstream import USAGE, delta, event
 
 GOOD = [event(delta(None)), event(delta("Grü")), event(delta("ße\n\n!")), event(delta(None, "stop")), event(USAGE)]
 

@@ -13,8 +13,6 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from helpers_processes import is_running
-from helpers_server import free_port, wait_until
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Options, OutputOptions
 from penstock.loadtest.report.model import Interval
@@ -24,6 +22,8 @@ from penstock.loadtest.tune.findings import TuneReport, tuning_findings
 from penstock.loadtest.tune.options import TuneOptions
 from penstock.loadtest.tune.server import NotReadyError, running
 from penstock.loadtest.tune.tune import Base, Tuner
+from support.processes import is_running
+from support.server import free_port, wait_until
 from unit.loadtest.search.computed import answered, chosen, report_of
 
 STUB = """

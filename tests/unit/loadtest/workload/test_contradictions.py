@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from helpers_workload import DEMO, settings
 from penstock.loadtest import workload
 from penstock.loadtest.errors import LoadTestError
+from support.workload import DEMO, settings
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from helpers_workload import DEMO, calls, demo, sessions, settings, write
 from penstock.loadtest import workload
 from penstock.loadtest.errors import LoadTestError
+from support.workload import DEMO, calls, demo, sessions, settings, write
 
 SHAREGPT = [
     {"id": "QWJhYvA_0", "conversations": [

@@ -10,7 +10,9 @@ from statistics import fmean, pstdev
 import pytest
 from tokenizers import Tokenizer, normalizers
 
-from helpers_workload import (
+from penstock.loadtest.errors import LoadTestError
+from penstock.loadtest.workload.vocabulary import FittedWords, Vocabulary, load_vocabulary
+from support.workload import (
     DEMO,
     calls,
     demo,
@@ -23,8 +25,6 @@ from helpers_workload import (
     word_pieces,
     write,
 )
-from penstock.loadtest.errors import LoadTestError
-from penstock.loadtest.workload.vocabulary import FittedWords, Vocabulary, load_vocabulary
 
 
 def encoded(path: str, text: object) -> list[int]:

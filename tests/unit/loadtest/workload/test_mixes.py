@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers_workload import calls, write
 from penstock.loadtest.errors import LoadTestError
+from support.workload import calls, write
 
 
 def test_parts_are_drawn_by_weight_and_named() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from helpers_workload import DEMO, calls, sessions, settings, write
 from penstock.loadtest import workload
+from support.workload import DEMO, calls, sessions, settings, write
 
 TRACE = ["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"]
 TRACE += [f"{5 * row},ChatGPT,{10 + row},{row % 5},0,API log" for row in range(30)]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from helpers_workload import DEMO, calls, demo, joining, letters, saved, sessions, settings, write
 from penstock.loadtest import workload
 from penstock.loadtest.errors import LoadTestError
+from support.workload import DEMO, calls, demo, joining, letters, saved, sessions, settings, write
 
 MOONCAKE = [
     '{"timestamp": 27482, "input_length": 1500, "output_length": 52, "hash_ids": [46, 47, 2353]}',

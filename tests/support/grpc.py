@@ -16,8 +16,6 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.grpc.aio import InferenceServerClient, InferInput
 
-from helpers_kserve import FakeModel, FakeModelStore
-from helpers_model_host import served_from_a_front
 from penstock.gateway.apis.kserve.context import KServe
 from penstock.gateway.apis.kserve.grpc.rpc import Guard
 from penstock.gateway.apis.kserve.grpc.server import GrpcServer
@@ -27,6 +25,8 @@ from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.apis.kserve.tracing import Tracing
 from penstock.gateway.requests.access import ApiKeys, Restrictions
 from penstock.gateway.requests.call import DrainState, RequestJournal
+from support.kserve import FakeModel, FakeModelStore
+from support.model_host import served_from_a_front
 
 _TRANSPORT: ContextVar[str] = ContextVar("transport", default="penstock")
 FROM_A_FRONT: ContextVar[bool] = ContextVar("from_a_front", default=False)

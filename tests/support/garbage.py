@@ -1,6 +1,6 @@
 """The garbage collector inside of a server's processes: `d` turns it off, `c` collects and gives the number of objects.
 
-A module for helpers_inside.py.
+A module for support/inside.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from helpers_inside import answer_commands
+from support.inside import answer_commands
 
 
 def _turn_off() -> None:

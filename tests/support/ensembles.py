@@ -9,12 +9,12 @@ from typing import cast
 
 import numpy as np
 
-from helpers_classic import Execute, model_config, served
 from penstock.classic.base import Batch, Host, InferModel, ModelContext
 from penstock.classic.ensemble.model import EnsembleModel
 from penstock.classic.messages import InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import ModelNotFoundError
+from support.classic import Execute, model_config, served
 
 X_TO_Y = """
     input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helpers_parsers import Found
+from support.parsers import Found
 
 _CALL = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
 

@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
 
-from helpers_models import EOS_TOKEN_ID, VOCAB_SIZE, make_tokenizer
+from support.models import EOS_TOKEN_ID, VOCAB_SIZE, make_tokenizer
 
 HIDDEN, HEADS, DIM, LAYERS = 64, 4, 16, 2
 

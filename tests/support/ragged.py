@@ -6,7 +6,7 @@ from pathlib import Path
 
 from onnx import ModelProto, TensorProto, helper
 
-from helpers_onnx import model, save, tensors
+from support.onnx import model, save, tensors
 
 CONFIG = """
 backend: "onnxruntime" max_batch_size: 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helpers_parsers import Call, Found
+from support.parsers import Call, Found
 
 OSLO = '{"city": "Oslo"}'
 BOTH = [Call("weather", OSLO), Call("clock", "{}")]

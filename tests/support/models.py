@@ -71,7 +71,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from helpers_runner import VOCAB_SIZE as VOCAB_SIZE
+from support.runner import VOCAB_SIZE as VOCAB_SIZE
 
 torch.set_num_threads(1)
 """Models this small are computed several times faster without threads, most of all on a busy machine."""

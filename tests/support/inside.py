@@ -29,8 +29,11 @@ class Inside:
         self._listener.bind(str(folder / "commands"))
         self._listener.listen(64)
         self._listener.setblocking(False)
-        paths = [str(module.parent), str(Path(__file__).parent)]
-        (folder / "sitecustomize.py").write_text(f"import sys\nsys.path[:0] = {paths}\nimport {module.stem}\n")
+        tests = Path(__file__).parents[1]
+        is_ours = module.parent == tests / "support"  # by the package's name: modules in it are called `grpc`, too
+        name, paths = (f"support.{module.stem}", []) if is_ours else (module.stem, [str(module.parent)])
+        startup = f"import sys\nsys.path[:0] = {[*paths, str(tests)]}\nimport {name}\n"
+        (folder / "sitecustomize.py").write_text(startup)
         self.environ = {"PYTHONPATH": str(folder), VARIABLE: str(folder / "commands"), **variables}
 
     def __enter__(self) -> Inside:

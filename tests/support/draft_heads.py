@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
-from helpers_models import VOCAB_SIZE, edit_config, make_model
+from support.models import VOCAB_SIZE, edit_config, make_model
 
 Weights = dict[str, torch.Tensor]
 

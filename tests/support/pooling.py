@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-import helpers_tokenizers
+import support.tokenizers
 from penstock.engines.encoder.model_folder import SentenceRecipe
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
 from penstock.gateway.apis.pooling.models import Head, PoolingModel, read_head
@@ -62,7 +62,7 @@ class NoMetrics:
 
 
 def tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer(helpers_tokenizers.save_folder(folder, helpers_tokenizers.bert()))
+    return Tokenizer(support.tokenizers.save_folder(folder, support.tokenizers.bert()))
 
 
 def served(

@@ -22,14 +22,14 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from helpers_fork import ForkedProcess
-from helpers_processes import child_pids
 from penstock.gateway import cli
+from support.fork import ForkedProcess
+from support.processes import child_pids
 
 _LISTENING = re.compile(r"listening on https?://\S+:(\d+) \(gRPC (\d+), metrics (\d+)\)")
 
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def block(language: str, about: str) -> str:

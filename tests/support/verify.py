@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.torch import load_file, save_file
 
-from helpers_gguf import write_gguf
-from helpers_quantized import GROUP, Tensors, gptq, round_to_levels, write_quantized
 from penstock.gateway.models.language.models import find_model
+from support.gguf import write_gguf
+from support.quantized import GROUP, Tensors, gptq, round_to_levels, write_quantized
 
 DEMO = find_model(None).folder
 ORDINARY_TOKEN = 5

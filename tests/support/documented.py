@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from helpers_onnx import add_sub, model, save, tensors
+from support.onnx import add_sub, model, save, tensors
 
-MODELS = Path(__file__).parent / "documented"
+MODELS = Path(__file__).parents[1] / "documented"
 LABELS = ("RED", "GREEN", "BLUE", "GREY")
 
 

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 import uvloop
 from starlette.types import ASGIApp
 
-from helpers_kserve import FakeModel, FakeModelStore, add_sub
-from helpers_model_host import served_from_a_front
 from penstock.gateway.apis.kserve.context import KServe
 from penstock.gateway.apis.kserve.logs import LogSettings
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
@@ -27,6 +25,8 @@ from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.stream import ConnectionLimits
 from protocol.asgi_client import AsgiCall, call
 from protocol.fake_dataplane import FakeDataPlane
+from support.kserve import FakeModel, FakeModelStore, add_sub
+from support.model_host import served_from_a_front
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ import transformers
 from safetensors.torch import save_file
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerFast
 
-from helpers_tokenizers import bert
 from penstock.engines.encoder.text import TokenizedText, Vectors
+from support.tokenizers import bert
 
 torch.set_num_threads(1)
 

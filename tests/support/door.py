@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 
-from helpers_engine import Driver
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import (
@@ -34,6 +33,7 @@ from penstock.engines.door.messages import PROTOCOL_VERSION, Hello, Welcome
 from penstock.engines.door.sockets import client_socket
 from penstock.engines.door.spec import DoorAddress, DoorSpec
 from penstock.kvcache import KVGroup
+from support.engine import Driver
 
 M = TypeVar("M")
 

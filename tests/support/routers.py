@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from helpers_server import wait_until
+from support.server import wait_until
 
 
 @contextmanager

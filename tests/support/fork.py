@@ -70,7 +70,7 @@ class ForkedProcess:
 def _forker() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """The process that forks, and where its orders go. It ends when this one does."""
     orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    process = subprocess.Popen([sys.executable, "-P", __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()])
     theirs.close()
     return orders, process
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-from helpers_door import AttachedDriver
-from helpers_engine import Driver
+from support.door import AttachedDriver
+from support.engine import Driver
 
 
 class Oracle(Protocol):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import helpers_tokenizers
-from helpers_writing import WritingRunner
+import support.tokenizers
 from penstock.engines.client.inline import InlineEngine
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -15,6 +14,7 @@ from penstock.gateway.models.language.dataplane import ChoiceDelta, DataPlane, G
 from penstock.gateway.models.language.model_metrics import ModelMetrics
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.tokenizers import ChatTemplate, Tokenizer
+from support.writing import WritingRunner
 
 MARKER = 5
 EOS = 2
@@ -34,7 +34,7 @@ class Setup:
         answer: str | None = None,
     ) -> None:
         """`vocab_size`: the model's, if not the tokenizer's. `answer`: what the model writes to every request."""
-        self.tokenizer = Tokenizer(helpers_tokenizers.save_folder(folder, helpers_tokenizers.byte_level()))
+        self.tokenizer = Tokenizer(support.tokenizers.save_folder(folder, support.tokenizers.byte_level()))
         config = SimulatedConfig(
             vocab_size=vocab_size or self.tokenizer.vocab_size,
             first_token_id=10,

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper
 
-from helpers_onnx import Shape, model, tensors
+from support.onnx import Shape, model, tensors
 
-MODELS = Path(__file__).parent / "differential/models"
+MODELS = Path(__file__).parents[1] / "differential/models"
 ROW: Shape = ("batch", 1)
 LIST: Shape = ("batch", "length")
 

@@ -12,7 +12,7 @@ from penstock.engines.contract.step import BlockUpdate, ModelRunnerOutput, NewRe
 from penstock.kvcache import KVGroup
 
 VOCAB_SIZE = 384
-"""Of the models of `helpers_models`, which takes seconds to import: processes that only drive a model need not. More
+"""Of the models of `support.models`, which takes seconds to import: processes that only drive a model need not. More
 than the tokenizer's 259 entries, as in many models of the field."""
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 

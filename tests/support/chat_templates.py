@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tokenizers
 
-from helpers_tokenizers import build
+from support.tokenizers import build
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot|>", "<|header|>", "<|end_header|>", "[INST]", "[/INST]")
 NOT_SPECIAL = (

@@ -11,7 +11,7 @@ from penstock.loadtest import workload
 from penstock.loadtest.messages import Call, Session
 from penstock.loadtest.options import Options, options
 
-DEMO = Path(__file__).parents[1] / "gateway/penstock/gateway/demo_model"
+DEMO = Path(__file__).parents[2] / "gateway/penstock/gateway/demo_model"
 NAMES = [one + more for one in "bcdfghklmp" for more in ("ad", "en", "id", "ot", "ut", "am", "el", "ip", "on")]
 
 TEXT = [

@@ -6,7 +6,7 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors, trainers
 
-from helpers_tokenizers import SPECIALS, TEXTS
+from support.tokenizers import SPECIALS, TEXTS
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from helpers_models import make_tokenizer
 from penstock.tokenizers.grammars import CompiledGrammar, GrammarCompiler, GrammarError, MaskFiller, TokenMatcher
+from support.models import make_tokenizer
 
 _FILLER = MaskFiller(1)
 

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from penstock.loadtest.live import Progress
+from penstock.loadtest.progress import Progress
 
 _WIDTH = 48
 

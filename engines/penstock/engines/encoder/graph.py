@@ -18,8 +18,8 @@ from penstock.engines.encoder.rows import TextAttention, TextRows
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.exported import read_graph
-from penstock.engines.openvino.graph_nodes import i64
-from penstock.engines.openvino.weights import Node, Weights
+from penstock.engines.openvino.graph_nodes import Node, i64
+from penstock.engines.openvino.weights import Weights
 
 
 def build_encoder(spec: EncoderSpec, recipe: SentenceRecipe, weights: Weights) -> ov.Model:

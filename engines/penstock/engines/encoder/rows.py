@@ -16,9 +16,8 @@ import openvino.opset15 as ops
 
 from penstock.engines.encoder.families import EncoderSpec
 from penstock.engines.encoder.text import TokenizedText
-from penstock.engines.openvino.graph_nodes import f32, i64
+from penstock.engines.openvino.graph_nodes import Node, f32, i64
 from penstock.engines.openvino.rope import Rope
-from penstock.engines.openvino.weights import Node
 
 ROUNDED_TO = 16
 """T and S are made a multiple of this: OpenVINO compiles kernels for each new shape."""

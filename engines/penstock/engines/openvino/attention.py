@@ -17,8 +17,7 @@ import openvino.opset15 as ops
 from openvino.op import _PagedAttentionExtension as PagedAttention
 
 from penstock.engines.openvino.decoder_spec import Attention
-from penstock.engines.openvino.graph_nodes import f32, i32, i64, scaled
-from penstock.engines.openvino.weights import Node
+from penstock.engines.openvino.graph_nodes import Node, f32, i32, i64, scaled
 
 
 def paged_attention(

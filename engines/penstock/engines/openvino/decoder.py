@@ -14,10 +14,10 @@ from penstock.engines.kit.cache_size import group_layers
 from penstock.engines.openvino.attention import paged_attention
 from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, group_suffix, step_inputs
 from penstock.engines.openvino.decoder_spec import MLP, Attention, Clamp, DecoderSpec, Experts, QueryGrowth
-from penstock.engines.openvino.graph_nodes import ACTIVATIONS, capped, f32, i32, i64, part, parts, scaled
+from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i32, i64, part, parts, scaled
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.rope import Rope
-from penstock.engines.openvino.weights import Node, Weights, round_to
+from penstock.engines.openvino.weights import Weights, round_to
 
 
 @dataclass(frozen=True)

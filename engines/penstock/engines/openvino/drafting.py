@@ -35,7 +35,7 @@ from penstock.engines.openvino.decoder import DecoderBuilder, FeatureTap, check_
 from penstock.engines.openvino.decoder_inputs import FEATURES
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.families import parse_config
-from penstock.engines.openvino.graph_nodes import i64
+from penstock.engines.openvino.graph_nodes import Node, i64
 from penstock.engines.openvino.loading import (
     BuildGraph,
     BuiltDecoder,
@@ -45,7 +45,7 @@ from penstock.engines.openvino.loading import (
     open_built,
 )
 from penstock.engines.openvino.lora import Projection
-from penstock.engines.openvino.weights import Node, Weights, checkpoint_key
+from penstock.engines.openvino.weights import Weights, checkpoint_key
 
 _FC = "fc.weight"
 """The matrix that makes features of hidden states. It is in the model's graph, so that a third of the numbers is kept.

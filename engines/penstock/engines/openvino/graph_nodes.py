@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import openvino.opset15 as ops
 
 from penstock.engines.openvino.decoder_spec import Activation
-from penstock.engines.openvino.weights import Node
+
+Node = Any
+"""An OpenVINO graph node; the package has no types of its own for mypy."""
 
 
 def _gelu_tanh(x: Node) -> Node:

@@ -33,8 +33,8 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.engines.formats.adapter_files import LowRank, read_adapter
 from penstock.engines.kit.adapter_slots import AdapterSlots, fitting_layers
 from penstock.engines.kit.batch import Ints
-from penstock.engines.openvino.graph_nodes import i64
-from penstock.engines.openvino.weights import Node, to_bf16
+from penstock.engines.openvino.graph_nodes import Node, i64
+from penstock.engines.openvino.weights import to_bf16
 
 AddInput = Callable[[str, object, list[int]], Node]
 

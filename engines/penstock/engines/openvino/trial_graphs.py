@@ -17,9 +17,9 @@ import openvino.opset15 as ops
 from penstock.engines.openvino.attention import paged_attention
 from penstock.engines.openvino.decoder_inputs import GROUP_INPUTS
 from penstock.engines.openvino.decoder_spec import Attention
+from penstock.engines.openvino.graph_nodes import Node
 from penstock.engines.openvino.numerics import KVType
 from penstock.engines.openvino.quantization import GROUP
-from penstock.engines.openvino.weights import Node
 
 _DEVICE = "CPU"
 _TOKENS, _HEAD_SIZE = 40, 64

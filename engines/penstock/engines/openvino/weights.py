@@ -28,6 +28,7 @@ from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.host.user_cache import user_cache
 from penstock.engines.openvino.checkpoint import Checkpoint, Tensor
 from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
+from penstock.engines.openvino.graph_nodes import Node
 from penstock.engines.openvino.numerics import ModelFacts, Numerics, Wish
 from penstock.engines.openvino.quantization import (
     GROUP,
@@ -46,9 +47,6 @@ from penstock.engines.openvino.trials import settle
 from penstock.engines.openvino.weight_cache import Array, WeightCache, cache_key
 
 logger = logging.getLogger(__name__)
-
-Node = Any
-"""An OpenVINO graph node; the package has no types of its own for mypy."""
 
 _OV_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
 _LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from penstock.loadtest.errors import INTERRUPTED
-from penstock.loadtest.live import LiveView, Progress
+from penstock.loadtest.live import LiveView
 from penstock.loadtest.messages import Sample
 from penstock.loadtest.options import LoadOptions, Options, OutputOptions, Target, WorkloadOptions
+from penstock.loadtest.progress import Progress
 
 
 class Terminal(io.StringIO):

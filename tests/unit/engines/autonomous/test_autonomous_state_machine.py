@@ -152,7 +152,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             waiting: list[Request] = list(self.rig.core.intake.waiting)
             if self.rig.core.config.policy is Policy.FAIR:
                 waiting = [request for request in waiting if request.tenant == message.tenant]
-            assert all(self._key(message) <= request.key[0] for request in waiting), "overtaken"
+            assert all((message.background, self._key(message)) <= request.key[:2] for request in waiting), "overtaken"
 
     def _key(self, message: AddRequest) -> float:
         config = self.rig.core.config

@@ -38,6 +38,7 @@ class Conversation(RuleBasedStateMachine):
         )
         self.client.initiate_connection()
         self.next_id = 1
+        self.narrowest = window
         self.asked: dict[int, list[tuple[bytes, bytes]]] = {}
         self.sent: dict[int, bytearray] = {}
         self.got: dict[int, bytearray] = {}
@@ -52,6 +53,10 @@ class Conversation(RuleBasedStateMachine):
         self.given_up: set[int] = set()
         self.read = True
         self.deliver(1 << 30)
+
+    def _bounded(self, size: int) -> int:
+        """Each window that is used up costs the client an update, and it has 10,000 of them."""
+        return size if self.narrowest > 100 else min(size, 100 * max(1, self.narrowest))
 
     def deliver(self, size: int) -> None:
         """Both ways, until nothing more comes."""
@@ -139,6 +144,7 @@ class Conversation(RuleBasedStateMachine):
             self.heads.add(stream_id)
             self.answers[stream_id] = bytearray()
             self.server.send_headers(stream_id, b"\x88")
+        size = self._bounded(size)
         self.server.send_data(stream_id, b"r" * size)
         self.answers[stream_id] += b"r" * size
         if end is not None:
@@ -151,6 +157,7 @@ class Conversation(RuleBasedStateMachine):
     def answer_whole(self, choice, sizes: list[int]) -> None:  # type: ignore[no-untyped-def]
         stream_id = choice.choice(sorted(self.known - self.heads))
         self.heads.add(stream_id)
+        sizes = [self._bounded(size) for size in sizes]
         self.answers[stream_id] = bytearray(b"w" * sum(sizes))
         self.server.answer(stream_id, b"\x88", tuple(b"w" * size for size in sizes), b"\0\x01a\x01b")
         self.known.remove(stream_id)
@@ -158,6 +165,7 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(window=st.sampled_from([0, 10, 65_535, 1 << 20]))
     def change_windows(self, window: int) -> None:
+        self.narrowest = min(self.narrowest, window)
         self.client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
 
     @rule(read=st.booleans())

@@ -102,7 +102,7 @@ def test_what_cannot_be(settings: dict[str, Any], message: str) -> None:
 
 
 def test_vllm_has_replicas_where_it_computes_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("replicas", "block_hosts"):
+    for module in ("replicas", "engine_sharing"):
         monkeypatch.setattr(f"penstock.gateway.models.language.{module}.is_cpu_build", lambda: True)
     engine = engine_of(**ROLES, engine="vllm")
     assert isinstance(engine, ReplicatedEngine)

@@ -7,10 +7,15 @@ two machines do not agree: `arrival_time` is not above 0, `deadline` is what is 
 
 from __future__ import annotations
 
+import hashlib
+import sys
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import msgspec
 
+from penstock.engines.contract import engine_stats, model_info
+from penstock.engines.contract import messages as contract_messages
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
@@ -22,8 +27,8 @@ from penstock.engines.contract.messages import (
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.host.content_digest import ANY_MODEL, ModelDigests
 
-PROTOCOL_VERSION = 4
-"""Another one whenever a message changes that crosses the door. Both sides must have the same."""
+_MEANING = 4
+"""Another one when what a message means changes, and its fields do not."""
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
@@ -95,3 +100,20 @@ class LoadedAdapters(msgspec.Struct, array_like=True, tag="adapters", frozen=Tru
 
 ClientMessage: TypeAlias = Hello | Ping | Goodbye | AddRequest | AbortRequests | ResetPrefixCache
 DoorMessage: TypeAlias = Welcome | Farewell | Leaving | Pong | LoadedAdapters | StepOutputs
+
+
+def protocol_version(messages: Iterable[type[msgspec.Struct]]) -> int:
+    """32 bits: another number for messages that have another field, name or form."""
+    forms = [(m.__name__, m.__struct_config__.tag, m.__struct_config__.array_like, m.__annotations__) for m in messages]
+    return int.from_bytes(hashlib.sha256(repr((_MEANING, sorted(forms, key=str))).encode()).digest()[:4])
+
+
+MESSAGES = [
+    struct
+    for module in (contract_messages, engine_stats, model_info, sys.modules[__name__])
+    for struct in vars(module).values()
+    if isinstance(struct, type) and issubclass(struct, msgspec.Struct) and struct.__module__ == module.__name__
+]
+"""All that cross the door, and what they are made of."""
+PROTOCOL_VERSION = protocol_version(MESSAGES)
+"""Both sides must have the same."""

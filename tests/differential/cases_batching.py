@@ -58,7 +58,7 @@ def kinds(peer: Peer) -> str:
 
 
 def refused(peer: Peer) -> Any:
-    """What Triton tells its log alone; tests/unit/gateway/repository/test_batch_checks.py has its words."""
+    """What Triton tells its log alone; tests/unit/gateway/models/repository/test_batch_checks.py has its words."""
     wrong: list[dict[str, Any]] = [
         {"batch_input": made(source=None)},
         {"batch_input": made(source="X")},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.gateway.models.repository.config_fields import FIELDS
 
-TEXT = (Path(__file__).parents[4] / "docs" / "model_repository.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[5] / "docs" / "model_repository.md").read_text(encoding="utf-8")
 
 
 def test_every_field_is_explained_with_its_fate() -> None:

@@ -181,7 +181,7 @@ def test_every_setting_that_the_short_help_names_exists():
 
 
 def test_every_setting_is_documented():
-    text = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
     missing = [n for section in SECTIONS.values() for n in section.__struct_fields__ if f"`{n}`" not in text]
     assert not missing
 

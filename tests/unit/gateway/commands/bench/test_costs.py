@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.gateway.commands.bench.engine_bench import decode_bytes, decode_flops, prompt_flops, threads_for
 from penstock.kvcache import KVGroup
-from unit.gateway.bench.known_work import WORK
+from unit.gateway.commands.bench.known_work import WORK
 
 GROUPS = (KVGroup(16), KVGroup(16, window=3))
 

@@ -21,7 +21,7 @@ from penstock.gateway.commands.bench.engine_bench import (
 from penstock.gateway.commands.bench.figures import Spread
 from penstock.gateway.commands.bench.options import EngineBench
 from penstock.kvcache import KVGroup
-from unit.gateway.bench.known_work import WORK
+from unit.gateway.commands.bench.known_work import WORK
 
 LATENCY = LatencyModel(per_step=0.002, per_sequence=0.001, per_prefill_token=0.0001)
 

@@ -308,7 +308,7 @@ async def test_the_root_of_a_server_with_keys_says_its_name_alone(build: Callabl
 
 
 def test_the_documentation_is_where_the_distribution_says() -> None:
-    about = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())
+    about = tomllib.loads((Path(__file__).parents[5] / "pyproject.toml").read_text())
     assert about["project"]["urls"]["Documentation"] == DOCUMENTATION
 
 

@@ -1,4 +1,4 @@
-"""What the server keeps in SQLite: in a file that survives the process, kill -9 included, or in memory."""
+"""The server's SQLite database: in a file that survives the process, kill -9 included, or in memory."""
 
 from __future__ import annotations
 

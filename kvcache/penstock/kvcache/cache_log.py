@@ -1,4 +1,4 @@
-"""What enters and leaves the prefix cache, noted for those who keep an index of it elsewhere.
+"""A log of what enters and leaves the prefix cache, for those who keep an index of it elsewhere.
 
 A reader that carries out all entries in order has the same set of hashes as `BlockPool`.
 """

@@ -1,4 +1,4 @@
-"""What `check_integrity` raises."""
+"""The error that `check_integrity` raises, and the check that raises it."""
 
 from __future__ import annotations
 

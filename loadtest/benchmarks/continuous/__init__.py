@@ -1,1 +1,1 @@
-"""What continuous batching is worth: `python loadtest/benchmarks continuous`."""
+"""A benchmark of continuous batching: `python loadtest/benchmarks continuous`."""

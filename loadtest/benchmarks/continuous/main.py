@@ -1,4 +1,4 @@
-"""What continuous batching is worth: the same runner and requests, once with it and once in static batches.
+"""A benchmark of continuous batching: the same runner and requests, once with it and once in static batches.
 
 `python loadtest/benchmarks continuous [MODEL] --lengths log`
 

@@ -1,4 +1,4 @@
-"""What a grammar costs: `python loadtest/benchmarks grammars [MODEL]`.
+"""A benchmark of what grammars cost: `python loadtest/benchmarks grammars [MODEL]`.
 
 The time of a step in which each of 64 requests gets a token, with grammars and without, in turns, and the CPU time of
 all threads. The grammars allow no end before that.

@@ -1,1 +1,1 @@
-"""When it pays that one replica computes prompts for another one: `python loadtest/benchmarks handover`."""
+"""A benchmark of replicas that compute prompts for other ones: `python loadtest/benchmarks handover`."""

@@ -1,4 +1,4 @@
-"""When it pays that one replica computes prompts for another one, and what a hand-over costs.
+"""A benchmark of replicas that compute prompts for other ones: when that pays, and what a hand-over costs.
 
 `python loadtest/benchmarks handover [MODEL]`
 

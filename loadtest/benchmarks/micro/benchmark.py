@@ -1,4 +1,4 @@
-"""What a micro benchmark is."""
+"""The definition of a micro benchmark: its name, its setup, and the work that is timed."""
 
 from __future__ import annotations
 

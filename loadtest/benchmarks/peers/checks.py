@@ -1,4 +1,4 @@
-"""Whether a server's tensors are right, asked once before it is measured: a wrong answer can be very quick."""
+"""A check of a server's tensors, made once before it is measured: a wrong answer can be very quick."""
 
 from __future__ import annotations
 

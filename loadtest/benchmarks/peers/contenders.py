@@ -1,4 +1,4 @@
-"""Who takes part: the peers, and Penstock in the forms that they are compared with."""
+"""The contenders: the peers, and Penstock in the forms that they are compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each server is started, and how it is spoken to."""
+"""The launch of each server: its command and environment, and how it is spoken to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader of a group's table must know: failures, doubts, a machine that was not alone."""
+"""Notes for the reader of a group's table: failures, doubts, a machine that was not alone."""
 
 from __future__ import annotations
 

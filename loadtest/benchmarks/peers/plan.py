@@ -1,4 +1,4 @@
-"""What is measured: groups of servers that take turns, and the cases that each of them goes through."""
+"""The plan of what is measured: groups of servers that take turns, and the cases that each of them goes through."""
 
 from __future__ import annotations
 

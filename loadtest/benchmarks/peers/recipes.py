@@ -1,4 +1,4 @@
-"""What some peers need beyond their packages."""
+"""Recipes of the peers: how each is installed, and how models are converted for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured. The JSON file is a PeersReport."""
+"""The results of measurements. The JSON file is a PeersReport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server's processes use: CPU and memory."""
+"""A meter of what a server's processes use: CPU and memory."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How servers keep to JSON schemas."""
+"""A benchmark of how servers keep to JSON schemas: `python loadtest/benchmarks schemas`."""

@@ -1,4 +1,4 @@
-"""What this client costs by itself: the same load test, first on a server that answers at once."""
+"""The costs of this client by itself, measured by the same load test on a server that answers at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests fail, in words that reports count by, and what makes a whole run impossible."""
+"""The kinds of failed requests, in words that reports count by, and the errors that make a whole run impossible."""
 
 from __future__ import annotations
 

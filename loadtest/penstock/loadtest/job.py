@@ -1,4 +1,4 @@
-"""What the command tells its client processes, and what they answer: frames of msgpack, each after its length."""
+"""The messages between the command and its client processes: frames of msgpack, each after its length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run is going, while it goes: a view on a terminal (rich), else a line now and then on standard error."""
+"""The live view of a run: on a terminal (rich), else a line now and then on standard error."""
 
 from __future__ import annotations
 

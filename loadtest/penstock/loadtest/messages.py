@@ -1,4 +1,5 @@
-"""What a workload asks for, and what was measured of it. Both travel between processes and into reports."""
+"""The calls that a workload makes, and the samples that were measured of them. Both travel between processes and into
+reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whose counts of tokens a report rests on, and what the prompts came to beside what was asked for."""
+"""The counts of tokens that a report rests on: who counted them, what the prompts came to beside what was asked for,
+and what came from the prefix cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run has measured the server, or the client and the machine that both share."""
+"""The verdict on a run: whether it has measured the server, or the client and the machine that both share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one replica is like: from flags, from measurements, or by fitting the simulation to load tests."""
+"""The calibration of one replica: from flags, from measurements, or by fitting the simulation to load tests."""
 
 from __future__ import annotations
 

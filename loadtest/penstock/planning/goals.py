@@ -1,4 +1,4 @@
-"""Whether a fleet keeps its SLO, and when it does not."""
+"""The goals of a fleet: whether it keeps its SLO, when it does not, and the fewest replicas that do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parsers a model needs, as its chat template's source shows."""
+"""Detection of the parsers that a model needs, from its chat template's source."""
 
 from __future__ import annotations
 

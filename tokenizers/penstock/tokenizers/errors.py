@@ -1,4 +1,5 @@
-"""What the tokenizers room raises. Messages are written for the client or the operator who caused them."""
+"""The errors of the tokenizers room, and those of the library made into them. Messages are written for the client or
+the operator who caused them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the JSON and Jinja files beside `tokenizer.json` say about a tokenizer."""
+"""A tokenizer's settings in the JSON and Jinja files beside `tokenizer.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each token id contributes to decoded text, worked out once per tokenizer from its decoder.
+"""A table of what each token id contributes to decoded text, worked out once per tokenizer from its decoder.
 
 The rules are those of the decoders of Hugging Face's `tokenizers` library, read from the `decoder` section of
 tokenizer.json. Decoders that are not one of the three families below get no table.

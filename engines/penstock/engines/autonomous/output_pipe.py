@@ -1,4 +1,4 @@
-"""What one thread has made and another one fetches, with a file descriptor that says so."""
+"""A pipe for a batcher's output, from one thread to another, with a file descriptor that tells of news."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What scheduler, runners, engine client and gateway say to each other. Imports none of them."""
+"""The messages and interfaces between scheduler, runners, engine client and gateway. Imports none of them."""

@@ -1,4 +1,4 @@
-"""How far the loading of a model is."""
+"""The progress of loading a model, and the callbacks that report it."""
 
 from __future__ import annotations
 

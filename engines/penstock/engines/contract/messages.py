@@ -1,4 +1,4 @@
-"""What crosses the border between the gateway and an engine.
+"""The messages between the gateway and an engine.
 
 Requests are sent to the engine as `AddRequest` and `AbortRequests`; at most once per step it answers with a
 `StepOutputs`. The structs are the same whether the engine runs in this process or in another one; msgspec encodes them

@@ -1,4 +1,4 @@
-"""What is known of a loaded model."""
+"""Facts about a loaded model: its sizes, what it supports, and the work of its steps."""
 
 from __future__ import annotations
 

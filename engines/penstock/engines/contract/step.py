@@ -1,4 +1,4 @@
-"""What the scheduler asks of a runner in one step, and what the runner answers.
+"""The scheduler's order to a runner for one step, and the runner's answer.
 
 New requests travel whole, running ones as differences: a runner keeps, for each live request, its token ids, its block
 tables and its parameters, from the `NewRequest` that introduced it until its id appears in `dropped_ids`.

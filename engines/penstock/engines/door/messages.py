@@ -1,4 +1,4 @@
-"""What a client and the door of an engine process say to each other, beside what every engine is told.
+"""The messages between a client and the door of an engine process, besides those that every engine takes.
 
 A client says Hello once on each connection, then sends requests whose ids it counts from 1: the door adds the client's
 prefix for the engine and takes it off again. Times of requests are seconds from the moment of sending, since clocks of

@@ -1,4 +1,4 @@
-"""What an engine is told of the memory through which blocks are handed over."""
+"""Settings of the memory through which engines hand over blocks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What this machine has: cores, memory, GPUs."""
+"""The machine that processes run on: cores, memory, GPUs, placement, terminals, caches, and records of crashes."""

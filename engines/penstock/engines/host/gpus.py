@@ -1,4 +1,4 @@
-"""How many GPUs there are, and which of them CUDA shows."""
+"""The number of GPUs that a process can use, and the effect of CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How much memory may be used: what the machine and its control group leave free, and amounts of it as people write
-them."""
+"""Memory: what the machine and its control group leave free, what processes take, how often it was short, and amounts
+as people write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which CPUs and NUMA nodes an engine runs on."""
+"""The CPUs and NUMA nodes that an engine runs on."""
 
 from __future__ import annotations
 

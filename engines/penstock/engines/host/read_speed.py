@@ -1,4 +1,4 @@
-"""How fast this machine reads memory."""
+"""A measurement of how fast this machine reads memory."""
 
 from __future__ import annotations
 

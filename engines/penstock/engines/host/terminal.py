@@ -1,4 +1,4 @@
-"""How lines end on a terminal whose last line may hold a progress bar."""
+"""The end of a line on a terminal whose last line may hold a progress bar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where what can be made again is kept between starts."""
+"""The user's cache folder, for what can be made again."""
 
 from __future__ import annotations
 

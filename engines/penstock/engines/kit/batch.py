@@ -1,4 +1,4 @@
-"""What a model computes at a time, and what a runner supplies: little more than a forward pass."""
+"""The batch that a model computes at a time, and the model's interface: little more than a forward pass."""
 
 from __future__ import annotations
 

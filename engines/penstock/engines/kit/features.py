@@ -1,5 +1,5 @@
-"""What a draft head is given of every token that the model has computed: a vector, which has the token's place in the
-KV cache. So prefix hits, copies and preemption need no books here."""
+"""A store of feature vectors, which draft heads are given of computed tokens: each lies at its token's place in the KV
+cache. So prefix hits, copies and preemption need no books here."""
 
 from __future__ import annotations
 

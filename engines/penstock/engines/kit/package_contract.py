@@ -1,4 +1,4 @@
-"""What an engine uses of a package whose interface may change, by name; checked before it is used.
+"""A check, by name, of what an engine uses of a package whose interface may change; made before it is used.
 
 A path is `module:name.name`. A release that moved something is refused with the name of what has moved, instead of
 showing it by wrong tokens later.

@@ -1,4 +1,4 @@
-"""Where events are published."""
+"""Settings of KV cache events: the endpoints where they are published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engines are replicas of one model, and whether they give the same tokens. Plain data."""
+"""The replicas of one model: the engines that belong to them, and whether they give the same tokens. Plain data."""
 
 from __future__ import annotations
 

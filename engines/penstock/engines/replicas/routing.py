@@ -1,4 +1,4 @@
-"""Which replica gets a request. Plain data: no clock, no event loop, so that a simulation can use it as well.
+"""The choice of a replica for a request. Plain data: no clock, no event loop, so that a simulation can use it as well.
 
 The rule of `RoutingPolicy.PREFIX` counts everything in tokens that have to be computed before the request's first one:
 

@@ -1,4 +1,4 @@
-"""What the simulated engine computes: a digest for each position, kept in the slots of a paged cache.
+"""The computation of the simulated engine: a digest for each position, kept in the slots of a paged cache.
 
 The digest of a position is made of the adapter, the token, the position, and what each group of layers lets it see of
 earlier positions, read back through the group's block table. With full attention that is the position before it and one

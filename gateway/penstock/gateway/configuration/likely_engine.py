@@ -1,4 +1,4 @@
-"""Which engine a server is going to start, as far as its settings say."""
+"""A guess at the engine that a server is going to start, from its settings alone."""
 
 from __future__ import annotations
 

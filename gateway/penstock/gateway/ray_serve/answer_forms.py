@@ -1,4 +1,5 @@
-"""How each of our paths says that its replica has gone, for proxies, which know nothing else of a request."""
+"""The form of errors for each path, and whether a request may be repeated: for proxies, which know nothing else of a
+request."""
 
 from __future__ import annotations
 

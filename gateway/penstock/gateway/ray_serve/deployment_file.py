@@ -1,4 +1,4 @@
-"""What is deployed: a configuration as for `penstock serve`, with a table `ray` beside it."""
+"""The file that describes a deployment: a configuration as for `penstock serve`, with a table `ray` beside it."""
 
 from __future__ import annotations
 

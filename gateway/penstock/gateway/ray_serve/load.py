@@ -1,4 +1,4 @@
-"""How busy a replica is, and how many replicas a load needs: plain numbers, without Ray."""
+"""The load of a replica, and the number of replicas that a load needs: plain numbers, without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Where a request's prompt begins, as a few hashes: two prompts have as many of them in common as they begin alike.
+"""The routing key of a request: hashes of its prompt's beginnings, of which two prompts have as many in common as they
+begin alike, and of its session.
 
 The proxies compute them, since only they see bodies, and the request router compares them.
 """

@@ -1,4 +1,4 @@
-"""What Ray Serve calls when it starts a proxy, where its environment names it
+"""The callback that gives Ray Serve's proxies our middleware, and the environment that names it
 (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: plain data, without Ray.
+"""The choice of a replica for a request: plain data, without Ray.
 
 A replica that has seen a prompt's beginning has it in its prefix cache. So a request goes to where most of its key has
 been before, as long as that replica is not much busier than the others. Everything else goes to the least busy one: a

@@ -1,4 +1,4 @@
-"""What Ray Serve's proxies do beside routing: every stream ends with an event, and every failure says what it is.
+"""Middleware of Ray Serve's proxies: every stream ends with an event, and every failure says what it is.
 
 A replica that is killed ends its streams without a word: Serve's proxy closes the client's connection. This ASGI layer
 lies around the proxy's app, in its process, so it is there when the replica is not any more. It

@@ -1,4 +1,4 @@
-"""What browsers may bring to a port."""
+"""Rules for browsers that use a port: names of the server, and origins of web pages."""
 
 from __future__ import annotations
 

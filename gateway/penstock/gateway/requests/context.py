@@ -1,4 +1,5 @@
-"""Who asks, since when, and until when: made when a request's first byte has come, and read by everything below."""
+"""The context of a request: its caller, roles, id, trace and deadline; made when the first byte has come, and read by
+everything below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who may reach a server without a key: from which addresses, under which names, and through which web pages."""
+"""Checks of who may reach a server without a key: from which addresses, under which names, and through which web
+pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to type when a server is ready."""
+"""The commands to try when a server is ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the memory of a process that serves is looked after, by Python and by glibc."""
+"""Settings of a serving process's heap: Python's garbage collection, and the memory that glibc keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What load balancers are told of this server's load with an answer: Open Request Cost Aggregation (ORCA).
+"""Reports of this server's load, sent to load balancers with an answer: Open Request Cost Aggregation (ORCA).
 
 The report: https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto. A balancer that wants one
 names a form in the request header `endpoint-load-metrics-format`: TEXT and JSON come back in `endpoint-load-metrics`,

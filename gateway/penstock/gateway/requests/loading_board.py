@@ -1,4 +1,5 @@
-"""What is being loaded: for the log, the index of models, readiness, and the errors of requests that come too early."""
+"""The board of models that are being loaded: for the log, the index of models, readiness, and the errors of requests
+that come too early."""
 
 from __future__ import annotations
 

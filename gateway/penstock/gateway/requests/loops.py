@@ -1,4 +1,4 @@
-"""Which event loop a server process runs on."""
+"""The event loop of a server process."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What a key may use: requests and tokens in a minute, tokens in a day and a month, and requests at one time.
+"""The quota of a key: requests and tokens in a minute, tokens in a day and a month, and requests at one time.
 
 Both accounts fill evenly, up to what a minute allows. A request is let in while something is left. Its prompt and the
 tokens that it asks for are taken off at once, which may leave less than nothing, and what it did not use is given back
 at its end. So no request is too large for ever, and none is let in before an earlier one has been paid for.
 
-Budgets of a day and a month are counted by requests that have ended (`token_budget.py`).
+Budgets of a day and a month are counted by requests that have ended (`TokensUsed`).
 """
 
 from __future__ import annotations

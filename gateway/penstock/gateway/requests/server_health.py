@@ -1,4 +1,4 @@
-"""What probes are told, the same through every door: HTTP and gRPC, OpenAI's paths and Triton's."""
+"""The health of a server, as probes are told through every door: HTTP and gRPC, OpenAI's paths and Triton's."""
 
 from __future__ import annotations
 

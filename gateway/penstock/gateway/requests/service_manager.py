@@ -1,4 +1,4 @@
-"""What a service manager is told: that the server is ready, what it loads, that it stops, and that it is not stuck.
+"""Messages to a service manager: that the server is ready, what it loads, that it stops, and that it is not stuck.
 
 systemd's protocol, which Podman speaks, too: https://www.freedesktop.org/software/systemd/man/sd_notify.html. Messages
 are datagrams of NAME=VALUE lines for the socket in NOTIFY_SOCKET.

@@ -1,4 +1,4 @@
-"""What the operator tells the process."""
+"""The signals by which the operator ends the server, or has files read again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a message costs at the border between gateway and engine process."""
+"""Micro benchmarks of the messages between gateway and engine process."""
 
 from __future__ import annotations
 

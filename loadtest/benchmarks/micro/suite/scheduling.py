@@ -1,4 +1,5 @@
-"""What a step costs besides the model: `schedule` and `update_from_output`, with a runner that costs nothing."""
+"""Micro benchmarks of a step's costs besides the model: `schedule` and `update_from_output`, with a runner that costs
+nothing."""
 
 from __future__ import annotations
 

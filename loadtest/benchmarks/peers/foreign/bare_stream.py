@@ -1,4 +1,4 @@
-"""What streaming costs without a product around it: uvicorn with starlette, and chunks that lie ready.
+"""A server that streams without a product around it: uvicorn with starlette, and chunks that lie ready.
 
 `bare_stream.py PORT plain|events [STEP_MS]`: StreamingResponse, or sse-starlette's EventSourceResponse. An engine in
 the same process puts one chunk into the queue of every stream that lives, again and again: each STEP_MS milliseconds,

@@ -1,4 +1,4 @@
-"""What clients over HTTP share: sending, failing, and telling an error from an answer."""
+"""The base of clients over HTTP: sending, failing, and telling an error from an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reference server is told."""
+"""The options of the reference server, and the schedule that they make."""
 
 from __future__ import annotations
 

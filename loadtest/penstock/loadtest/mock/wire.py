@@ -1,4 +1,4 @@
-"""What the reference server's answers look like, made as bytes before they are due."""
+"""The requests of the reference server, and its answers, made as bytes before they are due."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What comes of a run: one Report, written in several forms."""
+"""The report of a run, written in several forms."""

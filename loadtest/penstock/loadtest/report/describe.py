@@ -1,4 +1,4 @@
-"""What was run, and how much it says, in sentences."""
+"""Descriptions, in sentences, of what was run and how much it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How reports write numbers, and texts that came from elsewhere."""
+"""The forms of numbers in reports, and of texts that came from elsewhere."""
 
 from __future__ import annotations
 

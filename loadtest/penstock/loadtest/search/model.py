@@ -1,4 +1,5 @@
-"""What rows of runs come to. As JSON, each holds the reports of its runs whole."""
+"""Reports of several runs: sweeps, searches for the highest load, and comparisons of two servers. As JSON, each holds
+the reports of its runs whole."""
 
 from __future__ import annotations
 

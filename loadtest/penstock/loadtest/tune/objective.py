@@ -1,4 +1,4 @@
-"""What makes one run better than another."""
+"""The objective of tuning, by which one run is better than another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `penstock tune` can be told, beside the settings of a load test."""
+"""The options of `penstock tune`, besides the settings of a load test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is varied: flags of a server, and fields of its models' configurations."""
+"""The parameters that are varied (flags of a server, and fields of its models' configurations), and the strategies that
+search their values."""
 
 from __future__ import annotations
 

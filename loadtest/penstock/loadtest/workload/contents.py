@@ -1,4 +1,4 @@
-"""How prompts are made for one protocol, and what is known of their tokens."""
+"""The prompts of a workload, made for one protocol, and what is known of their tokens."""
 
 from __future__ import annotations
 

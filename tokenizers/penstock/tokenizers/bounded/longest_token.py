@@ -1,4 +1,5 @@
-"""How many tokens a text has at least, known without tokenizing it: no token stands for more than its own length.
+"""A lower bound on the number of a text's tokens, known without tokenizing it: no token stands for more than its own
+length.
 
 That holds for BPE whose vocabulary has all bytes, so that no `unk` token stands for many characters, behind steps that
 leave nothing out. A text can only have tokens that are made of its own characters, which matters for a text of one kind

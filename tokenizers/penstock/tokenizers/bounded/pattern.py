@@ -1,4 +1,4 @@
-"""Which characters can stand beside each other inside one match of a pattern.
+"""A reader of patterns, and the characters that can stand beside each other inside one match of a pattern.
 
 The pattern's tree becomes positions, one for each place that consumes a character, and the positions that can follow
 each of them (Glushkov's construction). That is more than the pattern can match in the end, never less.

@@ -1,4 +1,5 @@
-"""What a tokenizer does to a text before its model sees the words, read from the sections of its tokenizer.json."""
+"""The steps of a tokenizer from a text to the words that its model sees, read from the sections of its
+tokenizer.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's output may be, as masks over its vocabulary."""
+"""Grammars of a model's output, as masks over its vocabulary."""
 
 from ..reasoning import ThoughtTags
 from .compiler import CompiledGrammar, GrammarCompiler, GrammarError

@@ -1,4 +1,4 @@
-"""Which tokens a grammar allows next."""
+"""Matchers that follow outputs through their grammars, and masks of the tokens allowed next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What parsers of reasoning and tool calls are written with: text that arrives in pieces, read as if it were whole."""
+"""The base of parsers of reasoning and tool calls: text that arrives in pieces, read as if it were whole."""
 
 from .reader import Reader, Reading, Tags
 from .registry import ParserRegistry

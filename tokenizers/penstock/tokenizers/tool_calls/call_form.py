@@ -1,4 +1,4 @@
-"""How a format writes calls, for grammars that make a model write them."""
+"""The forms in which models write tool calls, as grammars that make a model write them."""
 
 from __future__ import annotations
 

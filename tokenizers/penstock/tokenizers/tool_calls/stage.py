@@ -1,4 +1,4 @@
-"""What all parsers of tool calls share: text, and calls that begin with a tag."""
+"""The base of all parsers of tool calls: text, and calls that begin with a tag."""
 
 from __future__ import annotations
 

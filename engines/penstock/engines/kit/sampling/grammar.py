@@ -1,4 +1,5 @@
-"""Which tokens a request's grammar allows next, computed while the model computes."""
+"""Masks of the tokens that requests' grammars allow next, and the tokens that they force, computed while the model
+computes."""
 
 from __future__ import annotations
 

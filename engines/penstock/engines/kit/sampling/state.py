@@ -1,4 +1,4 @@
-"""What sampling has to remember of one request."""
+"""The sampling state of one request."""
 
 from __future__ import annotations
 

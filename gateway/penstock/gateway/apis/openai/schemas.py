@@ -1,7 +1,7 @@
 """Requests of the OpenAI API as this server reads them.
 
-Ranges are checked in `sampling` and `validation`, options that it does not offer in `unsupported`; fields that neither
-OpenAI nor vLLM knows are ignored.
+Ranges, and options that it does not offer, are checked in `sampling` and `validation`; fields that neither OpenAI nor
+vLLM knows are ignored.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CommonRequest(SamplingFields, kw_only=True):
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     audio: Any = None
-    """A hint, as all that follow: noted as ignored where they ask for something (`unsupported.note_hints`)."""
+    """A hint, as all that follow: noted as ignored where they ask for something (`validation.note_hints`)."""
     guided_decoding_backend: Any = None
     length_penalty: Any = None
     media_io_kwargs: Any = None

@@ -1,4 +1,4 @@
-"""What is reported of several measurements of the same thing, and of where they were made."""
+"""Figures of repeated measurements, the machine where they were made, and tables of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the two commands can be told, beside the settings of a server."""
+"""The options of both `penstock bench` commands, besides the settings of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an LLM gives back."""
+"""The answers of an LLM, made from its generations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What all protocols call to generate: OpenAI's and the others over HTTP, KServe over HTTP and gRPC. From here on down
-nothing knows a protocol."""
+"""The data plane, which all protocols call to generate: OpenAI's and the others over HTTP, KServe over HTTP and gRPC.
+From here on down nothing knows a protocol."""
 
 from __future__ import annotations
 

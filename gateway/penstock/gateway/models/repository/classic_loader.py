@@ -1,4 +1,4 @@
-"""Loads classic models: through the backend plugins of the shim."""
+"""Loaders of classic models, by the name of their backend: a plugin, a `backend.py`, or a folder of backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What supervisor and fronts tell each other."""
+"""The messages between supervisor and fronts."""
 
 from __future__ import annotations
 

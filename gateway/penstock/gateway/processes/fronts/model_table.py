@@ -1,4 +1,4 @@
-"""What the supervisor tells fronts of its language models, and what it keeps for them until they no longer use it."""
+"""The supervisor's table of language models for its fronts, the doors of their engines, and what fronts still use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What keys may use, counted by the supervisor for all fronts: a front asks before a request begins."""
+"""The keys of fronts and their quotas, counted by the supervisor for all fronts: a front asks before a request
+begins."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What fronts and the model host say to each other. Times are of time.monotonic(), which all processes of a machine
-share.
+"""The messages between fronts and the model host, the errors in them, and the windows of streams. Times are of
+time.monotonic(), which all processes of a machine share.
 
 A tensor is a place: `[name, datatype, shape, offset, size]` in the frame's tail or, with a segment behind it, in shared
 memory (`classic/python/worker/wire.py`).

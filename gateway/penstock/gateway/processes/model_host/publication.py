@@ -1,5 +1,5 @@
-"""What a model host tells its fronts, so that they can answer without asking: the models that it runs for them,
-clients' shared memory, and which requests are traced.
+"""The publication of a model host for its fronts, so that they can answer without asking: the models that it runs for
+them, clients' shared memory, and which requests are traced.
 
 It looks at what there is and finds what has changed since it looked last. Plain data, but for what it looks at.
 """

@@ -1,4 +1,5 @@
-"""What the ports of a server need, from its configuration: settings, keys, limits, and what the KServe fronts share."""
+"""Builders of what the ports of a server need, from its configuration: settings, keys, limits, and what the KServe
+fronts share."""
 
 from __future__ import annotations
 

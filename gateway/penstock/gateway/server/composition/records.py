@@ -1,4 +1,5 @@
-"""What a server keeps of its requests, from its configuration: access log, spans, usage, responses, batches."""
+"""Builders of what a server keeps and tells of its requests, from its configuration: access log, spans, load reports,
+usage, responses, batches."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The hardened HTTP server: limits, keys, drain, health. Protocol bodies live in the rooms beside it."""
+"""The hardened HTTP server: limits, keys, drain, health. What requests and answers say is in `gateway/apis`."""

@@ -1,4 +1,4 @@
-"""What the composition root tells the HTTP app."""
+"""Settings of the HTTP app, made by the composition root."""
 
 from __future__ import annotations
 

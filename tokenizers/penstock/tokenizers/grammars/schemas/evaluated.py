@@ -1,4 +1,4 @@
-"""Which properties and items a schema looks at, for `unevaluatedProperties` and `unevaluatedItems`."""
+"""The properties and items that a schema looks at, for `unevaluatedProperties` and `unevaluatedItems`."""
 
 from __future__ import annotations
 

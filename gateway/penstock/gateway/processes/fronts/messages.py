@@ -22,7 +22,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `llm.adapters.Adapter`."""
+    """Of `models.language.adapters.Adapter`."""
 
     name: str
     key: str

@@ -41,7 +41,7 @@ class TensorName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrontModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `llm.models.LoadedModel`: all that a front needs to serve it."""
+    """Of `models.language.models.LoadedModel`: all that a front needs to serve it."""
 
     id: int
     """Of the loaded model: loaded again, it is another one."""

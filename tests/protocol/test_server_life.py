@@ -189,9 +189,9 @@ def test_a_slow_step_turns_readiness_off_and_is_waited_for():
 
 
 def test_a_load_that_takes_too_long_ends_the_server_with_one_line():
-    server = Server(*SIMULATED, "--load-timeout", "0.05")
+    server = Server(*SIMULATED, "--load-timeout", "0.001")
     assert server.process.wait(30) == 1
-    server.wait_for_log(r"not loaded within 0.05 s \(--load-timeout\)")
+    server.wait_for_log(r"not loaded within 0.001 s \(--load-timeout\)")
 
 
 def test_a_killed_server_leaves_no_files(tmp_path):

@@ -14,6 +14,10 @@ from penstock.tokenizers.render_threads import RenderThreads
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
+# An interrupt may come while the garbage collector calls Hypothesis: Python reports it only, and it is sent again.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
 def render(source: str, time_limit: float = 20.0, output_limit: int = 1_000_000) -> str:
     template = ChatTemplate(source)
     return template.render(MESSAGES, add_generation_prompt=False, time_limit=time_limit, output_limit=output_limit)

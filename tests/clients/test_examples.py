@@ -14,7 +14,7 @@ AGENTS = Path(__file__).parents[2] / "examples" / "agents"
 
 
 @pytest.mark.parametrize("name", ["openai_agent.py", "langchain_agent.py"])
-def test_agents(server: Server, name: str) -> None:
+def test_agents_call_tools_in_parallel_and_end_with_an_object(server: Server, name: str) -> None:
     if name.startswith("langchain"):
         pytest.importorskip("langchain_openai")
     command = [sys.executable, str(AGENTS / name), "--url", server.url]

@@ -57,6 +57,6 @@ def test_an_answer_in_json(asked: dict[str, Any]) -> None:
     assert Verdict.model_validate_json(answer.choices[0].message.content)
 
 
-def test_responses(base_url: str) -> None:
+def test_responses_bring_a_text(base_url: str) -> None:
     answer = litellm.responses(model=f"openai/{MODEL}", input=QUESTION, api_base=base_url, api_key="none")
     assert answer.output[0].content[0].text

@@ -93,7 +93,7 @@ async def test_an_engine_beyond_repair_ends_everything(make: Make) -> None:
         await engine.load_adapter("a:1", Path("/x"))
 
 
-async def test_adapters(make: Make, tmp_path: Path) -> None:
+async def test_an_unloaded_adapter_leaves_its_slot_and_a_stop_ends_a_load(make: Make, tmp_path: Path) -> None:
     engine = await make(max_loras=1)
     with pytest.raises(InvalidRequestError):
         await engine.load_adapter("a:1", tmp_path)

@@ -104,7 +104,7 @@ class TestGenerate:
         assert llm.generate([]) == []
         assert llm.chat([]) == []
 
-    def test_parameters(self, llm: LLM) -> None:
+    def test_three_choices_have_their_logprobs_and_so_has_the_prompt(self, llm: LLM) -> None:
         [answer] = llm.generate("x = ", max_tokens=6, n=3, seed=7, logprobs=2, prompt_logprobs=1)
         assert [choice.index for choice in answer.outputs] == [0, 1, 2]
         logprobs = answer.outputs[0].logprobs or []
@@ -138,7 +138,7 @@ class TestGenerate:
             assert re.fullmatch(pattern, answer[0].text)
             assert answer[0].outputs[0].finish_reason == "stop"
 
-    def test_adapters(self, simulated: LLM) -> None:
+    def test_an_adapter_changes_the_answer_and_an_unknown_one_is_refused(self, simulated: LLM) -> None:
         plain, adapted = (simulated.generate("hi", adapter=name, **GREEDY)[0] for name in (None, "one"))
         assert plain.outputs[0].token_ids != adapted.outputs[0].token_ids
         with pytest.raises(ModelNotFoundError):
@@ -165,7 +165,7 @@ class TestChat:
         with pytest.raises(InvalidRequestError, match="Expected `int`, got `bool`"):
             llm.chat(ASK, logprobs=True)
 
-    def test_tools(self, llm: LLM) -> None:
+    def test_a_required_tool_is_called_with_arguments_of_its_schema(self, llm: LLM) -> None:
         fields: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False, "temperature": 0.0, "max_tokens": 60}
         [answer] = llm.chat(ASK, tool_choice="required", **fields)
         [call] = answer.outputs[0].message["tool_calls"]
@@ -212,7 +212,7 @@ class TestStreams:
 
 
 class TestEmbed:
-    def test_rows(self, tmp_path: Path) -> None:
+    def test_rows_are_those_of_the_reference_in_the_order_of_the_texts(self, tmp_path: Path) -> None:
         folder = make_encoder(tmp_path, files=sentence_files())
         texts = [f"a quick brown fox {'rain ' * (number % 7)}" for number in range(600)]
         with LLM(folder) as llm:
@@ -240,7 +240,7 @@ class TestEmbed:
 
 
 class TestErrors:
-    def test_options(self, tmp_path: Path) -> None:
+    def test_options_of_servers_and_bad_values_are_refused_by_name(self, tmp_path: Path) -> None:
         for server_s in ("http_port", "api_key", "max_queued_requests", "lora_directory"):
             with pytest.raises(TypeError, match=f"LLM has no option '{server_s}'"):
                 LLM(engine="simulated", **{server_s: 1})
@@ -265,7 +265,9 @@ class TestErrors:
             ({"structured_outputs": {"regex": "["}}, InvalidRequestError, "regular expression cannot be compiled"),
         ],
     )
-    def test_parameters(self, llm: LLM, parameters: dict[str, Any], kind: type[Exception], message: str) -> None:
+    def test_wrong_parameters_are_refused_by_name(
+        self, llm: LLM, parameters: dict[str, Any], kind: type[Exception], message: str
+    ) -> None:
         with pytest.raises(kind, match=message):
             llm.generate("a", **parameters)
 
@@ -277,14 +279,14 @@ class TestErrors:
         assert simulated.generate("hi", **GREEDY)[0].text
 
     @pytest.mark.parametrize("prompts", [3, None, ["a", [1]], [1.5], b"a", {"a": 1}])
-    def test_prompts(self, llm: LLM, prompts: Any) -> None:
+    def test_prompts_are_texts_or_token_ids_and_nothing_else(self, llm: LLM, prompts: Any) -> None:
         if prompts == ["a", [1]]:  # as they are answered one by one, kinds may be mixed
             assert len(llm.generate(prompts, **GREEDY)) == 2
             return
         with pytest.raises(InvalidRequestError):
             llm.generate(prompts)
 
-    def test_messages(self, llm: LLM) -> None:
+    def test_messages_of_no_chat_are_refused(self, llm: LLM) -> None:
         for messages in ("hello", [{"role": "a wizard", "content": "a"}], [["a"]], [[]]):
             with pytest.raises(InvalidRequestError):
                 llm.chat(messages)  # type: ignore[arg-type]

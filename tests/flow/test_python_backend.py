@@ -311,7 +311,7 @@ class TritonPythonModel:
         assert instance._session._link.inbox._size <= 8 * 2**20
 
 
-async def test_reshape(tmp_path: Path) -> None:
+async def test_reshaped_tensors_come_and_go_in_the_shape_that_the_model_wants(tmp_path: Path) -> None:
     config = f"""
 max_batch_size: 4
 input [ {{ name: "X" data_type: TYPE_FP32 dims: [ 1 ] reshape: {{ shape: [ ] }} }} ]
@@ -331,7 +331,7 @@ class TritonPythonModel:
     assert found["Y"].tolist() == [[2], [2], [2]]
 
 
-async def test_coroutines(tmp_path: Path) -> None:
+async def test_execute_may_be_a_coroutine_and_keeps_its_loop(tmp_path: Path) -> None:
     code = """
 import asyncio
 class TritonPythonModel:

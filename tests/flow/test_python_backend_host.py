@@ -309,7 +309,7 @@ class TritonPythonModel:
     assert [metric.current for metric in host.metrics.values()] == [4, 4]
 
 
-async def test_metrics(tmp_path: Path) -> None:
+async def test_metrics_count_as_their_kind_allows_and_refuse_the_rest(tmp_path: Path) -> None:
     host = FakeHost()
     body = """
 family = pb_utils.MetricFamily(name="c", description="d", kind=pb_utils.MetricFamily.COUNTER)

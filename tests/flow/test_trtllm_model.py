@@ -300,7 +300,9 @@ def described(served: Served, *, grammars: bool = True) -> ServedModel:
 
 
 @pytest.mark.parametrize(("given", "grammar"), GUIDES)
-async def test_guides(served: Served, given: dict[str, Any], grammar: Grammar) -> None:
+async def test_guides_become_grammars_from_tensors_and_parameters_alike(
+    served: Served, given: dict[str, Any], grammar: Grammar
+) -> None:
     model = described(served)
     for request in (infer_request(given), infer_request(parameters=given)):
         assert TRTLLM_FORM.read(request, model, "fcfs").generate.params.grammar == grammar

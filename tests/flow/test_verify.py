@@ -85,7 +85,7 @@ def write(make: Fault, kind: str, folder: Path) -> Path:
 class TestFaults:
     """In each format."""
 
-    def test_none(self, kind: str, tmp_path: Path) -> None:
+    def test_nothing_is_found_in_a_whole_model(self, kind: str, tmp_path: Path) -> None:
         with subject_of(write(whole, kind, tmp_path / "model")) as subject:
             for row in (
                 *(check(subject) for check in (check_template, check_end_tokens, check_tokenizer, check_losses)),
@@ -145,7 +145,9 @@ LOSING = (
         ("{{ messages[0]['content'].lower().strip() + none }}", "FAIL", "fails with a question"),
     ],
 )
-def test_templates(template: str, result: str, words: str, tmp_path: Path) -> None:
+def test_a_template_that_loses_text_or_fails_is_told_from_an_odd_one(
+    template: str, result: str, words: str, tmp_path: Path
+) -> None:
     file = tmp_path / "template.jinja"
     file.write_text(template)
     with subject_of(DEMO, chat_template=str(file)) as subject:

@@ -85,7 +85,7 @@ def test_hidden_reasoning_is_counted(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens_details.reasoning_tokens >= BUDGET - 2
 
 
-def test_responses(client: openai.OpenAI) -> None:
+def test_a_message_follows_the_reasoning_in_responses(client: openai.OpenAI) -> None:
     response = client.responses.create(
         model=MODEL, input="Once", max_output_tokens=40, extra_body={"max_reasoning_tokens": BUDGET}
     )
@@ -93,7 +93,7 @@ def test_responses(client: openai.OpenAI) -> None:
     assert response.output_text.strip()
 
 
-def test_anthropic(url: str) -> None:
+def test_a_budget_of_anthropic_s_leaves_room_for_the_answer(url: str) -> None:
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
         for budget, kinds in ((BUDGET, ["thinking", "text"]), (39, ["thinking"])):
             thinking: Any = {"type": "enabled", "budget_tokens": budget}

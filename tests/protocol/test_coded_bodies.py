@@ -86,7 +86,7 @@ def test_what_programs_say_of_themselves(server: Server, path: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
-def test_curl(server: Server, tmp_path: Path) -> None:
+def test_curl_s_own_content_type_and_gzip_are_accepted(server: Server, tmp_path: Path) -> None:
     (tmp_path / "body.gz").write_bytes(packed("gzip", ASK))
     compressed = ("-H", "Content-Encoding: gzip", "-H", "Content-Type: application/json")
     for path, *options in (

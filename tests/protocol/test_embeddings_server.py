@@ -157,7 +157,7 @@ def test_embeddings_are_those_of_transformers(server: Server, folders: dict[str,
     assert far([each.embedding for each in client.embeddings.create(model=name, input=ids).data], wanted) < 1e-5
 
 
-def test_dimensions(server: Server) -> None:
+def test_fewer_dimensions_are_the_first_ones_scaled_to_length_1(server: Server) -> None:
     [whole] = server.client().embeddings.create(model="embedder", input="a fox").data
     [short] = server.client().embeddings.create(model="embedder", input="a fox", dimensions=8).data
     assert far([short.embedding], unit(np.array([whole.embedding])[:, :8])) < 1e-6
@@ -190,7 +190,9 @@ def test_rerank_and_score(server: Server, folders: dict[str, Path]) -> None:
         assert far([each["relevance_score"] for each in results], np.sort(wanted)[::-1]) < 1e-5
 
 
-def test_classes(server: Server, folders: dict[str, Path]) -> None:
+def test_classes_have_the_probabilities_of_transformers_and_their_labels(
+    server: Server, folders: dict[str, Path]
+) -> None:
     logits = reference_rows(reference(folders["classifier"]), tokenized(TEXTS))
     wanted = torch.tensor(logits).softmax(-1).numpy()
     found = server.post("/classify", {"model": "classifier", "input": TEXTS}).json()["data"]

@@ -59,14 +59,14 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_completions(served: Served, stream: bool) -> None:
+async def test_completions_refuse_a_text_with_one_and_answer_others(served: Served, stream: bool) -> None:
     refused = await served.ask("/v1/completions", FOREIGN, stream=stream)
     assert (refused.status, refused.json()["error"]["message"]) == (400, served.message)
     assert refused.json()["error"]["type"] == "invalid_request_error"
     assert (await served.ask("/v1/completions", KNOWN, stream=stream)).status == 200
 
 
-async def test_chat(served: Served) -> None:
+async def test_chats_refuse_a_message_with_one_and_answer_others(served: Served) -> None:
     refused = await served.ask("/v1/chat/completions", FOREIGN)
     assert refused.status == 400
     assert refused.json()["error"]["type"] == "invalid_request_error"
@@ -74,7 +74,7 @@ async def test_chat(served: Served) -> None:
 
 
 @pytest.mark.parametrize("verb", ["infer", "generate", "generate_stream"])
-async def test_kserve(served: Served, verb: str) -> None:
+async def test_every_verb_of_kserve_refuses_a_text_with_one_and_answers_others(served: Served, verb: str) -> None:
     refused = await served.ask(f"/v2/models/m/{verb}", FOREIGN)
     assert (refused.status, refused.json()) == (400, {"error": served.message})
     assert (await served.ask(f"/v2/models/m/{verb}", KNOWN)).status == 200

@@ -101,7 +101,7 @@ async def test_the_synchronous_clients(running: Running) -> None:
 
 
 @needs("h2load")
-async def test_h2load(running: Running, tmp_path: Path) -> None:
+async def test_h2load_gets_500_answers_on_eight_connections(running: Running, tmp_path: Path) -> None:
     """Eight connections, each with up to 32 streams at a time."""
     body = bytes(add_sub_request().SerializeToString())
     file = tmp_path / "body"
@@ -113,7 +113,7 @@ async def test_h2load(running: Running, tmp_path: Path) -> None:
 
 
 @needs("nghttp")
-async def test_nghttp(running: Running, tmp_path: Path) -> None:
+async def test_nghttp_gets_its_answer_with_padding_and_a_tiny_window(running: Running, tmp_path: Path) -> None:
     """With padding, and a window of a few bytes."""
     file = tmp_path / "body"
     file.write_bytes(prefix(0))
@@ -123,7 +123,7 @@ async def test_nghttp(running: Running, tmp_path: Path) -> None:
 
 
 @needs("curl")
-async def test_curl(running: Running) -> None:
+async def test_curl_s_calls_are_answered_and_what_is_no_call_is_refused(running: Running) -> None:
     flags = ("-sS", "-i", "--http2-prior-knowledge", "--data-binary", "@-", "-H", "content-type: application/grpc")
     url = f"http://{running.address}{PATH}ServerLive"
     printed = await output_of("curl", *flags, url, stdin=prefix(0))

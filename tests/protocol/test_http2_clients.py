@@ -160,7 +160,9 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def test_curl(plain: ServerThread, secure: ServerThread, folder: Path) -> None:
+def test_curl_reads_a_stream_in_the_version_that_it_asks_for(
+    plain: ServerThread, secure: ServerThread, folder: Path
+) -> None:
     shown = ["-sS", "-w", "\n%{http_version} %{response_code}", "-H", "content-type: application/json"]
     body = json.dumps({**TEXT, "stream": True})
     for options, server, version in (
@@ -242,5 +244,5 @@ def test_node_leaves_a_stream_and_its_generation_ends_while_the_connection_goes_
     server.close()
 
 
-def test_node(plain: ServerThread) -> None:
+def test_node_reads_20_streams_on_one_connection(plain: ServerThread) -> None:
     assert run("node", "-e", NODE, f"http://localhost:{plain.port}").strip() == "20"

@@ -68,7 +68,7 @@ def test_what_is_pulled_is_listed_and_served_without_the_hub(shell: Shell) -> No
         assert [model.id for model in server.client().models.list()] == ["org/small"]
 
 
-def test_revisions(shell: Shell) -> None:
+def test_revisions_are_pulled_listed_and_removed_one_by_one(shell: Shell) -> None:
     shell.run("pull", "org/small")
     folder = Path(shell.run("pull", "org/small", "--revision", "old").strip())
     assert (folder / "model.safetensors").stat().st_size == 3 << 20

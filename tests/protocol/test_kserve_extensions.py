@@ -74,7 +74,7 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.005)
 
 
-def test_generate(server: KServeServer) -> None:
+def test_generate_answers_in_json_and_reports_its_load_if_asked(server: KServeServer) -> None:
     answer = server.post("/v2/models/typ/versions/1/generate", {"INPUT0": [1, 2], "id": "7"})
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     assert answer.body == b'{"OUTPUT0":[1.0,2.0],"id":"7","model_name":"typ","model_version":"1"}'

@@ -97,7 +97,7 @@ async def infer_over_tls(running: Running, folder: Path, client: str | None) -> 
     return await asyncio.to_thread(run)
 
 
-async def test_tls(certificates: Path) -> None:
+async def test_tls_is_all_that_the_port_speaks_when_it_is_on(certificates: Path) -> None:
     async with serving(add_sub(), tls=tls(certificates)) as running:
         assert await infer_over_tls(running, certificates, None) == [2.0] * 16
         status, _ = await failure(running.stub.ServerLive(pb.ServerLiveRequest()))

@@ -127,7 +127,9 @@ def test_nan_and_infinity_travel_in_binary_and_are_null_in_json(client: triton.I
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_compression(client: triton.InferenceServerClient, algorithm: str) -> None:
+def test_compressed_requests_get_compressed_answers_with_the_same_values(
+    client: triton.InferenceServerClient, algorithm: str
+) -> None:
     array = np.ones((4, 2**10), np.float32)
     given = triton.InferInput("INPUT0", [4, 2**10], "FP32")
     given.set_data_from_numpy(array)

@@ -273,7 +273,9 @@ async def test_a_server_in_a_process_of_its_own_is_watched() -> None:
         ({"protocol": "kserve-http"}, {"e2e"}),
     ],
 )
-async def test_calibration(settings: dict[str, Any], floors: set[str]) -> None:
+async def test_calibration_finds_the_floors_of_what_the_protocol_shows(
+    settings: dict[str, Any], floors: set[str]
+) -> None:
     found = await calibrate(options({"url": "http://192.0.2.1", "model": "m"} | settings))
     assert set(found.floor_ms) == floors
     assert all(0 <= value < 1000 for value in found.floor_ms.values())

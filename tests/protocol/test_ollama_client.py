@@ -58,7 +58,7 @@ class Rose(BaseModel):
     red: bool
 
 
-def test_formats(client: ollama.Client) -> None:
+def test_a_format_makes_the_answer_json_of_its_schema(client: ollama.Client) -> None:
     options = {"num_predict": 200, "seed": 1}
     answer = client.chat(MODEL, HI, format=Rose.model_json_schema(), options=options)
     assert Rose.model_validate_json(answer.message.content or "")
@@ -86,7 +86,7 @@ def test_a_conversation_with_tools(client: ollama.Client, server: Server) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs(client: ollama.Client, stream: bool) -> None:
+def test_logprobs_spell_the_text_and_begin_with_the_likeliest(client: ollama.Client, stream: bool) -> None:
     more: Any = {"options": FIRM, "logprobs": True, "top_logprobs": 2, "stream": stream}
     chat: Any = client.chat(MODEL, HI, **more)
     prompt: Any = client.generate(MODEL, "import os", raw=True, **more)
@@ -135,7 +135,7 @@ def test_a_model_that_is_there_is_pulled_at_once(client: ollama.Client, server: 
             refused()
 
 
-def test_vectors(client: ollama.Client) -> None:
+def test_vectors_are_the_same_by_both_routes_and_long_texts_are_cut(client: ollama.Client) -> None:
     several = client.embed("vectors", ["a text", "another"])
     assert len(several.embeddings) == 2
     assert (several.prompt_eval_count or 0) > 0

@@ -19,7 +19,7 @@ def client(endpoint: Endpoint) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_chat(client: openai.OpenAI, endpoint: Endpoint) -> None:
+def test_a_chat_s_answer_has_every_field(client: openai.OpenAI, endpoint: Endpoint) -> None:
     answer = client.chat.completions.create(model=endpoint.model, messages=MESSAGES, temperature=0, max_tokens=8)
     choice = answer.choices[0]
     assert choice.message.role == "assistant"
@@ -52,7 +52,7 @@ def test_several_choices(client: openai.OpenAI, endpoint: Endpoint) -> None:
     assert sorted(finished) == [0, 1, 2]
 
 
-def test_completions(client: openai.OpenAI, endpoint: Endpoint) -> None:
+def test_completions_of_two_prompts_are_the_same_whole_and_streamed(client: openai.OpenAI, endpoint: Endpoint) -> None:
     asked: Any = {"model": endpoint.model, "prompt": ["One", "Two"], "temperature": 0, "max_tokens": 4}
     answer = client.completions.create(**asked)
     assert [choice.index for choice in answer.choices] == [0, 1]
@@ -62,12 +62,12 @@ def test_completions(client: openai.OpenAI, endpoint: Endpoint) -> None:
     assert texts == [choice.text for choice in answer.choices]
 
 
-def test_echo(client: openai.OpenAI, endpoint: Endpoint) -> None:
+def test_echo_without_tokens_is_the_prompt(client: openai.OpenAI, endpoint: Endpoint) -> None:
     answer = client.completions.create(model=endpoint.model, prompt="One", echo=True, max_tokens=0)
     assert answer.choices[0].text == "One"
 
 
-def test_models(client: openai.OpenAI, endpoint: Endpoint) -> None:
+def test_the_model_is_listed_and_retrieved(client: openai.OpenAI, endpoint: Endpoint) -> None:
     assert endpoint.model in [model.id for model in client.models.list()]
     assert client.models.retrieve(endpoint.model).object == "model"
 

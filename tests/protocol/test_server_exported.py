@@ -9,7 +9,7 @@ from support.models import make_tokenizer
 from support.server import serving
 
 
-def test_completions(tmp_path: Path) -> None:
+def test_completions_are_those_of_the_graph_with_and_without_the_cache(tmp_path: Path) -> None:
     folder = write_exported(tmp_path / "exported")
     prompt, tokenizer = "Once upon a time, there was a paged cache", make_tokenizer()
     wanted = exported_tokens(folder, tokenizer(prompt)["input_ids"], 12)

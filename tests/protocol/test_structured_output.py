@@ -57,7 +57,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_parse(client: openai.OpenAI) -> None:
+def test_parse_gives_objects_of_the_caller_s_class(client: openai.OpenAI) -> None:
     for seed in range(3):
         completion = client.chat.completions.parse(**ASKED | {"seed": seed}, response_format=Rose, temperature=1.5)
         assert isinstance(completion.choices[0].message.parsed, Rose)
@@ -188,7 +188,7 @@ def test_bad_structures_of_responses(client: openai.OpenAI) -> None:
     assert caught.value.param == "text.format"
 
 
-def test_anthropic(url: str) -> None:
+def test_anthropic_s_client_gets_objects_and_forced_tools(url: str) -> None:
     tools: Any = [{"name": name, "input_schema": PARAMETERS} for name in ("cut", "smell")]
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as made:
         parsed = made.messages.parse(model=MODEL, max_tokens=200, messages=HI, output_format=Tulip)
@@ -204,7 +204,7 @@ def test_anthropic(url: str) -> None:
             made.messages.create(model=MODEL, max_tokens=9, messages=HI, output_config=wrong)
 
 
-def test_kserve(url: str) -> None:
+def test_generate_of_kserve_keeps_to_choices_and_expressions(url: str) -> None:
     for parameters in ({"guided_choice": json.dumps(["up", "down"])}, {"guided_regex": "up|down"}):
         body = {"text_input": "Once", "parameters": {"max_tokens": 50, "exclude_input_in_output": True, **parameters}}
         answer = httpx.post(f"{url}/v2/models/{MODEL}/generate", json=body)

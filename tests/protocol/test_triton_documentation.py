@@ -117,7 +117,7 @@ def test_async_infer(protocol: Protocol) -> None:
     assert all((result.as_numpy("OUTPUT1") == COUNT - ONES).all() for result in results)
 
 
-def test_strings(protocol: Protocol) -> None:
+def test_strings_are_added_as_numbers_and_any_bytes_come_back(protocol: Protocol) -> None:
     found = protocol.client.infer("simple_string", protocol.inputs(INPUT0=digits(COUNT), INPUT1=digits(ONES)))
     assert [int(value) for value in found.as_numpy("OUTPUT0")[0]] == (COUNT + ONES)[0].tolist()
     any_bytes = np.array([[b"\x00\xff", "\u00e9\u20ac".encode(), b""]], np.object_)
@@ -380,7 +380,7 @@ def test_keepalive_and_channel_arguments(server: Server) -> None:
 # -- the generate extension, business logic scripting, iterative sequences
 
 
-def test_generate(server: Server) -> None:
+def test_generate_answers_once_and_its_stream_as_often_as_the_model_does(server: Server) -> None:
     body = {"INPUT0": ["a", "b"], "id": "5", "temperature": 0.5, "parameters": {"stop": True}}
     answer = server.post("/v2/models/simple_identity/generate", body)
     given = json.loads(answer.json().pop("given"))

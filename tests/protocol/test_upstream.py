@@ -301,7 +301,7 @@ def test_a_client_that_does_not_read_makes_the_other_server_wait(fleet: Fleet) -
     assert sent[-1] < 48 << 20
 
 
-def test_vectors(fleet: Fleet) -> None:
+def test_vectors_come_from_a_remote_model_that_refuses_chats(fleet: Fleet) -> None:
     client = fleet.front.client("admin")
     answer = client.embeddings.create(model="vectors", input="x", encoding_format="float")
     assert answer.data[0].embedding == [0.5, 0.25]
@@ -551,7 +551,7 @@ def test_a_model_of_the_repository_is_also_asked_over_kserve(fleet: Fleet) -> No
     assert ask(fleet, "stored", max_tokens=4).status_code == 200
 
 
-def test_metrics(fleet: Fleet) -> None:
+def test_metrics_have_every_family_and_no_secret(fleet: Fleet) -> None:
     ask(fleet, "remote", max_tokens=4)
     metrics = HTTP.get(f"{fleet.front.url}/metrics", headers=ADMIN).text
     for family in (

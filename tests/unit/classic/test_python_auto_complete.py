@@ -276,7 +276,7 @@ def test_properties_that_are_missing() -> None:
             config_of().add_output(rest)
 
 
-def test_batching() -> None:
+def test_batching_is_set_unless_the_configuration_says_otherwise() -> None:
     config = config_of(max_batch_size=4)
     with pytest.raises(ValueError, match="configuration specified max_batch_size 4, but in auto-complete-config"):
         config.set_max_batch_size(2)

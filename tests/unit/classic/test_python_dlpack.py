@@ -34,7 +34,7 @@ def test_from_torch_and_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_capsules(name: str) -> None:
+def test_capsules_bring_every_type_there_and_back(name: str) -> None:
     source = torch.tensor([1, 0, 1], dtype=getattr(torch, name))
     tensor = Tensor.from_dlpack("X", torch.utils.dlpack.to_dlpack(source))
     assert torch.equal(torch.utils.dlpack.from_dlpack(tensor.to_dlpack()), source)

@@ -49,7 +49,9 @@ GEMMA3 = {"sliding_attention": {"rope_type": "default"}, "full_attention": {"rop
         ({}, 2048, {}, 2048),
     ],
 )
-def test_context(key: str, rope: dict[str, Any], longest: int, more: dict[str, Any], wanted: int) -> None:
+def test_scaled_rotations_lengthen_it_and_are_not_counted_twice(
+    key: str, rope: dict[str, Any], longest: int, more: dict[str, Any], wanted: int
+) -> None:
     assert context_length({"max_position_embeddings": longest, key: rope, **more}) == wanted
 
 

@@ -174,5 +174,5 @@ def test_a_disk_that_hangs_holds_up_few_threads(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("status", "name"), [(-11, "SIGSEGV"), (-9, "SIGKILL"), (0, ""), (3, ""), (None, ""), (-99, "signal 99")]
 )
-def test_signals(status: int | None, name: str) -> None:
+def test_only_an_end_by_a_signal_has_a_name(status: int | None, name: str) -> None:
     assert signal_name(status) == name

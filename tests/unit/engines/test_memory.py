@@ -25,7 +25,7 @@ MIB = 1 << 20
         (" 7B ", 7),
     ],
 )
-def test_sizes(text: str | int, size: int) -> None:
+def test_sizes_are_bytes_units_or_a_share_of_what_is_free(text: str | int, size: int) -> None:
     assert parse_memory(text, free=1000) == size
 
 

@@ -51,7 +51,7 @@ def two_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("5-6", {5, 6}, "5-6"),
     ],
 )
-def test_lists(text: str, numbers: set[int], again: str) -> None:
+def test_lists_of_numbers_and_ranges_are_read_and_written(text: str, numbers: set[int], again: str) -> None:
     assert parse_list(text) == numbers
     assert format_list(numbers) == again
 
@@ -62,7 +62,7 @@ def test_what_is_no_list(text: str) -> None:
         parse_list(text)
 
 
-def test_nodes(two_sockets: Path) -> None:
+def test_nodes_are_read_with_their_cpus_and_free_memory(two_sockets: Path) -> None:
     nodes = read_nodes(two_sockets)
     assert [node.number for node in nodes] == [0, 1, 2, 3]
     assert nodes[1].cpus == {4, 5, 6, 7}
@@ -81,7 +81,9 @@ def test_nodes(two_sockets: Path) -> None:
         ("0-3,12", "auto", ({0, 1, 2, 3}, {0})),
     ],
 )
-def test_places(two_sockets: Path, cpus: str | None, nodes: str | None, expected: tuple[set[int], set[int]]) -> None:
+def test_cpus_and_nodes_together_give_a_place(
+    two_sockets: Path, cpus: str | None, nodes: str | None, expected: tuple[set[int], set[int]]
+) -> None:
     place = find_place(Placement(cpus, nodes), two_sockets)
     assert place is not None
     assert (place.cpus, place.nodes) == expected

@@ -37,5 +37,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (Placement("0-3", "0-1"), 2, [("0-3", "0"), ("0-3", "1")]),
     ],
 )
-def test_shares(machine: Path, asked: Placement, parts: int, expected: list[tuple[str | None, str | None]]) -> None:
+def test_each_engine_has_its_own_cores_or_nodes_where_there_are_enough(
+    machine: Path, asked: Placement, parts: int, expected: list[tuple[str | None, str | None]]
+) -> None:
     assert shares(asked, parts, machine) == [Placement(*each) for each in expected]

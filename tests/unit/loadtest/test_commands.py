@@ -18,7 +18,7 @@ from penstock.loadtest.errors import LoadTestError
         (LoadTestError("it said \x1b[2J\n"), 1, "penstock x: it said  [2J\n"),
     ],
 )
-def test_endings(
+def test_errors_and_ctrl_c_are_one_line_and_a_status(
     error: BaseException, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def imported(name: str) -> object:

@@ -23,7 +23,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_prompts(tmp_path: Path, name: str) -> None:
+def test_each_family_s_prompt_is_as_it_was_trained(tmp_path: Path, name: str) -> None:
     tokens, written, end = FAMILIES[name]
     made = make_tokenizer()
     made.add_tokens(tokens, special_tokens=True)

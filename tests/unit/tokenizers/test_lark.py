@@ -26,7 +26,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> BlindWriter:
         ("<b>", '"<b>"'),
     ],
 )
-def test_literals(text: str, written: str) -> None:
+def test_literals_are_quoted_and_special_tokens_are_ids(text: str, written: str) -> None:
     assert lark.literal(text, IDS) == written
 
 

@@ -54,7 +54,7 @@ EXCERPTS: list[tuple[str, str | None, str | None]] = [
 
 
 @pytest.mark.parametrize(("template", "tools", "reasoning"), EXCERPTS)
-def test_detection(template: str, tools: str | None, reasoning: str | None) -> None:
+def test_a_template_shows_which_parsers_it_needs(template: str, tools: str | None, reasoning: str | None) -> None:
     assert detect_tool_parser(template) == tools
     assert detect_reasoning_parser(template) == reasoning
 

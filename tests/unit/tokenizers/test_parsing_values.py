@@ -47,7 +47,7 @@ def test_what_is_no_json_stays_unread(text: str, rest: str) -> None:
     ("text", "name"),
     [('"a\\"\\u00e9"', 'a"é'), ('""', ""), ("a", None), ('"\\ud800"', None), ('"\\x"', None), ('"' + 300 * "a", None)],
 )
-def test_names(text: str, name: str | None) -> None:
+def test_a_name_is_a_whole_json_string_of_bounded_length(text: str, name: str | None) -> None:
     assert read(read_name, list(text))[0] == name
 
 

@@ -19,7 +19,9 @@ CASES = [(name, *example) for name, examples in EXAMPLES.items() for example in 
 
 
 @pytest.mark.parametrize(("name", "prompt_end", "text", "expected"), CASES)
-def test_example(name: str, prompt_end: str, text: str, expected: Found) -> None:
+def test_an_example_is_parsed_the_same_at_once_and_by_characters(
+    name: str, prompt_end: str, text: str, expected: Found
+) -> None:
     assert found(pushed(reasoning_stage(name, prompt_end), [text])) == expected
     assert found(pushed(reasoning_stage(name, prompt_end), text)) == expected
 

@@ -15,7 +15,7 @@ CASES = [(name, text, expected) for name, examples in EXAMPLES.items() for text,
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), CASES)
-def test_example(name: str, text: str, expected: Found) -> None:
+def test_an_example_is_parsed_the_same_at_once_and_by_characters(name: str, text: str, expected: Found) -> None:
     assert found(pushed(tool_stage(name), [text])) == expected
     assert found(pushed(tool_stage(name), text)) == expected
 

@@ -70,7 +70,7 @@ def cases(text: str) -> list[list[str]]:
     return rows(text.split("\n### ", 1)[1])[2:]
 
 
-def test_generation() -> None:
+def test_generation_shows_speeds_ratios_and_who_took_no_part() -> None:
     ours = Cell(runs=[run_of(1.0), run_of(2.0), run_of(1.0)])
     theirs = Cell(runs=[run_of(2.0), run_of(4.0), run_of(2.0)], memory_mb=12.0)
     text = markdown(report_of("generation", "vllm", vllm=theirs, penstock_vllm=ours))

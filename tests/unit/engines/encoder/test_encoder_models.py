@@ -50,13 +50,13 @@ def assert_alike(found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_vectors(family: str, tmp_path: Path) -> None:
+def test_vectors_of_every_family_are_those_of_the_reference(family: str, tmp_path: Path) -> None:
     folder = make_encoder(tmp_path, family)
     assert_alike(load(folder).compute(texts()), reference_rows(reference(folder), texts()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits(family: str, tmp_path: Path) -> None:
+def test_logits_of_every_family_are_those_of_the_reference(family: str, tmp_path: Path) -> None:
     folder = make_encoder(tmp_path, family, labels=3)
     assert_alike(load(folder).compute(texts(types=True)), reference_rows(reference(folder), texts(types=True)))
 
@@ -74,7 +74,7 @@ def test_logits(family: str, tmp_path: Path) -> None:
         ("MPNet", {"max_position_embeddings": 700}),
     ],
 )
-def test_settings(family: str, settings: dict[str, object], tmp_path: Path) -> None:
+def test_settings_change_results_as_in_the_reference(family: str, settings: dict[str, object], tmp_path: Path) -> None:
     """Models for longer texts have attention in another form."""
     folder = make_encoder(tmp_path, family, **settings)  # type: ignore[arg-type]
     assert_alike(load(folder).compute(texts()), reference_rows(reference(folder), texts()))
@@ -91,7 +91,7 @@ def test_distances_beyond_the_last_bucket(family: str, tmp_path: Path) -> None:
     "mode",
     ["cls_token", "lasttoken", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens"],
 )
-def test_pooling(mode: str, tmp_path: Path) -> None:
+def test_every_kind_of_pooling_is_as_in_the_reference(mode: str, tmp_path: Path) -> None:
     folder = make_encoder(tmp_path, files=sentence_files(mode))
     assert_alike(load(folder).compute(texts()), reference_rows(reference(folder), texts(), mode))
 
@@ -226,7 +226,9 @@ def test_activations_that_would_change_nothing(settings: dict[str, str], message
         ({"vocab_size": 161}, "has shape"),
     ],
 )
-def test_refusals(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_what_is_not_supported_or_does_not_fit_is_refused_by_name(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
     folder = make_encoder(tmp_path)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

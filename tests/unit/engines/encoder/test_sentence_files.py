@@ -81,7 +81,9 @@ def test_the_newer_name_of_the_pooling(given: Any, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_refusals(files: dict[str, Any], kind: type[Exception], message: str, tmp_path: Path) -> None:
+def test_what_is_damaged_or_not_supported_is_refused(
+    files: dict[str, Any], kind: type[Exception], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(kind, match=message):
         read_recipe(write(tmp_path, **files))
 

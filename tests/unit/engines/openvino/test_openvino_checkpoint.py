@@ -13,7 +13,7 @@ from penstock.engines.openvino.checkpoint import Checkpoint
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_values(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_values_of_every_dtype_are_read_whole_and_by_rows(dtype: torch.dtype, tmp_path: Path) -> None:
     tensor = torch.randn(5, 3).to(dtype)
     save_file({"a": tensor, "b": tensor[0].clone()}, tmp_path / "model.safetensors")
     checkpoint = Checkpoint(tmp_path)

@@ -65,7 +65,7 @@ def test_no_room_for_one_block(llama_dir: Path, make_runner: Any) -> None:
         make_runner(llama_dir, num_blocks=None, kv_cache_memory=1000)
 
 
-def test_info(llama_dir: Path, make_runner: Any) -> None:
+def test_the_runner_tells_its_sizes_and_number_types(llama_dir: Path, make_runner: Any) -> None:
     info = make_runner(llama_dir, max_model_len=100, num_blocks=None, max_num_seqs=3).info
     assert (info.vocab_size, info.max_model_len, info.block_size, info.eos_token_ids) == (384, 100, 32, (2,))
     # 3 requests of 4 blocks: more could never be used.

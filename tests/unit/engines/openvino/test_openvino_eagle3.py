@@ -100,7 +100,7 @@ def test_features_have_a_part_of_the_memory(target_dir: Path, tmp_path: Path, ma
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_quantized(weights: str, target_dir: Path, tmp_path: Path, make_runner: Any) -> None:
+def test_it_drafts_beside_quantized_weights(weights: str, target_dir: Path, tmp_path: Path, make_runner: Any) -> None:
     head_dir = make_eagle3(tmp_path, embeddings=False)
     runner = make_runner(target_dir, draft_model_dir=head_dir, weights=weights, weights_cache=0)
     core = Core(runner, max_num_seqs=8, max_num_batched_tokens=48, speculative="draft_model")

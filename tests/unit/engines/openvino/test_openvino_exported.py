@@ -33,7 +33,7 @@ PROMPTS = [prompt(length, length) for length in (1, 70)]
         ("int4", "as exported (int4), activations f32,"),
     ],
 )
-def test_tokens(weights: str, words: str, tmp_path: Path, make_runner: Any) -> None:
+def test_tokens_are_those_of_the_graph_itself(weights: str, words: str, tmp_path: Path, make_runner: Any) -> None:
     folder = write_exported(tmp_path, weights=weights)
     wanted = [exported_tokens(folder, tokens, COUNT) for tokens in PROMPTS]
     assert len({tuple(tokens) for tokens in wanted}) == len(wanted), "the model says the same whatever the prompt"
@@ -79,7 +79,7 @@ def test_weights_in_safetensors_come_first(tmp_path: Path) -> None:
         ({"max_position_embeddings": None}, {}, "config.json has none of max_position_embeddings"),
     ],
 )
-def test_refusals(
+def test_settings_that_the_graph_cannot_have_are_refused(
     config: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path, make_runner: Any
 ) -> None:
     folder = write_exported(tmp_path, **config)

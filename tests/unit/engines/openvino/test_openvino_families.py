@@ -89,7 +89,9 @@ DEFAULT = {"rope_type": "default", "rope_theta": 5e5}
         ("bloom", {"num_attention_heads": 6, "hidden_size": 96}),
     ],
 )
-def test_tokens(family: str, settings: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
+def test_tokens_of_every_family_are_those_of_the_reference(
+    family: str, settings: dict[str, Any], tmp_path: Path, make_runner: Any
+) -> None:
     make_model(tmp_path, family, **settings)
     prompts = [prompt(length, length) for length in LENGTHS]
     reference = load_reference(tmp_path)
@@ -141,7 +143,9 @@ def test_no_list_and_an_empty_one_of_layers_without_rope_mean_the_same() -> None
         ("stablelm", {"rope_parameters": {"partial_rotary_factor": 1e12}}, "partial_rotary_factor=1000000000000.0 is"),
     ],
 )
-def test_refusals(family: str, changes: dict[str, Any], named: str, tmp_path: Path, make_runner: Any) -> None:
+def test_a_setting_that_would_change_the_model_is_refused_by_name(
+    family: str, changes: dict[str, Any], named: str, tmp_path: Path, make_runner: Any
+) -> None:
     make_model(tmp_path, family)
     edit_config(tmp_path, **changes)
     with pytest.raises(UnsupportedError, match=named):

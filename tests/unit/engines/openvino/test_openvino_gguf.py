@@ -46,7 +46,9 @@ def check(
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-llama3", "llama-linear", "llama-yarn", "qwen2", "qwen3", "gemma3"])
-def test_families(family: str, tmp_path: Path, make_runner: Any) -> None:
+def test_files_of_every_family_answer_like_the_model_they_were_made_of(
+    family: str, tmp_path: Path, make_runner: Any
+) -> None:
     scale = {"query_pre_attn_scalar": 16} if family == "gemma3" else {}  # the file does not say it
     model = make_model(tmp_path / "model", family, **scale)
     check(model, write_gguf(model, tmp_path / "x.gguf"), make_runner)
@@ -148,7 +150,7 @@ def test_block_formats(family: str, kind: Any, tmp_path: Path, make_runner: Any)
     check(model, write_gguf(model, tmp_path / "x.gguf", kind), make_runner)
 
 
-def test_parts(tmp_path: Path, make_runner: Any) -> None:
+def test_a_file_in_parts_is_one_model_and_a_missing_part_is_named(tmp_path: Path, make_runner: Any) -> None:
     model = make_model(tmp_path / "model")
     first = write_gguf(model, tmp_path / "x-00001-of-00003.gguf", parts=3)
     for number in (1, 2, 3):  # links to files that are called by a checksum, as in the hub's cache

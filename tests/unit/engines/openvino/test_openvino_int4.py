@@ -51,7 +51,7 @@ def dequantized(path: Path, name: str) -> npt.NDArray[np.float32]:
     return ((grouped - offset) * scales.astype(np.float32)).reshape(tensor.shape)
 
 
-def test_groups(tmp_path: Path) -> None:
+def test_no_weight_is_farther_off_than_its_group_s_step(tmp_path: Path) -> None:
     matrix = torch.randn(7, 3 * GROUP, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 7)[:, None]
     matrix[3] = 0
     matrix[4] = matrix[4].abs() + 1  # all on one side: zero is still exact

@@ -60,7 +60,9 @@ def answers(runner: OpenVINORunner, asked: list[tuple[str, list[int]]], count: i
         ("qwen3-moe", ("q_proj", "o_proj")),
     ],
 )
-def test_families(family: str, targets: tuple[str, ...], tmp_path: Path, make_runner: Any) -> None:
+def test_every_family_s_adapter_answers_like_merged_weights(
+    family: str, targets: tuple[str, ...], tmp_path: Path, make_runner: Any
+) -> None:
     """Biases, factors of residuals and logits, fused projections, and the output layer, which sees only the tokens
     whose logits are wanted."""
     make_model(tmp_path, family)
@@ -197,7 +199,9 @@ def test_room_is_kept_for_adapters(llama_dir: Path, make_runner: Any, monkeypatc
     assert counts == [(40 << 20) // 2 // block, ((40 << 20) - slots) // 2 // block]
 
 
-def test_vectors(llama_dir: Path, llama_reference: Any, tmp_path: Path, make_runner: Any) -> None:
+def test_vectors_follow_the_adapter_of_their_request(
+    llama_dir: Path, llama_reference: Any, tmp_path: Path, make_runner: Any
+) -> None:
     path = make_adapter(tmp_path / "adapter", llama_reference)
     merged = merge_adapter(load_reference(llama_dir), path)
     driver = Driver(

@@ -61,7 +61,7 @@ def test_the_head_is_left_out_where_it_is_not_asked_for(mimo_dir: Path, make_run
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_quantized(weights: str, mimo_dir: Path, make_runner: Any) -> None:
+def test_it_drafts_with_quantized_weights(weights: str, mimo_dir: Path, make_runner: Any) -> None:
     runner = make_runner(mimo_dir, mtp=True, weights=weights, weights_cache=0)
     core = Core(runner, max_num_seqs=8, max_num_batched_tokens=48, speculative="draft_model")
     core.add(prompt(40, 1), 8)

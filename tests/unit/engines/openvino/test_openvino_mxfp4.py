@@ -51,7 +51,9 @@ def test_what_the_tensors_stand_for(model: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["auto", "f32"])
-def test_tokens(weights: str, model: Path, make_runner: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens_are_those_of_the_checkpoint_in_floats(
+    weights: str, model: Path, make_runner: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     reference, prompts = load_reference(reference_of(model)), [prompt(length, length) for length in (1, 45, 70)]
     wanted = [reference_tokens(reference, tokens, COUNT) for tokens in prompts]
     assert len({tuple(tokens) for tokens in wanted}) == len(wanted), "the model says the same whatever the prompt"

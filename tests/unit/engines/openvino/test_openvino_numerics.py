@@ -64,7 +64,7 @@ def types(numerics: Numerics) -> tuple[str, str | None, str]:
         (NO_INT8, INTEGERS, {"dtype": "f32"}, ("f32", "f32", "f32")),
     ],
 )
-def test_choices(
+def test_number_types_are_chosen_by_cpu_model_and_settings(
     cpu: CpuFacts, model: ModelFacts, settings: dict[str, Any], expected: tuple[str, str | None, str]
 ) -> None:
     assert types(resolve(cpu, Wish(**settings), model)) == expected
@@ -95,7 +95,9 @@ def test_choices(
         (NO_INT8, INTEGERS, {"activations": "mixed"}, "is for those with AMX", "activations"),
     ],
 )
-def test_refusals(cpu: CpuFacts, model: ModelFacts, settings: dict[str, Any], message: str, param: str) -> None:
+def test_what_the_cpu_or_the_model_does_not_allow_is_refused_by_name(
+    cpu: CpuFacts, model: ModelFacts, settings: dict[str, Any], message: str, param: str
+) -> None:
     with pytest.raises(PenstockError, match=message) as caught:
         resolve(cpu, Wish(**settings), model)
     assert caught.value.param == param
@@ -114,7 +116,9 @@ def test_refusals(cpu: CpuFacts, model: ModelFacts, settings: dict[str, Any], me
         (StoredTypes(has_mxfp4=True), "auto", ("auto", None)),
     ],
 )
-def test_weights(stored: StoredTypes, setting: Any, expected: tuple[str, str | None]) -> None:
+def test_weights_stay_as_stored_unless_a_setting_changes_them(
+    stored: StoredTypes, setting: Any, expected: tuple[str, str | None]
+) -> None:
     found = resolve(ZEN4, Wish(weights=setting), ModelFacts(stored, head_size=64))
     assert (found.weights, found.integers) == expected
 
@@ -142,7 +146,7 @@ def test_what_a_cpu_computes_in_by_its_instructions() -> None:
     assert cpu() == ICE_LAKE, "a system that does not list them"
 
 
-def test_arm() -> None:
+def test_arm_gets_what_openvino_offers_there() -> None:
     graviton = cpu("asimd", "asimdhp", "bf16", "sve", machine="aarch64")
     assert types(resolve(graviton, Wish(), INTEGERS)) == ("f32", "f32", "f32")
     assert types(resolve(graviton, Wish(), CAPPED)) == ("f32", "f32", "f32")

@@ -38,7 +38,7 @@ YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 
         {**YARN, "factor": 0.5},
     ],
 )
-def test_scaling(settings: dict[str, Any], head_dim: int) -> None:
+def test_scaled_frequencies_are_those_of_transformers(settings: dict[str, Any], head_dim: int) -> None:
     config = LlamaConfig(
         hidden_size=4 * head_dim, num_attention_heads=4, max_position_embeddings=32768, rope_parameters=settings
     )
@@ -53,7 +53,7 @@ def test_scaling(settings: dict[str, Any], head_dim: int) -> None:
     assert (old.inv_freq == rope.inv_freq).all()
 
 
-def test_default() -> None:
+def test_unscaled_frequencies_follow_theta_alone() -> None:
     frequencies = parse_rope({"rope_theta": 100.0}, 4).inv_freq
     np.testing.assert_allclose(frequencies, [1.0, 0.1], rtol=1e-6)
     assert (

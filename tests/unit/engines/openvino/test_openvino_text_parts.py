@@ -79,7 +79,7 @@ def make(folder: Path, family: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("family", list(MODELS))
-def test_tokens(family: str, tmp_path: Path, make_runner: Any) -> None:
+def test_tokens_are_those_of_transformers(family: str, tmp_path: Path, make_runner: Any) -> None:
     model = make(tmp_path, family)
     tokens = prompt(45, 1)
     assert Driver(make_runner(tmp_path)).generate([tokens], COUNT) == [reference_tokens(model, tokens, COUNT)]

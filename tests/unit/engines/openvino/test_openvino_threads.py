@@ -27,7 +27,7 @@ MIB = 1 << 20
         (1000, 2, None, [ThreadPlan(1, 0)]),
     ],
 )
-def test_plans(weights, cores, threads, expected):
+def test_a_small_model_has_a_second_plan_for_steps_of_many_tokens(weights, cores, threads, expected):
     assert plan_threads(weights, cores, threads, most_tokens=512) == expected
 
 

@@ -33,7 +33,9 @@ ALTERNATING = ["sliding_attention", "full_attention"] * 3
         {"tie_word_embeddings": False},
     ],
 )
-def test_gemma3(settings: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
+def test_gemma3_says_the_same_as_the_reference_whatever_its_windows(
+    settings: dict[str, Any], tmp_path: Path, make_runner: Any
+) -> None:
     make_model(tmp_path, "gemma3", **settings)
     prompts = [prompt(length, length) for length in LENGTHS]
     reference = load_reference(tmp_path)

@@ -60,7 +60,7 @@ def test_numbers_are_never_used_twice(make, tmp_path):
     engine.batcher.unload_adapter("never there")
 
 
-def test_slots(make, tmp_path):
+def test_one_that_is_loaded_already_or_finds_no_slot_is_refused(make, tmp_path):
     folder = save(tmp_path / "a")
     engine = make(max_loras=1)
     load_adapter(engine.batcher, "a:1", folder)

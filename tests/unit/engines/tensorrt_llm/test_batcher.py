@@ -69,7 +69,7 @@ def test_a_bias_decides(engine):
 
 
 @pytest.mark.parametrize("top", [0, 1, 3])
-def test_logprobs(engine, top):
+def test_every_token_has_its_logprob_and_as_many_others_as_asked_for(engine, top):
     request = engine.start(PROMPT, 6, logprobs=top)
     engine.finish(request)
     entries = [entry for new in engine.news for entry in new.logprobs]

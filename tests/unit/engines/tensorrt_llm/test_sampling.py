@@ -46,7 +46,7 @@ def test_what_ends_a_request():
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, None), (0, 1), (1, 1), (5, 5)])
-def test_logprobs(asked, given):
+def test_at_least_one_logprob_is_asked_for_where_any_is_wanted(asked, given):
     assert arguments(logprobs=asked).get("logprobs") == given
 
 

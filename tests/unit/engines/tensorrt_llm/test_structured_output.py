@@ -23,7 +23,7 @@ CHOICES = '["yes", "no \\"way\\""]'
         (Grammar("json_schema", '{"type":"null"}'), "xgrammar", {"json": '{"type": "null"}'}),
     ],
 )
-def test_guides(grammar, backend, expected):
+def test_a_grammar_becomes_the_guide_that_its_backend_reads(grammar, backend, expected):
     assert guide(grammar, backend) == expected
 
 

@@ -80,7 +80,7 @@ def test_one_prompt_gives_three_answers(adapted: Adapted, runner: TorchRunner) -
     assert len({tuple(samples[0]) for samples in answers.values()}) == 3
 
 
-def test_preemption(adapted: Adapted, make_runner: Any) -> None:
+def test_preempted_requests_keep_their_adapter(adapted: Adapted, make_runner: Any) -> None:
     runner = make_runner(adapted.folder, max_loras=2, adapters=adapted.adapters, num_blocks=12)
     driver = Driver(runner, max_num_seqs=6, enable_prefix_caching=True)
     asked = {}

@@ -181,7 +181,9 @@ def test_reset_empty_steps_and_one_request_too_many(llama_dir: Path, llama_refer
 
 
 @pytest.mark.parametrize(("stored", "dtype"), [("bfloat16", "bf16"), ("float16", "f16")])
-def test_precisions(stored: str, dtype: str, tmp_path: Path, make_runner: Any) -> None:
+def test_auto_is_the_checkpoint_s_precision_with_logprobs_near_f32(
+    stored: str, dtype: str, tmp_path: Path, make_runner: Any
+) -> None:
     """auto is the checkpoint's own; logprobs are those of f32 within the precision."""
     make_model(tmp_path, "llama", dtype=getattr(torch, stored))
     runner = make_runner(tmp_path, dtype="auto", kv_cache_dtype=dtype)

@@ -112,7 +112,7 @@ def test_logprobs_of_outputs_and_prompts(batcher, reference):
     assert all(new.prompt_logprobs is None for new in found.parts[4][1:])
 
 
-def test_seeds(batcher):
+def test_a_seed_says_the_same_alone_and_in_a_crowd(batcher):
     def run(seed):
         return Collected(batcher, request(1, prompt(1), 20, temperature=1.0, seed=seed)).tokens(1)
 
@@ -157,7 +157,7 @@ def test_aborted_requests_are_gone_with_the_next_step(batcher, reference):
     assert Collected(batcher, request(1, prompt(9), 9)).tokens(1) == reference_tokens(reference, prompt(9), 9)
 
 
-def test_counts(batcher):
+def test_steps_count_their_tokens_and_preemptions(batcher):
     for i in range(4):
         batcher.start(request(i, prompt(i), 140))
     first = batcher.step()

@@ -68,7 +68,7 @@ def test_what_lies_behind_a_window_goes_to_others(windows, expected):
 
 
 @pytest.mark.parametrize("caching", [False, True])
-def test_preemption(windows, expected, caching):
+def test_preempted_requests_say_the_same_with_and_without_caching(windows, expected, caching):
     driver = Driver(windows, max_num_seqs=8, max_num_batched_tokens=64, enable_prefix_caching=caching)
     asked = {driver.add(prompt(n, 60 + n), 90)[0]: prompt(n, 60 + n) for n in range(8)}
     driver.run()

@@ -91,7 +91,9 @@ def test_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
         (("loadtest", "--concurency", "4"), "did you mean --concurrency?"),
     ],
 )
-def test_hints(arguments: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_flag_or_command_gets_a_hint(
+    arguments: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert refused(capsys, *arguments)[1] == hint
 
 
@@ -173,7 +175,7 @@ def test_help_names_what_a_flag_takes() -> None:
         ("0.1kB", 100),
     ],
 )
-def test_sizes(text: str, size: int) -> None:
+def test_sizes_are_bytes_with_or_without_units(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
@@ -191,7 +193,7 @@ def test_sizes(text: str, size: int) -> None:
         ("250us", "ms", 0.25),
     ],
 )
-def test_durations(text: str, unit: TimeUnit, number: float) -> None:
+def test_durations_become_numbers_of_the_setting_s_unit(text: str, unit: TimeUnit, number: float) -> None:
     assert parse_duration(text, unit) == number
 
 

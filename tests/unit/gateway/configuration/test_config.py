@@ -18,7 +18,7 @@ def load(flags=None, file=None, environ=None) -> Config:
     return load_config(flags or {}, file=file, environ=environ or {})
 
 
-def test_defaults():
+def test_by_default_three_ports_are_local_and_no_model_is_named():
     config = load()
     assert config.server.host == "127.0.0.1"
     assert (config.server.http_port, config.server.grpc_port, config.server.metrics_port) == (8000, 8001, 8002)

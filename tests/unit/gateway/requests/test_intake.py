@@ -149,7 +149,7 @@ async def test_work_that_nobody_waits_for_is_not_begun() -> None:
     assert pool.cost == 0
 
 
-def test_metrics() -> None:
+def test_metrics_show_what_is_held_refused_and_worked_on() -> None:
     intake, pools = Intake(body_bytes=100), WorkPools()
     intake.bodies.take(60)
     with pytest.raises(OverloadedError):

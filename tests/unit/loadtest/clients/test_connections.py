@@ -130,7 +130,7 @@ async def test_an_answer_that_breaks_off() -> None:
     assert [answer.error for answer in answers] == [TRUNCATED, "", TRUNCATED], "on a connection that was kept, too"
 
 
-async def test_garbage() -> None:
+async def test_an_answer_that_is_no_http_is_malformed_and_quoted() -> None:
     async with raw_server(b"SSH-2.0-OpenSSH_9.6\r\n") as server:
         answer = await client_of(server).send(CALL)
     assert answer.error == MALFORMED
@@ -285,7 +285,7 @@ def test_what_is_no_address(url: str) -> None:
         ("http://[::1]:9", ("::1", 9, "", False)),
     ],
 )
-def test_addresses(url: str, expected: tuple[object, ...]) -> None:
+def test_an_address_is_host_port_path_and_tls(url: str, expected: tuple[object, ...]) -> None:
     address = Address(url)
     assert (address.host, address.port, address.path, address.tls) == expected
 

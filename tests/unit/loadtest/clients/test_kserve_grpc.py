@@ -287,7 +287,7 @@ async def test_inferences_that_lack_something(found: Any) -> None:
     assert answer.error == MALFORMED
 
 
-async def test_statuses() -> None:
+async def test_a_status_is_an_error_with_its_message() -> None:
     answer, _ = await inferred(grpc.StatusCode.UNAVAILABLE)
     assert (answer.error, answer.detail) == ("grpc_UNAVAILABLE", "as it was told")
 
@@ -398,5 +398,5 @@ async def test_a_model_of_tritons_tensorrt_llm_backend() -> None:
     ("url", "target"),
     [("h:1", "h:1"), ("grpc://h:1", "h:1"), ("http://h:1/", "h:1"), ("[::1]:9", "[::1]:9"), ("grpcs://h:1", "h:1")],
 )
-def test_addresses(url: str, target: str) -> None:
+def test_a_url_of_any_scheme_is_host_and_port(url: str, target: str) -> None:
     assert Channels(msgspec.structs.replace(OPTIONS, url=url)).target == target

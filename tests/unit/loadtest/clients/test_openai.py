@@ -228,7 +228,7 @@ async def test_a_redirect_is_an_error_that_says_where_to() -> None:
 @pytest.mark.parametrize(
     "status", ["400 Bad Request", "429 Too Many Requests", "503 Service Unavailable", "206 Partial"]
 )
-async def test_statuses(status: str) -> None:
+async def test_a_bad_status_is_an_error_with_the_body_s_beginning(status: str) -> None:
     answer = await answered(client_of(), [whole(b"x" * 1000, status=status)])
     assert answer.error == f"http_{status[:3]}"
     assert answer.detail == "x" * 300
@@ -254,7 +254,7 @@ def sent(client: CompletionsClient, call: Call = CALL) -> Any:
     return body_of(client.request(call))
 
 
-def test_requests() -> None:
+def test_requests_have_what_was_asked_for_and_no_more() -> None:
     assert sent(client_of()) == {
         "model": "m",
         "messages": [{"role": "user", "content": "hello"}],

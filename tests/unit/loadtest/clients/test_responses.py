@@ -157,7 +157,7 @@ def test_inputs_of_embeddings(prompt: Any, size: int, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("vector", [[0.5, -1.0], "AAAAPwAAgL8="])
-async def test_embeddings(vector: object) -> None:
+async def test_embeddings_count_prompt_tokens_and_no_output(vector: object) -> None:
     body = {"data": [{"embedding": vector}] * 2, "usage": {"prompt_tokens": 7, "total_tokens": 7}}
     answer = await answered(embeddings(2), [whole(msgspec.json.encode(body))])
     assert (answer.error, answer.output_tokens, answer.prompt_tokens, answer.arrivals) == ("", 0, 7, [])

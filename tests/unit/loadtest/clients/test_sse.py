@@ -42,7 +42,7 @@ def data(found: Sequence[tuple[float, bytes]]) -> list[bytes]:
         (MIXED, MIXED_DATA),
     ],
 )
-async def test_events(body: bytes, expected: list[bytes]) -> None:
+async def test_events_are_read_with_every_line_end_and_comments_are_not(body: bytes, expected: list[bytes]) -> None:
     assert data(await parsed(chunked(body) if body else chunked())) == expected
     assert data(await parsed(whole(body))) == expected
 

@@ -23,7 +23,7 @@ def test_the_verdict_comes_first_and_its_reasons_follow(full_report: Report) -> 
     assert text.index("**DOUBTFUL**") < text.index("- 1 request failed") < text.index("What was run")
 
 
-def test_figures(make_report: MakeReport) -> None:
+def test_figures_stand_in_the_row_of_their_name(make_report: MakeReport) -> None:
     text = markdown(make_report(goodput="ttft:250"))
     # p50 p90 p95 p99 max mean min std count, from the intended moment: 100, 200, 800 ms
     assert cells(text, "TTFT") == ["TTFT", "200", "680", "740", "788", "800", "367", "100", "309", "3"]

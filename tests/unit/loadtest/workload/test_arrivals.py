@@ -25,7 +25,7 @@ def test_a_closed_loop_has_no_times() -> None:
     assert list(islice(arrivals(LoadOptions(), Random(1)), 3)) == [None] * 3
 
 
-def test_constant() -> None:
+def test_a_constant_rate_has_equal_gaps() -> None:
     assert times(4, rate=4.0, arrival="constant") == [0.0, 0.25, 0.5, 0.75]
 
 

@@ -43,6 +43,8 @@ from support.workload import DEMO, settings
         ("kserve-grpc", {"tokenizer": "t"}, "tokenizer: kserve-grpc has tensors, not prompts"),
     ],
 )
-def test_refused(protocol: str, values: dict[str, Any], problem: str) -> None:
+def test_settings_that_exclude_or_need_each_other_are_refused(
+    protocol: str, values: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(LoadTestError, match=problem):
         workload.build(settings(protocol, **values))

@@ -59,7 +59,7 @@ def test_how_many() -> None:
     assert sum(1 for _ in islice(endless, 1000)) == 1000
 
 
-def test_turns() -> None:
+def test_later_turns_wait_and_have_no_shared_prefix() -> None:
     first, *_, last = sessions(
         "openai-chat", requests=7, turns=3, turn_delay=1.5, shared_prefix_tokens=4, prompt_tokens=6
     )

@@ -58,7 +58,9 @@ AZURE_2024 = [
         (AZURE_2024, "azure", [(0.0, 2162, 5), (1.007405, 2399, 6)]),
     ],
 )
-def test_formats(lines: list[str], name: str, expected: list[tuple[float, int, int]], tmp_path: Path) -> None:
+def test_every_format_is_recognised_and_gives_times_and_lengths(
+    lines: list[str], name: str, expected: list[tuple[float, int, int]], tmp_path: Path
+) -> None:
     path = write(tmp_path, "trace", *lines)
     for trace_format in ("auto", name):
         found = sessions(trace=path, trace_format=trace_format, tokenizer=str(DEMO))
@@ -68,7 +70,7 @@ def test_formats(lines: list[str], name: str, expected: list[tuple[float, int, i
         assert [len(demo().encode(call.prompt).ids) for call in sent] == [tokens for _, tokens, _ in expected]
 
 
-def test_faster(tmp_path: Path) -> None:
+def test_a_speed_of_four_divides_the_times(tmp_path: Path) -> None:
     found = sessions(trace=write(tmp_path, "trace", *BURSTGPT), trace_speed=4)
     assert [session.at for session in found] == [0.0, 10.0, 28.25]
 

@@ -167,7 +167,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
 @pytest.mark.parametrize("choice", [None, {"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": False}])
-def test_tools(choice: Any) -> None:
+def test_tools_are_shown_to_the_template_as_functions(choice: Any) -> None:
     given = [
         {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}},
         {"name": "time", "input_schema": {}, "type": "custom"},

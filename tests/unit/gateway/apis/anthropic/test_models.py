@@ -39,7 +39,7 @@ async def test_the_list() -> None:
     assert (await get("/v1/models", {})).json()["object"] == "list"
 
 
-async def test_one() -> None:
+async def test_one_is_found_by_its_name_in_the_form_of_the_client() -> None:
     assert (await get("/v1/models/tiny")).json() == SHOWN
     assert (await get("/v1/models/org/other")).json()["id"] == "org/other"
     assert (await get("/v1/models/tiny", {})).json()["object"] == "model"
@@ -77,7 +77,9 @@ ROWS: list[tuple[dict[str, str], str, bool]] = [
 
 
 @pytest.mark.parametrize(("query", "ids", "has_more"), ROWS)
-def test_pages(query: dict[str, str], ids: str, has_more: bool) -> None:
+def test_pages_have_the_ids_that_were_asked_for_and_say_if_more_follow(
+    query: dict[str, str], ids: str, has_more: bool
+) -> None:
     page: dict[str, Any] = model_page([{"id": each} for each in "abcde"], query)
     assert ("".join(model["id"] for model in page["data"]), page["has_more"]) == (ids, has_more)
     assert (page["first_id"], page["last_id"]) == ((ids[0], ids[-1]) if ids else (None, None))

@@ -51,11 +51,13 @@ def fields(**given: Any) -> dict[str, Any]:
         ({"tools": [{"name": "f", "input_schema": SCHEMA}], "tool_choice": {"type": "none"}}, {}),
     ],
 )
-def test_fields(given: dict[str, Any], sent: dict[str, Any]) -> None:
+def test_fields_become_those_of_other_servers_chats_or_are_left_out(
+    given: dict[str, Any], sent: dict[str, Any]
+) -> None:
     assert fields(**given) == sent
 
 
-def test_tools() -> None:
+def test_tools_become_functions_and_the_server_s_own_are_left_out() -> None:
     web = {"type": "web_search_20250305", "name": "web_search"}
     tools = [web, {"name": "f", "input_schema": SCHEMA, "strict": True}, {"name": "g", "input_schema": SCHEMA}]
     sent = fields(tools=tools, tool_choice={"type": "tool", "name": "g"})

@@ -108,7 +108,7 @@ def test_errors_are_events() -> None:
         ("BYTES", [[b'\0\n"']], '\0\n"'),
     ],
 )
-def test_values(datatype: str, values: Any, shown: Any) -> None:
+def test_values_are_json_and_one_alone_is_no_list(datatype: str, values: Any, shown: Any) -> None:
     assert value(tensor("X", datatype, values)) == shown
 
 

@@ -79,7 +79,9 @@ def test_text_is_utf_8() -> None:
         (0, [0, -1], 0, (0, 1)),
     ],
 )
-def test_shapes(count: int, dims: list[int], max_batch_size: int, shape: tuple[int, ...]) -> None:
+def test_a_shape_is_made_of_the_count_and_the_model_s_dimensions(
+    count: int, dims: list[int], max_batch_size: int, shape: tuple[int, ...]
+) -> None:
     assert tensor([1] * count, "FP32", dims, max_batch_size).shape == shape
 
 

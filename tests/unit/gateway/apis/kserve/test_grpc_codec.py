@@ -241,7 +241,7 @@ def test_unknown_regions_are_not_found() -> None:
         decoded(outputs(shared_memory_region="r", shared_memory_byte_size=1))
 
 
-def test_parameters() -> None:
+def test_parameters_of_the_protocol_become_fields_and_the_rest_stay() -> None:
     message = request(("X", "FP32", [1]), raw=(b"1234",))
     message.parameters["sequence_id"].uint64_param = 2**64 - 1
     message.parameters["sequence_start"].bool_param = True

@@ -11,7 +11,7 @@ from penstock.gateway.transports.grpc.call import ConnectionSettings
 from penstock.gateway.transports.http2.bounds import PingRules
 
 
-def test_options() -> None:
+def test_every_setting_becomes_an_option_of_grpc() -> None:
     options = dict(
         GrpcSettings(
             max_message_bytes=1234,
@@ -92,7 +92,7 @@ def test_every_error_has_a_status(error: type[errors.PenstockError]) -> None:
     assert details == "text"
 
 
-def test_statuses() -> None:
+def test_errors_get_their_status_and_hide_what_is_inside() -> None:
     def name(error: Exception) -> str:
         return status(error)[0].name
 

@@ -38,7 +38,7 @@ def field(number: int, content: bytes) -> bytes:
         (field(7, b"x" * 70_000) + b"\x0d\0", "the request message cannot be decoded"),
     ],
 )
-def test_refused(data: bytes, said: str) -> None:
+def test_too_many_fields_and_broken_messages_are_refused(data: bytes, said: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse(HEAD + data)
     assert caught.value.message == said

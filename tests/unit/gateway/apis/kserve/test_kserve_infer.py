@@ -31,7 +31,7 @@ def front() -> KServeFront:
     return KServeFront()
 
 
-async def test_infer(front: KServeFront) -> None:
+async def test_an_answer_names_its_request_model_and_version(front: KServeFront) -> None:
     answer = await front("POST", INFER, GOOD | {"id": "7"})
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     found = answer.json()
@@ -136,7 +136,7 @@ async def test_decompressed_bodies_have_the_same_limit() -> None:
     }
 
 
-async def test_labels(tmp_path: Path) -> None:
+async def test_classes_have_the_labels_of_the_model_s_file(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     front = KServeFront(identity("FP32", [2], output_extra='label_filename: "labels.txt"', folder=tmp_path))
     answer = await front(

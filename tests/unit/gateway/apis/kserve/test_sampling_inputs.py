@@ -14,7 +14,7 @@ from penstock.gateway.models.language.sampling import SamplingFields
 @pytest.mark.parametrize(
     ("name", "text", "value"), [("bad_words", '["a b"]', ["a b"]), ("allowed_token_ids", "[3, 5]", [3, 5])]
 )
-def test_lists(name: str, text: str, value: Any) -> None:
+def test_lists_may_be_json_texts_and_others_are_refused_by_name(name: str, text: str, value: Any) -> None:
     for given in (text, value):
         assert getattr(sampling_fields({name: given}, SamplingFields), name) == value
     for wrong in ("a b", "{", 5, "[" * 5000 + "]" * 5000):

@@ -317,7 +317,7 @@ async def test_no_tokens_but_the_echo_in_a_stream() -> None:
     assert done == "[DONE]"
 
 
-async def test_models() -> None:
+async def test_models_are_listed_and_an_unknown_one_is_404() -> None:
     app = build_app(FakeDataPlane(models=(MODEL, ServedModel("org/other", "org/other", 5, INFO))), AppSettings())
     listed = (await call(app, "/v1/models", method="GET")).json()
     assert listed["object"] == "list"

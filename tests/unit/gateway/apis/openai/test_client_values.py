@@ -86,7 +86,7 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "fields"), TAKEN)
-async def test_taken(path: str, fields: dict[str, Any]) -> None:
+async def test_what_means_little_is_taken(path: str, fields: dict[str, Any]) -> None:
     await wanted(path, fields)
 
 
@@ -142,7 +142,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
 
 
 @pytest.mark.parametrize(("path", "fields", "param", "code"), REFUSED)
-async def test_refused(path: str, fields: dict[str, Any], param: str, code: str | None) -> None:
+async def test_what_cannot_be_is_refused_by_name_and_runs_nothing(
+    path: str, fields: dict[str, Any], param: str, code: str | None
+) -> None:
     answer, dataplane = await asked(path, fields)
     error = answer.json()["error"]
     assert (answer.status, error["param"], error["code"]) == (400, param, code)
@@ -228,7 +230,9 @@ async def test_whole_numbers_written_as_floats() -> None:
         ({"service_tier": "flex", "priority": -4}, "priority", -4, "default"),
     ],
 )
-async def test_tiers(fields: dict[str, Any], policy: str, level: int, shown: str) -> None:
+async def test_a_service_tier_becomes_a_priority_and_is_shown(
+    fields: dict[str, Any], policy: str, level: int, shown: str
+) -> None:
     """Nobody runs early whose key does not say so: the data plane takes the later of the two."""
     for path in (CHAT, RESPONSES):
         answer, dataplane = await asked(path, fields, policy=policy)

@@ -27,7 +27,7 @@ SOFTMAX = np.array([[np.exp(3), 1], [0, 1 + np.exp(3)]]) / (1 + np.exp(3))
         ({"sentence_transformers": {"version": "5"}, "problem_type": "regression"}, LOGITS),
     ],
 )
-def test_activations(settings: dict[str, Any], wanted: Any) -> None:
+def test_the_activation_is_what_the_model_s_settings_say(settings: dict[str, Any], wanted: Any) -> None:
     with np.errstate(all="raise", under="ignore"):
         assert np.allclose(read_head(settings, 2).activate(LOGITS), wanted, atol=1e-6)
 
@@ -41,6 +41,6 @@ def test_an_activation_that_is_not_known() -> None:
         read_head({"sentence_transformers": {"activation_fn": "torch.nn.Tanh"}}, 1)
 
 
-def test_labels() -> None:
+def test_labels_that_are_missing_are_numbered() -> None:
     assert read_head({"id2label": {"1": "bad", "0": "good"}}, 3).labels == ("good", "bad", "LABEL_2")
     assert read_head({"id2label": None}, 1).labels == ("LABEL_0",)

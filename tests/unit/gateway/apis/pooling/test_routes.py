@@ -44,7 +44,7 @@ def scaled(*numbers: float) -> Any:
     return pytest.approx([number / math.hypot(*numbers) for number in numbers])
 
 
-async def test_embeddings(setup: Setup) -> None:
+async def test_embeddings_stand_in_a_list_with_their_usage(setup: Setup) -> None:
     found = await answer(setup, "/v1/embeddings", model="embedder", input=["the dog", "dog"])
     assert found["id"].startswith("embd-")
     assert (found["object"], found["model"]) == ("list", "embedder")
@@ -99,7 +99,7 @@ async def test_lengths_that_vectors_were_trained_for(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-async def test_rerank(setup: Setup, path: str) -> None:
+async def test_rerank_puts_the_best_document_first(setup: Setup, path: str) -> None:
     documents = ["dog", {"text": "a dog the dog"}, "a dog"]
     found = await answer(setup, path, model="scorer", query="the dog", documents=documents, use_activation=False)
     assert [(each["index"], each["relevance_score"]) for each in found["results"]] == [(1, 9), (2, 7), (0, 6)]
@@ -138,7 +138,9 @@ async def test_ranking_by_vectors_uses_the_prompts(setup: Setup) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
-async def test_score(setup: Setup, path: str, fields: dict[str, Any], lengths: list[int]) -> None:
+async def test_score_takes_pairs_under_every_name_that_clients_use(
+    setup: Setup, path: str, fields: dict[str, Any], lengths: list[int]
+) -> None:
     found = await answer(setup, path, model="scorer", use_activation=False, **fields)
     assert found["data"] == [{"index": n, "object": "score", "score": score} for n, score in enumerate(lengths)]
 
@@ -149,7 +151,7 @@ async def test_scores_of_vectors(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
-async def test_classify(setup: Setup, path: str) -> None:
+async def test_classify_gives_probabilities_or_raw_values(setup: Setup, path: str) -> None:
     [found] = (await answer(setup, path, model="classifier", input="a dog"))["data"]
     assert (found["label"], found["num_classes"]) == ("good", 3)
     assert sum(found["probs"]) == pytest.approx(1)

@@ -135,7 +135,9 @@ async def test_nothing_goes_on_from_one_that_has_not_ended(rig: Rig) -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_cancel(rig: Rig, begun: bool, stream: bool) -> None:
+async def test_a_cancelled_response_ends_its_generation_and_stays_cancelled(
+    rig: Rig, begun: bool, stream: bool
+) -> None:
     if stream:
         asked = asyncio.ensure_future(rig.ask("", BODY | {"stream": True}))
         await rig.plane.generating.wait()
@@ -328,7 +330,7 @@ async def test_it_counts_against_its_key_until_it_ends(make: Callable[..., Rig])
     assert (quota.in_flight, bodies.held) == (0, 0)
 
 
-async def test_records(make: Callable[..., Rig]) -> None:
+async def test_a_cancelled_one_is_recorded_once_and_no_longer_in_flight(make: Callable[..., Rig]) -> None:
     ended: list[tuple[str, Outcome]] = []
     journal = RequestJournal([lambda context: ended.append((context.record.route, context.record.outcome))])
     rig = make(journal=journal)

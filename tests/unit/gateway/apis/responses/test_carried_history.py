@@ -277,7 +277,9 @@ HINTS: list[tuple[dict[str, Any], str | None, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("fields", "ignored", "reasoning"), HINTS)
-async def test_hints(fields: dict[str, Any], ignored: str | None, reasoning: dict[str, Any]) -> None:
+async def test_hints_that_change_nothing_are_named_as_ignored(
+    fields: dict[str, Any], ignored: str | None, reasoning: dict[str, Any]
+) -> None:
     answer = await Rig().ask(HI, **fields)
     assert (answer.status, answer.headers.get("x-penstock-ignored")) == (200, ignored), answer.json()
     assert answer.json()["reasoning"] == (reasoning or {"effort": None, "summary": None})

@@ -70,7 +70,7 @@ async def test_a_conversation_from_its_beginning_to_its_end(rig: Rig) -> None:
         assert (await rig.ask(f"/{conversation_id}{rest}", method="GET")).status == 404
 
 
-async def test_items(rig: Rig) -> None:
+async def test_items_are_added_listed_read_and_deleted(rig: Rig) -> None:
     conversation_id = await rig.made()
     first = {"id": "msg_own"} | HI
     added = (await rig.ask(f"/{conversation_id}/items", {"items": [first, HI | {"content": "you"}]})).json()

@@ -131,7 +131,7 @@ def asked(**fields: Any) -> Any:
     return chat_request(request, response_tools(request, context), include, context)
 
 
-def test_tools() -> None:
+def test_functions_become_tools_of_a_chat() -> None:
     function = {"name": "rain", "description": "d", "parameters": {"type": "object"}, "strict": False}
     chat = asked(tools=[{"type": "function", **function}], parallel_tool_calls=False)
     assert chat.tools == [{"type": "function", "function": function}]

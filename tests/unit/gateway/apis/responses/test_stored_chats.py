@@ -104,7 +104,7 @@ async def test_its_messages(rig: Rig) -> None:
     assert await rig.ids(f"/{made}/messages?after={made}-1") == [f"{made}-2"]
 
 
-async def test_lists(rig: Rig) -> None:
+async def test_lists_are_ordered_cut_and_filtered(rig: Rig) -> None:
     made = [(await rig.chat(metadata=metadata))["id"] for metadata in ({}, {"a": "b"}, {"a": "b", "c": "d"})]
     await rig.chat(store=False)
     assert await rig.ids() == made

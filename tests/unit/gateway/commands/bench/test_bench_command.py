@@ -89,7 +89,9 @@ def test_an_engine_that_counts_nothing_has_no_shares(capsys: pytest.CaptureFixtu
         (("--json", "nowhere/report.json"), "No such file or directory"),
     ],
 )
-def test_refusals(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str) -> None:
+def test_what_cannot_be_measured_is_refused_in_words(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
     assert words in failed(capsys, "engine", *arguments)
 
 

@@ -179,7 +179,7 @@ async def test_how_long_it_is_kept_may_change() -> None:
 @pytest.mark.parametrize(
     ("given", "seconds"), [(5, 5), ("300", 300), ("5m", 300), ("1h30m", 5400), ("-1", -1), ("-2s", -2), ("250ms", 0.25)]
 )
-def test_durations(given: float | str, seconds: float) -> None:
+def test_durations_are_seconds_or_texts_with_units(given: float | str, seconds: float) -> None:
     assert seconds_of(given) == seconds
 
 

@@ -143,7 +143,7 @@ def policy(text: str) -> ModelVersionPolicy:
         ("specific { versions: [ 3, 1 ] }", [1, 3]),
     ],
 )
-def test_policies(text: str, expected: list[int]) -> None:
+def test_a_version_policy_selects_the_versions_to_serve(text: str, expected: list[int]) -> None:
     assert select_versions(policy(text), [10, 1, 3]) == expected
 
 

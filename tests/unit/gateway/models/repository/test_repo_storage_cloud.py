@@ -42,7 +42,7 @@ def add_sub() -> dict[str, bytes]:
     return {f"add_sub/{path}": data for path, data in FILES.items()}
 
 
-def test_listing(bucket: str) -> None:
+def test_only_folders_are_listed_as_models(bucket: str) -> None:
     found = storage(bucket, add_sub() | {"other/config.pbtxt": b"", "README.md": b""})
     assert found.names() == ["add_sub", "other"]
 
@@ -55,7 +55,7 @@ def test_a_model_is_copied_to_a_private_folder(bucket: str, tmp_path: Path) -> N
     assert folder.parent.parent == tmp_path
 
 
-def test_fingerprints(bucket: str) -> None:
+def test_a_fingerprint_changes_with_a_file_and_with_a_new_one(bucket: str) -> None:
     found = storage(bucket, add_sub())
     before = found.fingerprint("add_sub")
     assert found.fingerprint("add_sub") == before
@@ -157,7 +157,7 @@ def s3_url(s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.mark.parametrize("scheme", ["", "http://"])
-def test_s3(s3_url: str, scheme: str, tmp_path: Path) -> None:
+def test_models_in_s3_are_copied_here_and_the_copy_goes_when_closed(s3_url: str, scheme: str, tmp_path: Path) -> None:
     repository = Repository(s3_url.replace("s3://", f"s3://{scheme}"))
     assert repository.model_names() == ["add_sub", "marked"]
     model = repository.fetch("add_sub")

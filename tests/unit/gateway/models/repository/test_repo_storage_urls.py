@@ -44,7 +44,9 @@ def cloud(url: str, environ: dict[str, str] | None = None) -> CloudLocation:
         ),
     ],
 )
-def test_urls(url: str, protocol: str, root: str, extra: str, options: dict[str, object]) -> None:
+def test_a_url_names_store_root_extra_and_options(
+    url: str, protocol: str, root: str, extra: str, options: dict[str, object]
+) -> None:
     location = cloud(url)
     assert (location.protocol, location.root, location.extra, location.options) == (protocol, root, extra, options)
 

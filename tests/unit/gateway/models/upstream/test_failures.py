@@ -33,7 +33,9 @@ REDACT = Redactor(["", "sk-123"])
         (418, 502, False, False),
     ],
 )
-def test_statuses(status: int, shown: int, again: bool, unhealthy: bool) -> None:
+def test_a_status_decides_what_is_shown_tried_again_and_held_against_it(
+    status: int, shown: int, again: bool, unhealthy: bool
+) -> None:
     failure = failed_answer("m", status, None, b"{}", REDACT)
     assert (wire_shape(failure.error).status, failure.again, failure.unhealthy) == (shown, again, unhealthy)
     assert failure.kind == str(status)

@@ -481,7 +481,7 @@ async def test_a_stream_whose_data_nobody_takes_is_reset() -> None:
     assert 1 not in client.connection.http2.streams
 
 
-async def test_keepalive() -> None:
+async def test_silence_after_a_ping_closes_it_and_pings_need_a_call() -> None:
     settings = replace(SETTINGS, keepalive_time=10, keepalive_timeout=5)
     waiting = Waiting()
     client = Client(waiting.handler, settings)

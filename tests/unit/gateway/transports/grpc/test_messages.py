@@ -76,7 +76,7 @@ def test_what_is_missing_is_known_with_the_length() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_compression(encoding: str) -> None:
+def test_what_is_compressed_comes_back_whole_and_broken_data_is_refused(encoding: str) -> None:
     data = b"a" * 1000
     packed = compress(data, encoding)  # type: ignore[arg-type]
     assert packed is not None
@@ -129,7 +129,9 @@ async def test_little_that_becomes_much() -> None:
         ("high", None, "identity"),
     ],
 )
-def test_levels(level: str, accepted: bytes | None, encoding: str) -> None:
+def test_a_compression_level_chooses_among_what_the_client_accepts(
+    level: str, accepted: bytes | None, encoding: str
+) -> None:
     assert answer_encoding(level, accepted) == encoding
 
 
@@ -138,7 +140,7 @@ def head(*fields: tuple[bytes, bytes]):  # type: ignore[no-untyped-def]
     return request_head([*pseudo, *fields], 1 << 20, spaces=True)
 
 
-def test_metadata() -> None:
+def test_metadata_reaches_handlers_as_it_was_sent_binary_keys_decoded() -> None:
     found = call_head(
         head(
             (b"te", b"trailers"),
@@ -172,7 +174,7 @@ def test_metadata() -> None:
     ("given", "seconds"),
     [(b"2H", 7200), (b"3M", 180), (b"99999999S", 99_999_999), (b"250m", 0.25), (b"7u", 7e-6), (b"0n", 0)],
 )
-def test_timeouts(given: bytes, seconds: float) -> None:
+def test_timeouts_are_read_in_every_unit(given: bytes, seconds: float) -> None:
     assert call_head(head((b"grpc-timeout", given))).timeout == pytest.approx(seconds)
 
 

@@ -238,7 +238,7 @@ async def test_request_id_is_made_where_none_is_given() -> None:
     assert all(len(each) == 32 for each in ids)
 
 
-async def test_health() -> None:
+async def test_a_dead_engine_fails_health_and_a_drain_fails_readiness() -> None:
     dataplane = FakeDataPlane()
     drain = DrainState()
     app = build_app(dataplane, AppSettings(drain=drain))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TypeAlias
 
 import msgspec
 import zmq
@@ -55,7 +54,6 @@ _GOING = "the engine is being shut down"
 _RETRY_AFTER = 2.0
 
 _decode: Callable[[bytes], ClientMessage] = msgspec.msgpack.Decoder(ClientMessage).decode
-_Socket: TypeAlias = zmq.Socket[bytes]
 
 
 class Reception:

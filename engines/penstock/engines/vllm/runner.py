@@ -19,12 +19,12 @@ from penstock.engines import __version__
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
-from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.errors import EngineError
 from penstock.engines.host.content_digest import model_digests
 from penstock.engines.kit.block_rows import Bytes
 from penstock.engines.kit.grammars import Grammars
 from penstock.engines.vllm.adapters import VLLMAdapters
-from penstock.engines.vllm.block_memory import BlockMemory
+from penstock.engines.vllm.block_memory import BlockMemory, cache_tensors
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.model_info import description, end_token_ids, kv_groups, number_types, read_output
 from penstock.engines.vllm.sampling import to_vllm
@@ -226,20 +226,6 @@ class StepMasks:
             for token_id in output.sampled_token_ids[output.req_id_to_index[name]]:
                 if request.grammar is not None:
                     request.grammar.append(int(token_id))
-
-
-def _rows(cache: torch.Tensor, num_blocks: int) -> Bytes:
-    length = cache.stride(0)
-    if cache.device.type != "cpu" or cache.shape[0] != num_blocks or length * num_blocks != cache.numel():
-        raise UnsupportedError(f"vLLM's KV cache cannot be read: {tuple(cache.shape)} with strides {cache.stride()}")
-    rows: Bytes = cache.as_strided((num_blocks, length), (length, 1)).view(torch.uint8).numpy()
-    return rows
-
-
-def cache_tensors(executor: Any) -> list[torch.Tensor]:
-    """Of the one worker, which lives in this process."""
-    [caches] = executor.collective_rpc("penstock_kv_caches")
-    return list(caches)
 
 
 class VLLMHostRunner(VLLMRunner):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from .errors import ErrorCode, TritonError, TritonModelException, clean, integer, items, of_type
@@ -197,6 +197,3 @@ class ResponseSender:
     def __del__(self) -> None:
         if not self.ended:
             self._outlet.abandoned(self._call)
-
-
-SenderFactory = Callable[[], ResponseSender]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -50,7 +51,7 @@ _ROWS_OF_EXPERT = 8
 
 
 @dataclass(kw_only=True)
-class DecoderGraph:
+class DecoderGraph(ABC):
     """A decoder before it is compiled, as a `GraphSource`."""
 
     numerics: Numerics
@@ -72,15 +73,15 @@ class DecoderGraph:
     projections: dict[str, Projection] = field(default_factory=dict)
     """Those that adapters may change, once the graph is made."""
 
-    def make(self) -> ov.Model:
-        raise NotImplementedError
+    @abstractmethod
+    def make(self) -> ov.Model: ...
 
     def release_pages(self) -> None:
         pass
 
+    @abstractmethod
     def content(self) -> object:
         """What decides its results, beside number types."""
-        raise NotImplementedError
 
     def work(self, token_bytes: float, plans: Sequence[ThreadPlan]) -> ModelWork | None:
         """`token_bytes`: as `model_work` takes them. None: it is not counted."""

@@ -125,8 +125,8 @@ class DeltaDriver(StreamDriver):
         data = self._frames.render(deltas)
         if not self._frames.live:
             self._stop(data)
-        elif (data or not deltas) and not self._writer.write_body(data or self._frames.heartbeat):
-            self._stop(None)
+        elif data or not deltas:
+            self._write(data or self._frames.heartbeat)
 
 
 async def stream(

@@ -111,14 +111,17 @@ class Http1Stream(HttpStream):
         self._connection.write(block)
 
     def write(self, head: bytes, data: bytes) -> None:
-        if self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-            if self.complete:
-                data += _LAST_CHUNK
+        data = self._framed(data)
+        if self._chunked and self.complete:
+            data += _LAST_CHUNK
         self.written += len(data)
         self._connection.write_body(head, data)
         if self.complete:
             self._connection.answered(self)
+
+    def _framed(self, data: bytes) -> bytes:
+        """As a chunk, where the body has chunks: an empty one would end it."""
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked and data else data
 
     @property
     def full(self) -> bool:
@@ -127,7 +130,7 @@ class Http1Stream(HttpStream):
     def write_body(self, data: bytes) -> bool:
         connection = self._connection
         if not self.gone and self._has_body:
-            framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+            framed = self._framed(data)
             self.written += len(framed)
             connection.write_body(b"", framed)
         return not connection.full

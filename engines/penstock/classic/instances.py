@@ -20,6 +20,8 @@ from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.errors import EngineError, PenstockError
 from penstock.engines.host.gpus import visible_gpus
 
+logger = logging.getLogger(__name__)
+
 
 def instance_contexts(config: ModelConfig) -> list[InstanceContext]:
     """The instances of the configuration, named as Triton names them; without groups one on the CPU.
@@ -60,9 +62,6 @@ def _devices(group: ModelInstanceGroup, name: str) -> tuple[str, list[int]]:
     if wrong:
         raise ValueError(f"instance group {name} asks for GPU {wrong[0]}, this machine has {present}")
     return "GPU", list(group.gpus) or list(range(present))
-
-
-logger = logging.getLogger(__name__)
 
 
 class Owner(Protocol):

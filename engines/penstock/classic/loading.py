@@ -30,6 +30,8 @@ from penstock.classic.model_files import run_file
 from penstock.engines.errors import PenstockError
 from penstock.engines.host.failure_text import as_load_error
 
+logger = logging.getLogger(__name__)
+
 GROUP = "penstock.backends"
 
 
@@ -61,7 +63,6 @@ def _entries() -> dict[str, EntryPoint]:
 
 __all__ = ["ClassicModel", "load_model"]
 
-logger = logging.getLogger(__name__)
 
 A = TypeVar("A")
 T = TypeVar("T")

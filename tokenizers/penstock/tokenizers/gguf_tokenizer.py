@@ -11,6 +11,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from .errors import TokenizerError, is_of_the_library
 
+logger = logging.getLogger(__name__)
+
 # The list of tokens, and which of them end an answer.
 #
 # GGUF files name one end token or two; all others are known by their texts. The rule is that of llama.cpp, in
@@ -93,8 +95,6 @@ def _named_ends(metadata: Mapping[str, Any], count: int) -> Iterator[int]:
 def _no_ends(ids: Mapping[str, int]) -> Iterator[str]:
     return (text for others, text in _NO_ENDS if text in ids and others <= ids.keys())
 
-
-logger = logging.getLogger(__name__)
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"

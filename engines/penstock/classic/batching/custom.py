@@ -22,6 +22,8 @@ from penstock.classic.model_files import check_file_name, run_file
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError, UnsupportedError
 
+logger = logging.getLogger(__name__)
+
 FILENAME = "batchstrategy.py"
 LIBRARY = "batchstrategy.so"
 PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
@@ -162,8 +164,6 @@ def _told(error: BaseException) -> str:
         text = "it cannot be shown"
     return f"{type(error).__name__}: {text}"[:300]
 
-
-logger = logging.getLogger(__name__)
 
 SLOW_NS = 50_000_000
 """The strategy runs on the server's event loop, where everything waits for it."""

@@ -45,7 +45,7 @@ class Stream(PushedStream, CancellableStream, PacedStream):
         self.paced = False
         self._reads = 0
         self._room: Future[None] | None = None
-        """Somebody waits for it."""
+        """What a sender that is slowed down waits for."""
 
     def pace(self) -> None:
         self.paced = True

@@ -19,6 +19,8 @@ from penstock.classic.signature import ModelSignature, check_request
 from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import CancelledError, EngineError, NotReadyError, PenstockError, UnsupportedError
 
+logger = logging.getLogger(__name__)
+
 _UNREAD = 16
 """Responses that wait for their reader. Then the steps wait, too."""
 
@@ -149,8 +151,6 @@ class Entry:
         self._in_flight.end(running)
         return False
 
-
-logger = logging.getLogger(__name__)
 
 Find = Callable[[str, int], InferModel]
 """The model of a name and version (-1: the newest), ready or not. Raises PenstockError."""

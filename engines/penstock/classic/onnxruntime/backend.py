@@ -45,6 +45,8 @@ from penstock.classic.parameters import check_options, flag, strings
 from penstock.classic.tensors import NUMPY_TYPES, Array
 from penstock.engines.errors import EngineError, InvalidRequestError
 
+logger = logging.getLogger(__name__)
+
 _DATATYPES = {
     "tensor(bool)": "BOOL",
     "tensor(uint8)": "UINT8",
@@ -190,8 +192,6 @@ class OnnxRuntimeModel(BackendModel):
     def unload(self) -> None:
         self._sessions.clear()
 
-
-logger = logging.getLogger(__name__)
 
 _Run = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
 

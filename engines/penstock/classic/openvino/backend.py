@@ -33,6 +33,8 @@ from penstock.classic.parameters import check_options
 from penstock.classic.tensors import NUMPY_TYPES, Array
 from penstock.engines.errors import EngineError, InvalidRequestError, PenstockError
 
+logger = logging.getLogger(__name__)
+
 _DATATYPES = {
     "boolean": "BOOL",
     "u8": "UINT8",
@@ -261,9 +263,6 @@ def _with_any_batch(described: DescribedModel) -> DescribedModel:
         return tuple(replace(tensor, shape=(-1, *tensor.shape[1:])) for tensor in tensors)
 
     return DescribedModel(opened(described.inputs), opened(described.outputs))
-
-
-logger = logging.getLogger(__name__)
 
 
 class OpenVINOInstance(BackendInstance):

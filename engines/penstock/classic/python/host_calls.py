@@ -34,6 +34,8 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 
+logger = logging.getLogger(__name__)
+
 _INTERVAL = 0.02
 """Seconds between looks. There are none while no model asks another one."""
 
@@ -66,8 +68,6 @@ class Followers:
         if self._timer is not None:
             self._timer.cancel()
 
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=Hashable)
 

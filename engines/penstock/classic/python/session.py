@@ -24,6 +24,8 @@ from penstock.engines.errors import EngineDeadError, EngineError, PenstockError
 from penstock.engines.host.crash_folder import Crash, keep_evidence, signal_name
 from penstock.engines.host.failure_text import one_line
 
+logger = logging.getLogger(__name__)
+
 _INTERVAL = 0.02
 """Seconds between looks at the open requests. There are none for models that never ask."""
 
@@ -62,8 +64,6 @@ class Cancellations:
         if self._timer is not None:
             self._timer.cancel()
 
-
-logger = logging.getLogger(__name__)
 
 _LAST_WORDS = 0.5
 """Seconds to read what a process that has ended had still sent."""

@@ -47,6 +47,8 @@ from penstock.classic.pytorch.programs import (
 from penstock.classic.tensors import Array
 from penstock.engines.errors import EngineError, InvalidRequestError, NoResourcesError, PenstockError
 
+logger = logging.getLogger(__name__)
+
 _RUNTIME = "model.py"
 
 
@@ -180,9 +182,6 @@ def _renamed(described: DescribedModel, binding: InputBinding, config: ModelConf
             if index < len(outputs):
                 outputs[index] = replace(outputs[index], name=name)
     return DescribedModel(tuple(inputs), tuple(outputs))
-
-
-logger = logging.getLogger(__name__)
 
 
 class PyTorchInstance(BackendInstance):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -26,6 +27,8 @@ from penstock.engines.contract.messages import (
 )
 from penstock.engines.errors import PenstockError, QueueFullError, from_code
 from penstock.engines.formats.adapter_files import CONFIG_FILE
+
+logger = logging.getLogger(__name__)
 
 
 class StreamTable:
@@ -96,8 +99,6 @@ class StreamTable:
         for stream in streams:
             stream.fail(wire)
 
-
-logger = logging.getLogger(__name__)
 
 RETRY_AFTER = 2.0
 """Seconds told to the clients of an engine that is not there."""
@@ -172,7 +173,7 @@ class EngineCalls:
         self._send([UnloadAdapter(next(self._numbers), key) for key in given if key not in self.loaded])
 
 
-class EngineClient:
+class EngineClient(ABC):
     """What implementations of Engine have in common. They bring messages to the engine (`_send`) and its answers back
     (`_take_step`, then `call_listeners` of the streams), and say why it takes nothing (`_require`)."""
 
@@ -183,12 +184,12 @@ class EngineClient:
         self._stats = EngineStats()
         self._on_step = on_step
 
-    def _send(self, messages: Sequence[DownMessage]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _send(self, messages: Sequence[DownMessage]) -> None: ...
 
+    @abstractmethod
     def _require(self) -> None:
         """Raises NotReadyError while the engine is not there."""
-        raise NotImplementedError
 
     @property
     def stats(self) -> EngineStats:

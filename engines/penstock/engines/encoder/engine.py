@@ -23,6 +23,8 @@ from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.encoder.text import Encoder, EncoderInfo, TokenizedText, Vectors
 from penstock.engines.errors import NotReadyError, NumericalError, PenstockError, QueueFullError, StepFailedError
 
+logger = logging.getLogger(__name__)
+
 _SLOTS_PER_TOKEN = 2
 """Attention is padded to the longest text: a batch may have at most so many times its token budget in padded tokens."""
 
@@ -117,9 +119,6 @@ class TextQueue:
         self._waiting.extendleft(reversed(passed_by))
         self.num_tokens -= tokens
         return batch
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

@@ -40,6 +40,8 @@ from penstock.engines.registry import EngineSpec, Order, import_engine, load_cor
 
 if TYPE_CHECKING:
     from penstock.engines.door.door import Door
+
+logger = logging.getLogger(__name__)
 _INTERVAL = 0.2
 
 
@@ -107,8 +109,6 @@ class Publisher:
 def _is_urgent(output: RequestOutput) -> bool:
     return output.finish_reason is not None or output.prompt is not None
 
-
-logger = logging.getLogger(__name__)
 
 _STATS_INTERVAL = 1.0
 """Seconds between two messages at idle: the gauges of an engine that runs by itself change without a step."""

@@ -25,6 +25,8 @@ from penstock.engines.tensorrt_llm.streams import OutputReader, StreamOrder, Str
 from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
 from penstock.kvcache import KVGroup
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
@@ -56,8 +58,6 @@ async def _cancel_others() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
-
-logger = logging.getLogger(__name__)
 
 _INTERVAL = 0.5
 """Seconds between two looks at the watchdog."""

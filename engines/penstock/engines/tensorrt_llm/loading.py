@@ -28,6 +28,8 @@ from penstock.engines.tensorrt_llm.config import (
 )
 from penstock.engines.tensorrt_llm.contract import CONTRACT, KV_CACHE_CONFIG, LLM_ARGS
 
+logger = logging.getLogger(__name__)
+
 OLDEST = (1, 2)
 TOO_NEW = (1, 3)
 """1.3 has other samplers and other defaults: it is let in when it has been looked at."""
@@ -54,9 +56,6 @@ def installed_version(version_of: Callable[[str], str] = metadata.version) -> st
 
 def _text(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
-
-
-logger = logging.getLogger(__name__)
 
 
 def load(options: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> ContinuousBatcher:

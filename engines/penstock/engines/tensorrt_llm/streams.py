@@ -18,6 +18,8 @@ from penstock.engines.errors import EngineDeadError, EngineError, InvalidRequest
 from penstock.engines.tensorrt_llm.contract import IterationSample, read_stats
 from penstock.engines.tensorrt_llm.watchdog import Watchdog
 
+logger = logging.getLogger(__name__)
+
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -79,9 +81,6 @@ def _entry(token: int, row: Any, top: int) -> TokenLogprobs:
     likeliest = sorted(((i, p.logprob) for i, p in row.items()), key=lambda entry: -entry[1])
     rank = own.rank or 1 + sum(p > own.logprob for _, p in likeliest)
     return TokenLogprobs(token, own.logprob, rank, likeliest[:top])
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass

@@ -17,6 +17,8 @@ from penstock.engines.formats.safetensors_file import Shape, read_header
 from penstock.engines.kit.adapter_slots import AdapterSlots, load_configured
 from penstock.engines.vllm.config import VLLMConfig
 
+logger = logging.getLogger(__name__)
+
 _PART = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 
 
@@ -57,9 +59,6 @@ def _matrices(path: Path) -> Iterator[tuple[str, Shape]]:
     for name, described in read_header(path).items():
         if len(described.shape) == 2 and "F" in described.dtype:
             yield name, described.shape
-
-
-logger = logging.getLogger(__name__)
 
 
 class VLLMAdapters:

@@ -48,6 +48,8 @@ from penstock.gateway.server.composition.models import (
     build_repository,
 )
 
+logger = logging.getLogger("penstock")
+
 _OF_MODEL = (
     "engine",
     "device",
@@ -212,9 +214,6 @@ class CommandLineModel:
     async def stop(self) -> None:
         if self._model is not None:
             await self._model.stop()
-
-
-logger = logging.getLogger("penstock")
 
 
 class ServedModels:

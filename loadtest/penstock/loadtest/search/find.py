@@ -66,8 +66,8 @@ class HighestLoadSearch:
         max_runs: int,
         tries: int = 1,
     ) -> None:
-        """`least`: the value below which nothing is tried. `whole`: values are whole numbers. `precision`: how near
-        what held and what failed shall be, as a share. `tries`: runs of each value, at least."""
+        """`least`: the value below which nothing is tried. `whole`: values are whole numbers. `precision`: the
+        search ends when what held and what failed are as near as this share. `tries`: runs of each value, at least."""
         self._attempt = attempt
         self._start = max(start, least)
         self._least = least

@@ -32,6 +32,8 @@ from penstock.gateway.requests.context import Principal
 from penstock.gateway.transports.http.routes import Handle
 from penstock.gateway.transports.http.settings import AppSettings
 
+logger = logging.getLogger("penstock")
+
 _TOGETHER = 256
 """Results that are written at a time."""
 _DISK_AGAIN_AFTER_S = 10.0
@@ -256,8 +258,6 @@ class BatchRunner:
             await self._files.add(batch.tenant, filename, purpose, out, lifetime=lifetime, own_id=file_id)
         return file_id
 
-
-logger = logging.getLogger("penstock")
 
 _MOST_OPEN, _MOST_OPEN_OF_TENANT = 1000, 200
 """Batches that have not ended."""

@@ -44,6 +44,8 @@ from penstock.gateway.models.memory.budgeted_engine import BudgetedEngine
 from penstock.gateway.requests.loading_board import LoadingBoard
 from penstock.tokenizers import ChatTemplate, SpecialTextGuard, TemplateNeeds, Tokenizer, TokenizerError
 
+logger = logging.getLogger("penstock")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelTexts:
@@ -88,9 +90,6 @@ def read_texts(settings: TextSettings, tokenizer: Tokenizer) -> ModelTexts:
         guard = tokenizer.special_text_guard(sources, parsers.own_tags)
     needs = {name: each.needs for name, each in templates.items() if each.needs != TemplateNeeds()}
     return ModelTexts(tokenizer, template, parsers, guard, default_params(Path(settings.folder)), needs)
-
-
-logger = logging.getLogger("penstock")
 
 
 def build_model(

@@ -45,6 +45,8 @@ from penstock.tokenizers.gguf_tokenizer import end_token_ids_of, tokenizer_confi
 from penstock.tokenizers.parsing import harmony
 from penstock.tokenizers.token_table import DecoderFamily
 
+logger = logging.getLogger("penstock")
+
 _LAYOUT = "4"
 """Of what is made here: a change makes new folders."""
 
@@ -156,8 +158,6 @@ def _chosen(flag: str, given: str, detected: str | None, find: Callable[[str], _
     except ValueError as error:
         raise ConfigError(f"{flag}: {error}") from None
 
-
-logger = logging.getLogger("penstock")
 
 DEMO_NAME = "penstock-demo"
 _LIKE_PATHS = (".", "/", "~")

@@ -18,10 +18,12 @@ from penstock.engines.host.gpus import shown_gpus
 from penstock.engines.host.memory import available_memory, parse_memory, taken_memory
 from penstock.gateway.metrics.machine import GpuMemory
 
+logger = logging.getLogger("penstock")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheWish:
-    """How large the KV cache shall be: `fixed` bytes, or a share of what is free beside the other needs."""
+    """The size that the KV cache should have: `fixed` bytes, or a share of what is free beside the other needs."""
 
     fixed: int | None = None
     share: float = 0.0
@@ -77,9 +79,6 @@ class Demand:
     def of_one(self, parts: int) -> Demand:
         """Of one of several engines on the same devices: the shares of what is free are theirs together."""
         return replace(self, host=self.host.of_one(parts), device=self.device.of_one(parts))
-
-
-logger = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ from penstock.gateway.models.repository.settings import RepositorySettings
 from penstock.gateway.models.repository.storage import LocalModel
 from penstock.gateway.models.repository.warmup import warm_up
 
+logger = logging.getLogger("penstock")
+
 
 class Completer(Protocol):
     """What of a backend completes configurations."""
@@ -125,8 +127,6 @@ class LoadSlots:
         finally:
             await self._free.acquire()
 
-
-logger = logging.getLogger("penstock")
 
 _STATUS = {"UNIMPLEMENTED": "Unsupported"}
 """Triton's names of codes that are not those of gRPC."""

@@ -211,7 +211,7 @@ class CloudStorage:
         return digest.hexdigest()
 
     def fetch(self, name: str) -> Path:
-        """A copy in a folder that nobody else can read; its parent is to be removed by the caller."""
+        """A copy in a folder that only the server's user can read. The caller removes the folder's parent."""
         files = self._files(name)
         size = sum(info.get("size") or 0 for info in files.values())
         try:

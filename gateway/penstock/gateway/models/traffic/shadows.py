@@ -17,6 +17,8 @@ from penstock.engines.errors import DeadlineExceededError, OverloadedError
 from penstock.gateway.configuration.traffic_rules import ShadowRule
 from penstock.gateway.models.traffic.route import fraction
 
+logger = logging.getLogger("penstock.traffic")
+
 
 def same_tensors(answered: Sequence[Tensor], other: Sequence[Tensor], rule: ShadowRule) -> bool:
     """The same outputs in any order: equal, or numbers within the tolerance. NaN equals NaN."""
@@ -39,8 +41,6 @@ def _same(answered: Tensor, other: Tensor, rule: ShadowRule) -> bool:
         np.allclose(wide_theirs, wide_ours, rtol=rule.relative_tolerance, atol=rule.absolute_tolerance, equal_nan=True)
     )
 
-
-logger = logging.getLogger("penstock.traffic")
 
 _A = TypeVar("_A")
 

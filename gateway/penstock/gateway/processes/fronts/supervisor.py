@@ -23,6 +23,8 @@ from penstock.gateway.processes.fronts.model_table import ModelTable, Used
 from penstock.gateway.requests.acceptor import listener
 from penstock.gateway.server.ports.scheduler_state import Chosen
 
+logger = logging.getLogger("penstock")
+
 # The ports of a server with several fronts: bound once by the supervisor, which keeps them while fronts come and go.
 #
 # Each front has listening sockets of its own (SO_REUSEPORT), so the kernel spreads connections evenly over the
@@ -36,7 +38,7 @@ def reserve(host: str, port: int, count: int) -> list[socket.socket]:
     """So many sockets that listen on one port; 0: any free one. Raises OSError, also where another server has the port,
     one that shares ports included."""
     if port:
-        listener(host, port).close()  # without SO_REUSEPORT nobody else may have it
+        listener(host, port).close()  # without SO_REUSEPORT: fails where another server has the port
     sockets: list[socket.socket] = []
     try:
         for _ in range(count):
@@ -48,8 +50,6 @@ def reserve(host: str, port: int, count: int) -> list[socket.socket]:
         raise
     return sockets
 
-
-logger = logging.getLogger("penstock")
 
 _MAX_DEATHS = 5
 _WINDOW = 300.0

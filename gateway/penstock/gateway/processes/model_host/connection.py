@@ -23,6 +23,8 @@ from penstock.classic.tensors import Tensor, element_count
 from penstock.engines.errors import EngineError, InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.processes.model_host.messages import Grown, Place, Returned, encode
 
+logger = logging.getLogger(__name__)
+
 # A frame is two lengths (16 bytes, little-endian), a head, which is a msgpack message, and a tail: the raw bytes of
 # the small tensors in that message. Everything is padded to 16 bytes. So the elements of a tensor are aligned in
 # memory wherever its frame stands in what has been received, and models need no copies of them.
@@ -48,8 +50,6 @@ def frame(head: bytes, parts: Sequence[Buffer] = (), tail_bytes: int = 0) -> byt
 def frame_splitter() -> FrameSplitter:
     return FrameSplitter(_LENGTHS, ALIGNMENT, MAX_HEAD_BYTES, MAX_TAIL_BYTES)
 
-
-logger = logging.getLogger(__name__)
 
 _ARENA_BYTES = 8 << 20
 """Of the arenas' first segment, and the least by which they grow. Memory is only taken as it is used."""

@@ -20,6 +20,8 @@ from penstock.gateway.processes.model_host.messages import (
 )
 from penstock.gateway.processes.model_host.publication import Publication, Sources
 
+logger = logging.getLogger(__name__)
+
 
 class HostedFront:
     """One front as the host sees it: its connection, its requests, and what it knows."""
@@ -84,8 +86,6 @@ class HostedFront:
                 future.set_result(None)
         self._waiting = [each for each in self._waiting if not each[1].done()]
 
-
-logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
 """Between looks for changes that nobody tells of: an instance that is being restarted, a model that was loaded."""

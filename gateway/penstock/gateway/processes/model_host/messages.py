@@ -18,6 +18,8 @@ from penstock.engines.errors import PenstockError, from_code
 from penstock.gateway.apis.kserve.tracing import SharedTracing
 from penstock.gateway.errors import INTERNAL_MESSAGE
 
+logger = logging.getLogger(__name__)
+
 Place = list[Any]
 ErrorFields = tuple[str, str, str | None, float | None]
 """Code, message, the field to blame, and seconds after which another try makes sense."""
@@ -172,9 +174,6 @@ DownMessage = Returned | Grown | Response | Described | Published
 encode = msgspec.msgpack.Encoder().encode
 decode_up = msgspec.msgpack.Decoder(UpMessage).decode
 decode_down = msgspec.msgpack.Decoder(DownMessage).decode
-
-
-logger = logging.getLogger(__name__)
 
 
 def to_fields(error: Exception) -> ErrorFields:

@@ -46,7 +46,7 @@ class TextRequest:
     logprobs: bool
     """The caller asked for logprobs, not only for their sum."""
     adapter: str | None
-    """Name of the model's adapter that shall be used."""
+    """Name of the model's adapter to use."""
 
 
 class Writer(Protocol):

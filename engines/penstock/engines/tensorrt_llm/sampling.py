@@ -29,6 +29,11 @@ _ONLY_TRTLLM = {
     "min_tokens": 0,
 }
 """What only TRTLLMSampler heeds, and the values that ask for nothing."""
+_HANDED_ON = frozenset(
+    "max_tokens temperature top_p top_k seed logit_bias stop_token_ids ignore_eos logprobs prompt_logprobs "
+    "grammar".split()
+).union(_ONLY_TRTLLM)
+"""Fields of our parameters, as far as the sampler knows them; the bias and the grammar go beside the others."""
 
 
 def sampling_arguments(request: StartRequest, stops: Sequence[int], sampler: str) -> dict[str, Any]:
@@ -90,13 +95,11 @@ def _distribution(request: StartRequest) -> dict[str, Any]:
 
 def _check_supported(request: StartRequest, sampler: str) -> None:
     params = request.params
+    if (name := params.beyond(_HANDED_ON)) is not None:
+        _refuse(name, "...", "TensorRT-LLM does not get it")
     if params.prompt_logprobs is not None:
         reason = "TensorRT-LLM scores the likeliest tokens at each place of a prompt, not the prompt's own"
         _refuse("prompt_logprobs", params.prompt_logprobs, reason)
-    if params.allowed_token_ids is not None:
-        _refuse("allowed_token_ids", "...", "TensorRT-LLM has no such parameter")
-    if params.bad_words:
-        _refuse("bad_words", "...", "not handed on to TensorRT-LLM")
     if sampler == TRTLLM_SAMPLER:
         if params.logprobs is not None:
             _refuse("logprobs", params.logprobs, f"{TRTLLM_SAMPLER} does not rank tokens")

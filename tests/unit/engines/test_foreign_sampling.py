@@ -82,6 +82,14 @@ def adapter(request: pytest.FixtureRequest) -> Adapter:
     return partial(to_tensorrt_llm, sampler=request.param)
 
 
+def outcome(adapter: Adapter, params: SamplingParams) -> Any:
+    """What the engine gets, or the field that was refused."""
+    try:
+        return adapter(params)
+    except UnsupportedError as refusal:
+        return refusal.param
+
+
 def test_there_is_an_example_of_each_field() -> None:
     """A new field needs one here, and with it the decision what the adapters do about it."""
     assert set(EXAMPLES) == {field.name for field in msgspec.structs.fields(SamplingParams)}
@@ -90,13 +98,8 @@ def test_there_is_an_example_of_each_field() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_field_is_ignored(adapter: Adapter, name: str) -> None:
     plain = SamplingParams(max_tokens=4)
-    try:
-        changed = adapter(msgspec.structs.replace(plain, **{name: EXAMPLES[name]}))
-    except UnsupportedError as refusal:
-        assert refusal.param == name
-        assert refusal.message.startswith(name)
-    else:
-        assert changed != adapter(plain)
+    result = outcome(adapter, msgspec.structs.replace(plain, **{name: EXAMPLES[name]}))
+    assert result == name if isinstance(result, str) else result not in (adapter(plain), None)
 
 
 def test_what_vllm_is_not_handed_is_refused(to_vllm: Adapter) -> None:

@@ -7,7 +7,6 @@ for the wire.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
@@ -126,15 +125,6 @@ class SamplingParams(msgspec.Struct, tag="sampling", frozen=True, omit_defaults=
     def is_random(self) -> bool:
         """Whether tokens are drawn at random. If not, the likeliest is taken."""
         return self.temperature >= GREEDY_BELOW
-
-    def beyond(self, handled: Collection[str]) -> str | None:
-        """The first field that asks for something and is not in `handled`: adapters of foreign engines refuse it, so
-        that a field added here is not ignored there."""
-        fields = (name for name in self.__struct_fields__ if name not in handled)
-        return next((name for name in fields if getattr(self, name) != getattr(_NEUTRAL, name)), None)
-
-
-_NEUTRAL = SamplingParams(max_tokens=1)
 
 
 class PoolingParams(msgspec.Struct, tag="pooling", frozen=True, omit_defaults=True, kw_only=True):

@@ -29,11 +29,7 @@ _ONLY_TRTLLM = {
     "min_tokens": 0,
 }
 """What only TRTLLMSampler heeds, and the values that ask for nothing."""
-_HANDED_ON = frozenset(
-    "max_tokens temperature top_p top_k seed logit_bias stop_token_ids ignore_eos logprobs prompt_logprobs "
-    "grammar".split()
-).union(_ONLY_TRTLLM)
-"""Fields of our parameters, as far as the sampler knows them; the bias and the grammar go beside the others."""
+_NOT_HANDED_ON = ("allowed_token_ids", "bad_words", "processors", "prediction")
 
 
 def sampling_arguments(request: StartRequest, stops: Sequence[int], sampler: str) -> dict[str, Any]:
@@ -95,8 +91,9 @@ def _distribution(request: StartRequest) -> dict[str, Any]:
 
 def _check_supported(request: StartRequest, sampler: str) -> None:
     params = request.params
-    if (name := params.beyond(_HANDED_ON)) is not None:
-        _refuse(name, "...", "TensorRT-LLM does not get it")
+    for name in _NOT_HANDED_ON:
+        if getattr(params, name):
+            _refuse(name, "...", "TensorRT-LLM does not get it")
     if params.prompt_logprobs is not None:
         reason = "TensorRT-LLM scores the likeliest tokens at each place of a prompt, not the prompt's own"
         _refuse("prompt_logprobs", params.prompt_logprobs, reason)

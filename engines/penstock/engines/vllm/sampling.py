@@ -18,11 +18,7 @@ from penstock.tokenizers.schema_bounds import check_schema_bounds
 
 _SEED_MASK = (1 << 63) - 1
 """Seeds are signed 64-bit numbers there."""
-_HANDED_ON = frozenset(
-    "max_tokens min_tokens temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty "
-    "logit_bias allowed_token_ids bad_words stop_token_ids ignore_eos logprobs prompt_logprobs grammar".split()
-)
-"""Fields of our parameters; the grammar goes beside the others."""
+_NOT_HANDED_ON = ("processors", "prediction")
 
 
 def to_vllm(
@@ -38,8 +34,9 @@ def to_vllm(
     `draws_by_position`: vLLM's workers make each random number from seed and position by themselves; where they do not,
     `worker.WorkerExtension` does, and finds the seed's key beside the parameters.
     """
-    if (name := params.beyond(_HANDED_ON)) is not None:
-        raise UnsupportedError(f"{name} is not supported by this model's engine: vLLM does not get it.", param=name)
+    for name in _NOT_HANDED_ON:
+        if getattr(params, name):
+            raise UnsupportedError(f"{name} is not supported by this model's engine: vLLM does not get it.", param=name)
     if params.grammar is not None and params.grammar.kind != "text" and params.min_tokens:
         raise ValueError("min_tokens: not beside structured output with vLLM, which might have no token left.")
     stop = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}

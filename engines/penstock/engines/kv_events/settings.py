@@ -40,7 +40,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exposed(self) -> list[str]:
         """Endpoints that other machines may reach."""
-        return [each for each in (self.endpoint, self.replay) if each and not _is_loopback(each)]
+        return [endpoint for endpoint in (self.endpoint, self.replay) if endpoint and not _is_loopback(endpoint)]
 
 
 def _check(name: str, endpoint: str) -> None:

@@ -14,8 +14,10 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Thread
+from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
 
 _NUMBER = struct.Struct("i")
@@ -24,17 +26,23 @@ _MOST_BYTES = 1 << 20
 
 class ForkedProcess:
     """`penstock` with these arguments, in this environment. It has what tests use of `subprocess.Popen`. `stdout`: in a
-    pipe of its own, too."""
+    pipe, as `stderr`. `streams`: of its standard streams, by number, those that are descriptors of the caller."""
 
     def __init__(
-        self, arguments: Sequence[str], environ: Mapping[str, str] = os.environ, *, stdout: bool = False
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str] = os.environ,
+        *,
+        stdout: bool = False,
+        streams: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.args = arguments
         self.returncode: int | None = None
         self._reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = zip(*[os.pipe() for _ in range(2 if stdout else 1)], strict=True)
-        order = json.dumps({"arguments": arguments, "environ": dict(environ), "folder": os.getcwd()}).encode()
-        socket.send_fds(_forker()[0], [order], [theirs.fileno(), *writing])
+        outputs = {**dict(zip((2, 1), writing, strict=False)), **streams}
+        order = {"arguments": arguments, "environ": dict(environ), "folder": os.getcwd(), "streams": [*outputs]}
+        socket.send_fds(_forker()[0], [json.dumps(order).encode()], [theirs.fileno(), *outputs.values()])
         theirs.close()
         for descriptor in writing:
             os.close(descriptor)
@@ -86,9 +94,23 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def completed(*arguments: str, environ: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run` gives it. Raises subprocess.TimeoutExpired after 100 s, when it has been killed."""
-    process = ForkedProcess(arguments, environ, stdout=True)
+@contextmanager
+def filled_pipe(text: str) -> Iterator[int]:
+    """The end to read from, of a pipe that has room for the text."""
+    reading, writing = os.pipe()
+    os.write(writing, text.encode())
+    os.close(writing)
+    yield reading
+    os.close(reading)
+
+
+def completed(
+    *arguments: str, environ: Mapping[str, str] = os.environ, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` gives it; `stdin` is what a pipe holds. Raises subprocess.TimeoutExpired after 100 s, when it
+    has been killed."""
+    with filled_pipe(stdin) as text:
+        process = ForkedProcess(arguments, environ, stdout=True, streams={0: text})
     try:
         out, errors = process.communicate(100)
     finally:
@@ -111,7 +133,7 @@ def _fork_on_order(orders: socket.socket) -> None:
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for those that wait
     while True:
-        order, descriptors, *_ = socket.recv_fds(orders, _MOST_BYTES, 3)
+        order, descriptors, *_ = socket.recv_fds(orders, _MOST_BYTES, 4)
         if not order:
             return
         if not os.fork():
@@ -121,18 +143,18 @@ def _fork_on_order(orders: socket.socket) -> None:
             os.close(descriptor)
 
 
-def _run(order: dict[str, Any], reports: int, *outputs: int) -> NoReturn:
+def _run(order: dict[str, Any], reports: int, *streams: int) -> NoReturn:
     """Waits for the server, as its parent must: the process that forks has no time."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if not pid:
         os.close(reports)
-        for output, stream in zip(outputs, (sys.stderr, sys.stdout), strict=False):
-            os.dup2(output, stream.fileno())
-            os.close(output)
+        for descriptor, number in zip(streams, order["streams"], strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         _serve(order)
-    for output in outputs:
-        os.close(output)
+    for descriptor in streams:
+        os.close(descriptor)
     os.write(reports, _NUMBER.pack(pid))
     status = os.waitpid(pid, 0)[1]
     os.write(reports, _NUMBER.pack(status))

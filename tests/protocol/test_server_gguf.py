@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.cpu import own_cache
 from support.fork import completed
 from support.gguf import write_gguf
 from support.server import Server, serving
@@ -19,6 +20,7 @@ QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gguf")
     write_gguf(DEMO, folder / "demo-q8.gguf", lambda name: "Q8_0")
+    own_cache(folder / "cache")
     return folder
 
 

@@ -206,7 +206,6 @@ def test_no_cache(model: Path, cache: Path, make_runner: Any) -> None:
 def test_a_cache_that_cannot_be_written(
     model: Path, cache: Path, make_runner: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache.parent.mkdir(parents=True)
     cache.write_text("no folder")
     with caplog.at_level(logging.WARNING):
         runner = make_runner(model, weights="int4")

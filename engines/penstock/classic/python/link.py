@@ -88,7 +88,7 @@ class FrameSplitter:
                 return []
             data = bytes(self._rest)
             self._rest.clear()
-        found = []
+        frames = []
         view = memoryview(data)
         position, end = 0, len(data)
         lengths, alignment = self._lengths, self._alignment
@@ -103,9 +103,9 @@ class FrameSplitter:
                 break
             start = position + lengths.size
             position += size
-            found.append((view[start : start + head], view[position - tail : position]))
+            frames.append((view[start : start + head], view[position - tail : position]))
         self._rest += view[position:]
-        return found
+        return frames
 
 
 class Link(asyncio.Protocol):
@@ -188,7 +188,7 @@ class Copies:
         """Made on the loop, they would hold it up."""
         return self._size > _AT_ONCE
 
-    async def made(self) -> None:
+    async def written(self) -> None:
         if self.are_long:
             await asyncio.to_thread(self.make)
         else:

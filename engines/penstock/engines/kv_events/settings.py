@@ -1,4 +1,4 @@
-"""Settings of KV cache events: the endpoints where they are published."""
+"""Settings of KV cache events: the endpoints where they are published, and where other servers publish theirs."""
 
 from __future__ import annotations
 
@@ -43,16 +43,37 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in (self.endpoint, self.replay) if each and not _is_loopback(each)]
 
 
+class KVEventsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a server publishes; fields as vLLM's `KVEventsConfig` names them. Raises ValueError."""
+
+    endpoint: str
+    replay_endpoint: str = ""
+    """Where batches that were missed can be read; empty: nowhere."""
+    topic: str = ""
+    """The beginning of the topics that count; empty: all."""
+
+    def __post_init__(self) -> None:
+        for name, endpoint in (("endpoint", self.endpoint), ("replay_endpoint", self.replay_endpoint)):
+            if (endpoint or name == "endpoint") and _tcp_host(endpoint) in (None, "", "*"):
+                raise ValueError(f"kv_events: {name}: {endpoint!r}: it is tcp://HOST:PORT")
+
+
 def _check(name: str, endpoint: str) -> None:
+    host = _tcp_host(endpoint)
+    if host == "*":
+        return
+    try:
+        ipaddress.ip_address((host or "").removeprefix("[").removesuffix("]"))
+    except ValueError:
+        raise ValueError(f"{name}: {endpoint!r}: {_FORM}") from None
+
+
+def _tcp_host(endpoint: str) -> str | None:
+    """None for what is not tcp://HOST:PORT."""
     parts = urlsplit(endpoint)
     host, _, port = parts.netloc.rpartition(":")
-    if parts.scheme != "tcp" or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or parts.path:
-        raise ValueError(f"{name}: {endpoint!r}: {_FORM}")
-    if host != "*":
-        try:
-            ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-        except ValueError:
-            raise ValueError(f"{name}: {endpoint!r}: {_FORM}") from None
+    is_port = port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536
+    return host if parts.scheme == "tcp" and is_port and not parts.path else None
 
 
 def _port(endpoint: str) -> int:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from penstock.engines.kv_events.index import CacheIndex, PromptHashes
+from penstock.engines.kv_events.subscriber import KVEventSubscriber
 from penstock.engines.replicas.routing import ReplicaLoad, RoutedRequest, Router
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 from penstock.gateway.errors import UpstreamUnavailableError
 from penstock.gateway.models.upstream.attempts import OpenAnswer, Question, attempt
 from penstock.gateway.models.upstream.failures import AttemptFailed
 from penstock.gateway.models.upstream.server import UpstreamServer
+from penstock.kvcache import BlockHasher
 
 # How many requests may be tried again: a part of all, so that retries cannot multiply the load of a server in
 # trouble.
@@ -59,7 +63,30 @@ class Fleet:
         self._settings = settings
         self._budget = RetryBudget(settings.retry_ratio)
         self._chance = chance
-        self._router = Router(settings.routing, [_KNOWN_BLOCKS] * len(self.servers), _BLOCK_TOKENS)
+        self._hasher = BlockHasher()
+        self._router = Router(settings.routing, [_KNOWN_BLOCKS] * len(self.servers), _BLOCK_TOKENS, self._hasher)
+        self.followed: dict[int, KVEventSubscriber] = {
+            number: KVEventSubscriber(
+                source,
+                CacheIndex(self._hasher, settings.model or settings.name),
+                f"{settings.name} at {self.servers[number].label}",
+            )
+            for number, source in enumerate(settings.events_of_urls)
+            if source is not None
+        }
+        """Servers that tell what they have cached."""
+
+    def start(self) -> None:
+        """On the event loop, once."""
+        for subscriber in self.followed.values():
+            subscriber.start()
+
+    def stop(self) -> None:
+        """Ends what runs beside requests. Idempotent."""
+        for subscriber in self.followed.values():
+            subscriber.stop()
+        for server in self.servers:
+            server.pool.close()
 
     @property
     def available(self) -> bool:
@@ -69,7 +96,7 @@ class Fleet:
     async def ask(self, question: Question) -> OpenAnswer:
         """The first answer that begins. Raises PenstockError."""
         self._budget.asked()
-        request = self._router.request(question.prefix, session=question.session)
+        request = self._routed(question)
         tried: list[UpstreamServer] = []
         pauses = 0
         while True:
@@ -89,6 +116,17 @@ class Fleet:
             pauses += 1
             await asyncio.sleep(pause)
 
+    def _routed(self, question: Question) -> RoutedRequest:
+        salt = "" if question.has_tokens else "text"
+        request = self._router.request(question.prefix, salt=salt, session=question.session)
+        if not question.has_tokens or not self.followed:
+            return request
+        prompt = PromptHashes(self._hasher, question.prefix)
+        reported = {
+            number: subscriber.index.matched(prompt) for number, subscriber in self.followed.items() if subscriber.live
+        }
+        return replace(request, reported=reported)
+
     def _best(self, request: RoutedRequest, tried: Sequence[UpstreamServer] = ()) -> UpstreamServer | None:
         """Of those that take requests and were not tried for this one."""
         now = asyncio.get_running_loop().time()
@@ -103,12 +141,14 @@ class Fleet:
         """Raises AttemptFailed."""
         number = self.servers.index(server)
         waiting = self._router.to_compute(request, number)
+        server.count_cached(request.num_tokens, request.num_tokens - waiting, request.reported.get(number, 0))
         self._router.sent(request, number)
         server.waiting_tokens += waiting
         try:
             return await attempt(server, question)
         finally:
             server.waiting_tokens -= waiting
+            self._router.computed(request, number)
 
     def _pause(self, failure: AttemptFailed, tried: list[UpstreamServer], pauses: int) -> float | None:
         """Seconds before the next try; None: there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -276,7 +277,7 @@ def _parameters(request: InferRequest) -> dict[str, Any]:
 # may set those that are no lists or tables.
 
 _FILE = "model.json"
-_FILES = ("api_key_file", "ca_file")
+_FILES = ("api_key_file", "ca_file", "tokenizer")
 
 
 class UpstreamLoader:
@@ -295,7 +296,8 @@ class UpstreamLoader:
         check_one_instance(context.config)
         context.config.model_transaction_policy.decoupled = True  # also where nothing completes configurations
         upstreams = self._upstreams()
-        model = upstreams.build(upstream_settings(context.config, context.version_folder))
+        settings = upstream_settings(context.config, context.version_folder)
+        model = await asyncio.to_thread(upstreams.build, settings)  # it may read a tokenizer
         upstreams.add(model)
         return KServeUpstream(upstreams, model, version=context.version, config=context.config)
 

@@ -27,6 +27,7 @@ from penstock.gateway.models.upstream.answer_reading import AnswerReader, HeldAn
 from penstock.gateway.models.upstream.attempts import CountedAnswer
 from penstock.gateway.models.upstream.chat_answer import ChatAnswer
 from penstock.gateway.models.upstream.fleet import Fleet
+from penstock.gateway.models.upstream.prompt_tokens import PromptEncoder
 from penstock.gateway.models.upstream.relay import Bounds, pass_on, relay
 from penstock.gateway.models.upstream.requests import PATHS, RequestWriter, UpstreamRequest
 from penstock.gateway.requests.context import RequestContext, until
@@ -62,8 +63,14 @@ class UpstreamModel:
     folder = ""
 
     def __init__(
-        self, settings: UpstreamSettings, fleet: Fleet, writer: RequestWriter, surroundings: Surroundings
+        self,
+        settings: UpstreamSettings,
+        fleet: Fleet,
+        writer: RequestWriter,
+        surroundings: Surroundings,
+        encoder: PromptEncoder | None = None,
     ) -> None:
+        """`encoder`: None where prompts are told apart by their text."""
         self.settings = settings
         self.name = settings.name
         self.apis = settings.apis
@@ -77,6 +84,7 @@ class UpstreamModel:
         """prompt, completion."""
         self._writer = writer
         self._surroundings = surroundings
+        self._encoder = encoder
 
     def probe_headers(self) -> list[tuple[str, str]]:
         return self._writer.probe_headers()
@@ -200,10 +208,11 @@ class UpstreamModel:
             message = f"The model `{self.name}` has {self.settings.max_in_flight} requests in flight, its most."
             raise UpstreamUnavailableError(message, retry_after=1)
         context.record.enter(Stage.UPSTREAM)
-        question = self._writer.question(context, request, api)
         usage = context.record.usage = Usage(prompt_tokens=request.prompt_estimate)
         self.calls.begin()
         try:
+            tokens = () if self._encoder is None else await self._encoder.tokens(request, api)
+            question = self._writer.question(context, request, api, tokens)
             answer = await self.fleet.ask(question)
         except BaseException as error:
             self.calls.end()

@@ -17,6 +17,7 @@ from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.upstream.answer_reading import HeldAnswers
 from penstock.gateway.models.upstream.fleet import Fleet
 from penstock.gateway.models.upstream.model import Surroundings, UpstreamModel
+from penstock.gateway.models.upstream.prompt_tokens import PromptEncoder
 from penstock.gateway.models.upstream.requests import ApiKey, RequestWriter
 from penstock.gateway.models.upstream.server import UpstreamServer, probe
 from penstock.gateway.transports.http.text_models import TextModels
@@ -68,7 +69,9 @@ class Upstreams:
         key = ApiKey(settings.api_key_file, settings.api_key_env)
         tls = _tls(settings)
         fleet = Fleet(settings, [UpstreamServer(settings, url, tls) for url in settings.urls])
-        return UpstreamModel(settings, fleet, RequestWriter(settings, key, self._user_agent), self._surroundings)
+        writer = RequestWriter(settings, key, self._user_agent)
+        encoder = None if settings.tokenizer is None else PromptEncoder(settings.tokenizer)
+        return UpstreamModel(settings, fleet, writer, self._surroundings, encoder)
 
     def add(self, model: UpstreamModel) -> None:
         """From now on its name is known; one of this kind that had it is replaced. Raises AlreadyExistsError."""
@@ -76,6 +79,7 @@ class Upstreams:
             self._dataplane.models.reserve(model.name, _REFUSAL.format(name=model.name))
         watching = asyncio.create_task(_watch(model)) if model.settings.health else None
         self._watched.setdefault(model.name, []).append(_Watched(model, watching))
+        model.fleet.start()
         self._models.by_name[model.name] = model
 
     async def remove(self, model: UpstreamModel) -> None:
@@ -91,16 +95,14 @@ class Upstreams:
                 del self._watched[model.name], self._models.by_name[model.name]
                 self._dataplane.models.release(model.name)
         await model.calls.wait_idle()
-        for server in model.fleet.servers:
-            server.pool.close()
+        model.fleet.stop()
 
     def stop(self) -> None:
         """At the server's end: closes what is idle."""
         for model, task in (each for known in self._watched.values() for each in known):
             if task is not None:
                 task.cancel()
-            for server in model.fleet.servers:
-                server.pool.close()
+            model.fleet.stop()
 
     def start(self, settings: Iterable[UpstreamSettings]) -> None:
         """Raises ConfigError."""
@@ -158,6 +160,7 @@ class UpstreamMetrics:
     def collect(self) -> Iterator[Metric]:
         models = list(self._models())
         yield from _servers(models)
+        yield from _caches(models)
         yield from _requests(models)
 
 
@@ -179,6 +182,30 @@ def _servers(models: Iterable[UpstreamModel]) -> Iterator[Metric]:
                 requests.add_metric([*labels, status], count)
             yield from server.first_byte.samples({"model": model.name, "server": server.label})
     yield from (healthy, in_flight, requests, ejections)
+
+
+def _caches(models: Iterable[UpstreamModel]) -> Iterator[Metric]:
+    text = (
+        "Tokens of prompts that a server was sent, by who says that it has them cached: its KV events (events), what "
+    )
+    text += "it was sent before (sent), or nothing (no)."
+    routed = CounterMetricFamily("penstock_upstream_routed_tokens", text, labels=[*_LABELS, "cached"])
+    text = "1 while a server's KV events are followed, 0 while what it has cached is not known."
+    live = GaugeMetricFamily("penstock_upstream_kv_events_live", text, labels=_LABELS)
+    blocks = GaugeMetricFamily("penstock_upstream_kv_blocks", "Blocks that a server says it has.", labels=_LABELS)
+    text = "Times that what a server has cached was forgotten, since its events were lost or cannot be read."
+    losses = CounterMetricFamily("penstock_upstream_kv_events_losses", text, labels=_LABELS)
+    for model in models:
+        for number, server in enumerate(model.fleet.servers):
+            labels = [model.name, server.label]
+            for cached, count in server.routed_tokens.items():
+                routed.add_metric([*labels, cached], count)
+            subscriber = model.fleet.followed.get(number)
+            if subscriber is not None:
+                live.add_metric(labels, subscriber.live)
+                blocks.add_metric(labels, len(subscriber.index))
+                losses.add_metric(labels, subscriber.losses)
+    yield from (routed, live, blocks, losses)
 
 
 def _requests(models: Iterable[UpstreamModel]) -> Iterator[Metric]:

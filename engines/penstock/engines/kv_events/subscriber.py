@@ -1,6 +1,6 @@
 """A subscriber to one server's KV events, on the event loop. It keeps the server's `CacheIndex`.
 
-It believes nothing: messages are bounded, and what cannot be read costs the server its index and a minute of silence.
+The server is not trusted: messages are bounded, and what cannot be read costs the server its index for a minute.
 The index is forgotten where it may be wrong: after a lost connection, and after a gap between two numbers that the
 replay socket does not fill.
 """
@@ -34,6 +34,13 @@ _REPLAY_SECONDS = 10.0
 _REST_SECONDS = 60.0
 _RECONNECT_MS, _MOST_RECONNECT_MS = 200, 10_000
 _HEARTBEAT_MS = 15_000
+_CHANGES = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_DISCONNECTED
+)
 _END = (-1).to_bytes(8, "big", signed=True)
 
 Message = tuple[int, bytes]
@@ -55,7 +62,9 @@ class KVEventSubscriber:
         self._public: LoopSocket[Message | None] | None = None
         self._replay: LoopSocket[Message | None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Ends a replay, or a silence."""
+        """Ends a replay, or a pause."""
+        self._is_reported = False
+        """The log has it that there is no connection."""
         self._next: int | None = None
         """The number of the next message; None: whatever comes."""
         self._newest = 0.0
@@ -67,7 +76,7 @@ class KVEventSubscriber:
         try:
             self._raw = _socket(zmq.SUB)
             self._raw.setsockopt(zmq.SUBSCRIBE, self._source.topic.encode())
-            monitor = self._raw.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            monitor = self._raw.get_monitor_socket(_CHANGES)
             self._monitor = LoopSocket(monitor, receive_monitor_events, self._connection_changed)
             self._public = LoopSocket(self._raw, _receive, self._guarded(self._heard))
             self._raw.connect(self._source.endpoint)
@@ -94,10 +103,19 @@ class KVEventSubscriber:
             self._forget()
             self.live = False
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._is_reported = False
                 logger.info("follows the KV events of %s", self._label)
                 self._catch_up(0)
-            else:
-                logger.warning("lost the KV events of %s: what it has cached is not known", self._label)
+                continue
+            if not self._is_reported:
+                logger.warning("the KV events of %s cannot be followed: there is no connection", self._label)
+                self._is_reported = True
+            # ZeroMQ connects again, but not to a server that has broken its rules
+            self._timer = asyncio.get_running_loop().call_later(_REST_SECONDS, self._start_again)
+
+    def _start_again(self) -> None:
+        self.stop()
+        self.start()
 
     # -- messages ----------------------------------------------------------------------------------------------
 

@@ -145,10 +145,20 @@ async def test_what_was_missed_is_replayed(follow: Start, publisher: Publisher, 
     publisher.publish([3, 4], lost=True)
     publisher.publish([5, 6])
     publisher.publish([7, 8])
+    publisher.kept.pop()  # the replay ends before what came live meanwhile
     assert await publisher.replay(topic=topic) == 1
     publisher.publish([9, 9])
     await until(lambda: matched(subscriber, [9, 9]) == 2)
     assert [matched(subscriber, [n, n + 1]) for n in (1, 3, 5, 7)] == [2, 2, 2, 2]
+    assert subscriber.losses == 0
+
+
+async def test_a_flood_is_read_to_its_end(follow: Start, publisher: Publisher) -> None:
+    subscriber = follow(KVEventsSource(endpoint=publisher.source.endpoint, topic="kv"))
+    await publisher.subscribed()
+    for number in range(900):
+        publisher.publish([number, number])
+    await until(lambda: len(subscriber.index) == 900)
     assert subscriber.losses == 0
 
 
@@ -258,7 +268,7 @@ async def test_what_cannot_be_read_costs_the_index_and_a_pause(
 
 
 async def test_a_message_beyond_the_bound_is_not_taken_in(
-    follow: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+    follow: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_REST_SECONDS", 0.02)
     subscriber = follow(KVEventsSource(endpoint=publisher.source.endpoint, topic="kv"))
@@ -268,6 +278,7 @@ async def test_a_message_beyond_the_bound_is_not_taken_in(
     publisher.send(b"kv", b"\0" * 8, bytes(module._MOST_MESSAGE + 1))
     await until(lambda: subscriber.losses == 1)
     await until(lambda: subscriber.live)
+    assert "cannot be read" not in caplog.text
 
 
 async def test_an_address_that_speaks_something_else_is_tried_again_later(

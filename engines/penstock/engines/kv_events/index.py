@@ -16,7 +16,7 @@ import msgspec
 from penstock.kvcache import BlockHash, BlockHasher, HashChain
 
 MOST_BLOCKS = 1 << 17
-"""Of one server, about 300 bytes each: two million tokens with blocks of 16."""
+"""Of one server, about 200 bytes each: two million tokens with blocks of 16."""
 _MOST_HASH = 64
 """Bytes."""
 _MOST_BLOCK_SIZE = 1 << 16

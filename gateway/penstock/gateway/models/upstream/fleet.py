@@ -32,7 +32,7 @@ class RetryBudget:
         self._ratio = ratio
         self._left = _MOST if ratio else 0.0
 
-    def asked(self) -> None:
+    def note_request(self) -> None:
         """There is a new request."""
         self._left = min(_MOST, self._left + self._ratio)
 
@@ -95,7 +95,7 @@ class Fleet:
 
     async def ask(self, question: Question) -> OpenAnswer:
         """The first answer that begins. Raises PenstockError."""
-        self._budget.asked()
+        self._budget.note_request()
         request = self._routed(question)
         tried: list[UpstreamServer] = []
         pauses = 0

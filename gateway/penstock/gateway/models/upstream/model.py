@@ -91,11 +91,13 @@ class UpstreamModel:
 
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
         context = exchange.context
-        asked = cast("Api", api)
-        request = self._admitted(exchange, asked, body)
+        known_api = cast("Api", api)
+        request = self._admitted(exchange, known_api, body)
         try:
             async with until(context.deadline, DeadlineExceededError(_LATE)):
-                await self._first_good(exchange, asked, lambda model: model._answer_itself(exchange, request, asked))
+                await self._first_good(
+                    exchange, known_api, lambda model: model._answer_itself(exchange, request, known_api)
+                )
         except _OwnModel as own:
             context.pay_tokens(-request.expected_tokens)  # that model does it, too
             return request.renamed(own.name)
@@ -147,7 +149,7 @@ class UpstreamModel:
         return request
 
     def _not_offered(self, api: Api) -> UnsupportedError:
-        offered = ", ".join(f"/v1/{PATHS[each]}" for each in self.apis)
+        offered = ", ".join(f"/v1/{PATHS[api]}" for api in self.apis)
         return UnsupportedError(
             f"The model `{self.name}` of another server cannot be asked by /v1/{PATHS[api]}, only by {offered}.",
             param="model",
@@ -187,20 +189,20 @@ class UpstreamModel:
 
     async def _answer_itself(self, exchange: Exchange, request: UpstreamRequest, api: Api) -> None:
         """Raises PenstockError."""
-        asked = await self.begin(exchange.context, request, api, exchange.context.record.model)
+        counted = await self.begin(exchange.context, request, api, exchange.context.record.model)
         bounds = Bounds(self.settings.idle_timeout, self._surroundings.heartbeat_s)
         try:
             if request.streams:
-                await relay(exchange, asked.answer, asked.reader, bounds, shows_usage=request.shows_usage)
+                await relay(exchange, counted.answer, counted.reader, bounds, shows_usage=request.shows_usage)
             else:
-                await pass_on(exchange, asked.answer, asked.reader, bounds, has_choices=api != "embeddings")
+                await pass_on(exchange, counted.answer, counted.reader, bounds, has_choices=api != "embeddings")
         except PenstockError as error:
-            asked.failed(error)
+            counted.failed(error)
             if not exchange.started:
                 exchange.context.record.usage = None
             raise
         finally:
-            asked.end()
+            counted.end()
 
     async def begin(self, context: RequestContext, request: UpstreamRequest, api: Api, shown: str) -> CountedAnswer:
         """An answer that has begun, and is to be ended. `shown` is the public name in it. Raises PenstockError."""

@@ -62,7 +62,7 @@ class Upstreams:
         )
         self._watched: dict[str, list[_Watched]] = {}
         """The newest last: the one that it replaces stays until it is removed, as the load may still fail."""
-        self.metrics = UpstreamMetrics(lambda: [each[-1].model for each in self._watched.values()])
+        self.metrics = UpstreamMetrics(lambda: [versions[-1].model for versions in self._watched.values()])
 
     def build(self, settings: UpstreamSettings) -> UpstreamModel:
         """Reads the files that the settings name. Raises ConfigError."""
@@ -85,10 +85,10 @@ class Upstreams:
     async def remove(self, model: UpstreamModel) -> None:
         """Its name is unknown, unless another model has it; returns when what runs has ended."""
         known = self._watched.get(model.name, [])
-        for each in [each for each in known if each.model is model]:
-            known.remove(each)
-            if each.task is not None:
-                each.task.cancel()
+        for watched in [watched for watched in known if watched.model is model]:
+            known.remove(watched)
+            if watched.task is not None:
+                watched.task.cancel()
             if known:
                 self._models.by_name[model.name] = known[-1].model
             else:
@@ -99,23 +99,23 @@ class Upstreams:
 
     def stop(self) -> None:
         """At the server's end: closes what is idle."""
-        for model, task in (each for known in self._watched.values() for each in known):
+        for model, task in (watched for known in self._watched.values() for watched in known):
             if task is not None:
                 task.cancel()
             model.fleet.stop()
 
     def start(self, settings: Iterable[UpstreamSettings]) -> None:
         """Raises ConfigError."""
-        for each in settings:
+        for upstream in settings:
             try:
-                self.add(self.build(each))
+                self.add(self.build(upstream))
             except AlreadyExistsError as error:
                 raise ConfigError(f"upstream: {error.message}") from None
-            logger.info("ready: %s, which other servers have: %s", each.name, ", ".join(each.urls))
+            logger.info("ready: %s, which other servers have: %s", upstream.name, ", ".join(upstream.urls))
 
     def _find(self, name: str) -> UpstreamModel | None:
-        found = self._watched.get(name)
-        return None if found is None else found[-1].model
+        versions = self._watched.get(name)
+        return None if versions is None else versions[-1].model
 
     def _is_own(self, name: str, api: Api) -> bool:
         generates = api != "embeddings"

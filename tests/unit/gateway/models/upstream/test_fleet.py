@@ -338,7 +338,7 @@ def test_retries_are_a_part_of_the_requests(story: list[bool], ratio: float) -> 
     asked = taken = 0
     for is_request in story:
         if is_request:
-            budget.asked()
+            budget.note_request()
             asked += 1
         elif budget.take():
             taken += 1

@@ -50,7 +50,7 @@ def other_chat(request: MessagesRequest, context: RequestContext) -> OtherChat:
     if request.max_tokens < 1:
         raise InvalidRequestError("max_tokens must be at least 1.", param="max_tokens")
     note_hints(request, context)
-    fields = {
+    given = {
         "max_tokens": request.max_tokens,
         "stop": request.stop_sequences or None,
         "temperature": request.temperature,
@@ -62,7 +62,7 @@ def other_chat(request: MessagesRequest, context: RequestContext) -> OtherChat:
         "reasoning_effort": asked_effort(request.output_config, context),
         **_format_fields(request.answer_format),
     }
-    return OtherChat(chat_fields(fields, messages), show_reasoning=shows_thoughts(request.thinking))
+    return OtherChat(chat_fields(given, messages), show_reasoning=shows_thoughts(request.thinking))
 
 
 def _tool_fields(request: MessagesRequest, offered: OfferedTools) -> dict[str, Any]:

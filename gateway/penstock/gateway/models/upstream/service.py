@@ -78,8 +78,8 @@ class Upstreams:
         if model.name not in self._watched:
             self._dataplane.models.reserve(model.name, _REFUSAL.format(name=model.name))
         watching = asyncio.create_task(_watch(model)) if model.settings.health else None
-        self._watched.setdefault(model.name, []).append(_Watched(model, watching))
         model.fleet.start()
+        self._watched.setdefault(model.name, []).append(_Watched(model, watching))
         self._models.by_name[model.name] = model
 
     async def remove(self, model: UpstreamModel) -> None:

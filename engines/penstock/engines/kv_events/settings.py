@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+_MOST_RANKS = 64
 _FORM = "it is tcp://ADDRESS:PORT with an IP address of this machine, or * for all of them"
 
 
@@ -51,11 +52,27 @@ class KVEventsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Where batches that were missed can be read; empty: nowhere."""
     topic: str = ""
     """The beginning of the topics that count; empty: all."""
+    ranks: int = 1
+    """Data-parallel ranks of vLLM, or replicas of a Penstock: the number of each is added to the ports."""
 
     def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= _MOST_RANKS:
+            raise ValueError(f"kv_events: ranks: from 1 to {_MOST_RANKS}")
         for name, endpoint in (("endpoint", self.endpoint), ("replay_endpoint", self.replay_endpoint)):
-            if (endpoint or name == "endpoint") and _tcp_host(endpoint) in (None, "", "*"):
+            if not endpoint and name != "endpoint":
+                continue
+            if _tcp_host(endpoint) in (None, "", "*") or _tcp_host(_moved(endpoint, self.ranks - 1)) is None:
                 raise ValueError(f"kv_events: {name}: {endpoint!r}: it is tcp://HOST:PORT")
+
+    def of_ranks(self) -> list[KVEventsSource]:
+        return [
+            KVEventsSource(
+                endpoint=_moved(self.endpoint, rank),
+                replay_endpoint=self.replay_endpoint and _moved(self.replay_endpoint, rank),
+                topic=self.topic,
+            )
+            for rank in range(self.ranks)
+        ]
 
 
 def _check(name: str, endpoint: str) -> None:

@@ -1,4 +1,4 @@
-"""A subscriber to one server's KV events, on the event loop. It keeps the server's `CacheIndex`.
+"""Subscribers to the KV events of servers, on the event loop. Each keeps the `CacheIndex` of one engine.
 
 The server is not trusted: messages are bounded, and what cannot be read costs the server its index for a minute.
 The index is forgotten where it may be wrong: after a lost connection, and after a gap between two numbers that the
@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 import zmq
 
-from penstock.engines.kv_events.index import BadEvents, CacheIndex, read_batch
+from penstock.engines.kv_events.index import BadEvents, CacheIndex, PromptHashes, read_batch
 from penstock.engines.kv_events.settings import KVEventsSource
 from penstock.engines.process.wire import LoopSocket, Socket, receive_monitor_events
+from penstock.kvcache import BlockHasher
 
 logger = logging.getLogger(__name__)
 
@@ -220,6 +221,41 @@ class KVEventSubscriber:
         logger.warning("the KV events of %s cannot be read; the next try is in a minute: %s", self._label, error)
         self.stop()
         self._timer = asyncio.get_running_loop().call_later(_REST_SECONDS, self.start)
+
+
+class FollowedServer:
+    """A server with one or several engines."""
+
+    def __init__(self, source: KVEventsSource, hasher: BlockHasher, model: str, label: str) -> None:
+        """`hasher`, `model`: as `CacheIndex`."""
+        self.ranks = [
+            KVEventSubscriber(rank, CacheIndex(hasher, model), f"{label} ({rank.endpoint})")
+            for rank in source.of_ranks()
+        ]
+
+    @property
+    def live(self) -> bool:
+        return all(rank.live for rank in self.ranks)
+
+    @property
+    def losses(self) -> int:
+        return sum(rank.losses for rank in self.ranks)
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(len(rank.index) for rank in self.ranks)
+
+    def matched(self, prompt: PromptHashes) -> int:
+        """Leading tokens that one of its engines has cached."""
+        return max(rank.index.matched(prompt) for rank in self.ranks)
+
+    def start(self) -> None:
+        for rank in self.ranks:
+            rank.start()
+
+    def stop(self) -> None:
+        for rank in self.ranks:
+            rank.stop()
 
 
 def _socket(kind: int) -> Socket:

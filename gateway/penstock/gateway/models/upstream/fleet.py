@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from penstock.engines.kv_events.index import CacheIndex, PromptHashes
-from penstock.engines.kv_events.subscriber import KVEventSubscriber
+from penstock.engines.kv_events.index import PromptHashes
+from penstock.engines.kv_events.subscriber import FollowedServer
 from penstock.engines.replicas.routing import ReplicaLoad, RoutedRequest, Router
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 from penstock.gateway.errors import UpstreamUnavailableError
@@ -65,12 +65,8 @@ class Fleet:
         self._chance = chance
         self._hasher = BlockHasher()
         self._router = Router(settings.routing, [_KNOWN_BLOCKS] * len(self.servers), _BLOCK_TOKENS, self._hasher)
-        self.followed: dict[int, KVEventSubscriber] = {
-            number: KVEventSubscriber(
-                source,
-                CacheIndex(self._hasher, settings.model or settings.name),
-                f"{settings.name} at {self.servers[number].label}",
-            )
+        self.followed = {
+            number: FollowedServer(source, self._hasher, settings.model or settings.name, self.servers[number].label)
             for number, source in enumerate(settings.events_of_urls)
             if source is not None
         }
@@ -78,13 +74,13 @@ class Fleet:
 
     def start(self) -> None:
         """On the event loop, once."""
-        for subscriber in self.followed.values():
-            subscriber.start()
+        for followed in self.followed.values():
+            followed.start()
 
     def stop(self) -> None:
         """Ends what runs beside requests. Idempotent."""
-        for subscriber in self.followed.values():
-            subscriber.stop()
+        for followed in self.followed.values():
+            followed.stop()
         for server in self.servers:
             server.pool.close()
 
@@ -122,9 +118,7 @@ class Fleet:
         if not question.has_tokens or not self.followed:
             return request
         prompt = PromptHashes(self._hasher, question.prefix)
-        reported = {
-            number: subscriber.index.matched(prompt) for number, subscriber in self.followed.items() if subscriber.live
-        }
+        reported = {number: followed.matched(prompt) for number, followed in self.followed.items() if followed.live}
         return replace(request, reported=reported)
 
     def _best(self, request: RoutedRequest, tried: Sequence[UpstreamServer] = ()) -> UpstreamServer | None:

@@ -200,11 +200,11 @@ def _caches(models: Iterable[UpstreamModel]) -> Iterator[Metric]:
             labels = [model.name, server.label]
             for cached, count in server.routed_tokens.items():
                 routed.add_metric([*labels, cached], count)
-            subscriber = model.fleet.followed.get(number)
-            if subscriber is not None:
-                live.add_metric(labels, subscriber.live)
-                blocks.add_metric(labels, len(subscriber.index))
-                losses.add_metric(labels, subscriber.losses)
+            followed = model.fleet.followed.get(number)
+            if followed is not None:
+                live.add_metric(labels, followed.live)
+                blocks.add_metric(labels, followed.num_blocks)
+                losses.add_metric(labels, followed.losses)
     yield from (routed, live, blocks, losses)
 
 

@@ -79,9 +79,10 @@ def fleet(way: str, servers: list[SimulatedServer]) -> Fleet:
     elif way != "text":
         settings = UpstreamSettings(name="m", url=urls, routing=RoutingPolicy(way))
     gateway = Fleet(settings, [UpstreamServer(settings, url, None) for url in urls])
-    for number, subscriber in gateway.followed.items():
-        subscriber.live = True
-        servers[number].indexes.append(subscriber.index)
+    for number, followed in gateway.followed.items():
+        [rank] = followed.ranks
+        rank.live = True
+        servers[number].indexes.append(rank.index)
     return gateway
 
 

@@ -120,13 +120,18 @@ def tokens(first: int, count: int = 640) -> Question:
     return replace(QUESTION, prefix=list(range(first, first + count)), has_tokens=True)
 
 
+def go_live(servers: Fleet) -> None:
+    for followed in servers.followed.values():
+        for rank in followed.ranks:
+            rank.live = True
+
+
 async def test_what_a_server_says_it_has_cached_draws_requests(story: Story) -> None:
-    events = ("", "tcp://b:1", {"endpoint": "tcp://c:1", "replay_endpoint": "tcp://c:2"})
+    events = ("", "tcp://b:1", {"endpoint": "tcp://c:1", "replay_endpoint": "tcp://c:9", "ranks": 3})
     servers = fleet("a", "b", "c", kv_events=msgspec.convert(events, _Events), tokenizer="a folder")
     assert servers.followed.keys() == {1, 2}
-    for subscriber in servers.followed.values():
-        subscriber.live = True
-    caches = {name: servers.followed[number].index for name, number in (("b", 1), ("c", 2))}
+    go_live(servers)
+    caches = {name: servers.followed[number].ranks[-1].index for name, number in (("b", 1), ("c", 2))}
     (await servers.ask(tokens(0))).end("200")
     assert story.attempts == ["a"]
     caches["c"].apply([Stored(list(range(40)), None, list(range(1000, 1640)), 16)])
@@ -139,7 +144,7 @@ async def test_what_a_server_says_it_has_cached_draws_requests(story: Story) -> 
     caches["b"].apply([Stored(list(range(40)), None, list(range(1000, 1640)), 16)])
     (await servers.ask(tokens(1000))).end("200")
     assert story.attempts[-1] == "b", "what the other one was sent does not count, since it tells that it is gone"
-    servers.followed[1].live = False
+    servers.followed[1].ranks[0].live = False
     (await servers.ask(tokens(1000))).end("200")
     assert story.attempts[-1] != "b"
 
@@ -147,8 +152,7 @@ async def test_what_a_server_says_it_has_cached_draws_requests(story: Story) -> 
 async def test_prompts_under_way_count_as_cached(story: Story) -> None:
     """Before the server's events can tell: of a burst with one prompt each server computes it once."""
     servers = fleet("a", "b", kv_events=("tcp://a:1", "tcp://b:1"), tokenizer="a folder")
-    for subscriber in servers.followed.values():
-        subscriber.live = True
+    go_live(servers)
     story.hanging = {"a", "b"}
     burst = [asyncio.create_task(servers.ask(tokens(0, 3200))) for _ in range(5)]
     await asyncio.sleep(0)

@@ -42,6 +42,10 @@ def test_events_are_named_for_each_url() -> None:
         TWO | {"kv_events": ["", {"endpoint": "tcp://[::1]:1", "topic": "kv"}], "tokenizer": "a folder"}
     )
     assert settings.events_of_urls == (None, KVEventsSource(endpoint="tcp://[::1]:1", topic="kv"))
+    several = KVEventsSource(endpoint="tcp://h:1", replay_endpoint="tcp://h:9", topic="kv", ranks=2)
+    [first, second] = several.of_ranks()
+    assert (first.endpoint, first.replay_endpoint) == ("tcp://h:1", "tcp://h:9")
+    assert second == KVEventsSource(endpoint="tcp://h:2", replay_endpoint="tcp://h:10", topic="kv")
     [settings] = loaded(TWO | {"kv_events": ["", ""]})
     assert settings.events_of_urls == ()
 
@@ -75,6 +79,8 @@ def test_events_are_named_for_each_url() -> None:
         (TWO | {"kv_events": [{"endpoint": "ipc://x"}, ""], "tokenizer": "t"}, "tcp://HOST:PORT"),
         (TWO | {"kv_events": [{"endpoint": "tcp://h:1", "replay_endpoint": "h:2"}, ""]}, "replay_endpoint"),
         (TWO | {"kv_events": ["tcp://*:1", ""], "tokenizer": "t"}, "tcp://HOST:PORT"),
+        (TWO | {"kv_events": [{"endpoint": "tcp://h:65535", "ranks": 2}, ""], "tokenizer": "t"}, "tcp://HOST:PORT"),
+        (TWO | {"kv_events": [{"endpoint": "tcp://h:1", "ranks": 0}, ""], "tokenizer": "t"}, "from 1 to 64"),
         (TWO | {"kv_events": ["tcp://h:1", ""], "tokenizer": "t", "routing": "round-robin"}, "routing by prefix"),
         ({"name": "a", "url": "http://h", "kv_events": "tcp://h:1", "tokenizer": "t"}, "several urls"),
         (TWO | {"tokenizer": "t"}, "only kv_events needs it"),

@@ -13,7 +13,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
+from starlette.types import ASGIApp
 
 from penstock.classic.python.link import ArenaFiles
 from penstock.classic.statistics import ModelStatistics
@@ -45,6 +47,8 @@ from penstock.gateway.processes.fronts.messages import (
     decode_from_front,
 )
 from penstock.gateway.processes.fronts.model_table import FrontHolds, Used
+from penstock.gateway.processes.fronts.passed_requests import PassedRequests
+from penstock.gateway.processes.fronts.passing import FromAnswering, FromPassing, PassedMessage
 from penstock.gateway.processes.fronts.quotas import QuotaDesk
 from penstock.gateway.processes.model_host.connection import Connection
 from penstock.gateway.processes.model_host.host import HostedFront, ModelHost
@@ -68,6 +72,10 @@ class Services:
     """Of a key, by its digest."""
     add_usage: Callable[[RequestUsage], None]
     """Told what each request has used."""
+    app: ASGIApp
+    """Answers HTTP requests that fronts do not serve themselves."""
+    find_handler: Callable[[Any], grpc.RpcMethodHandler | None]
+    """Finds what answers such an RPC."""
     crash_folder: Path | None = None
     """Where it is kept what is known of a process that dies; None: nowhere."""
 
@@ -87,6 +95,7 @@ class FrontProcess:
         self._services = services
         self._drain = services.drain
         self._desk = QuotaDesk(services.quota_of)
+        self._passed = PassedRequests(services.app, services.find_handler, self.send)
         self._box: BlackBox | None = None
         self._settings: dict[str, Any] = {}
         self._holds = FrontHolds()
@@ -158,6 +167,7 @@ class FrontProcess:
         self._serving.clear()
         if self._hosted is not None:
             self._hosted.lost()
+        self._passed.lost()
         self._desk.close()
         self._holds.close()
         self.forget_pending()
@@ -174,7 +184,7 @@ class FrontProcess:
         self.kill()
         return await process.wait()
 
-    def _take(self, message: FromFront | UpMessage, tail: memoryview) -> None:
+    def _take(self, message: FromFront | UpMessage | FromPassing, tail: memoryview) -> None:
         match message:
             case Serving():
                 self._serving.set()
@@ -201,6 +211,8 @@ class FrontProcess:
                 self._answer(message)
             case Idle():
                 self._drain.wait_no_more(self)
+            case PassedMessage():
+                self._passed.heard(message)
             case _ if self._hosted is not None:
                 self._hosted.heard(message, tail)
 
@@ -218,7 +230,7 @@ class FrontProcess:
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    def send(self, message: FromSupervisor) -> None:
+    def send(self, message: FromSupervisor | FromAnswering) -> None:
         if self._connection is not None:
             self._connection.send(message)
 
@@ -267,6 +279,7 @@ class FrontProcess:
                 logger.warning("front %d does not end: it is killed", self.number)
                 self.kill()
                 await self.ended
+        await self._passed.stop()
 
     def keep_evidence(self, reason: str) -> None:
         """Of its process, which has died."""

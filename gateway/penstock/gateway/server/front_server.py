@@ -163,7 +163,7 @@ class Supervisor:
     def _heard(self, message: FromSupervisor | DownMessage | FromAnswering, tail: memoryview) -> None:
         if isinstance(message, PassedMessage):
             if self.forwarder is not None:
-                self.forwarder.heard(message)
+                self.forwarder.heard(message, tail)
             return
         if isinstance(message, DownMessage):
             self.link.heard(message, tail)

@@ -20,11 +20,10 @@ from penstock.gateway.processes.fronts.passing import (
     BodyEnd,
     CallEnd,
     FromAnswering,
-    FromPassing,
     Passage,
     PassedCall,
-    PassedPiece,
     PassedRequest,
+    Tell,
 )
 from penstock.gateway.transports.http.exchange import ARRIVAL_KEY
 
@@ -34,8 +33,8 @@ _RETRY_AFTER = 2.0
 
 
 class Forwarder:
-    def __init__(self, tell: Callable[[FromPassing], None], most: int) -> None:
-        """`tell` sends a message to the supervisor. `most` requests are passed on at a time: their bodies take
+    def __init__(self, tell: Tell, most: int) -> None:
+        """`most` requests are passed on at a time: their bodies take
         memory of both processes."""
         self._tell = tell
         self._most = most
@@ -43,10 +42,10 @@ class Forwarder:
         self._passages: dict[int, Passage] = {}
         self._is_lost = False
 
-    def heard(self, message: FromAnswering) -> None:
+    def heard(self, message: FromAnswering, tail: memoryview) -> None:
         passage = self._passages.get(message.number)
         if passage is not None:
-            passage.heard(message)
+            passage.heard(message, tail)
 
     def lost(self) -> None:
         """The supervisor has gone."""
@@ -188,7 +187,7 @@ async def _relay_answer(passage: Passage, send: Send) -> None:
                 started, left = True, _length(message.headers)
                 await send({"type": "http.response.start", "status": message.status, "headers": message.headers})
                 continue
-            data = message.data if isinstance(message, PassedPiece) else b""
+            data = message if isinstance(message, bytes) else b""
             if started and not is_whole:
                 left -= len(data)
                 is_whole = left == 0 or isinstance(message, AnswerEnd)
@@ -239,6 +238,6 @@ async def _relay_messages(passage: Passage, write: Callable[[bytes], Awaitable[N
             message = await passage.receive()
             if isinstance(message, CallEnd):
                 return message
-            if isinstance(message, PassedPiece):
-                await write(message.data)
+            if isinstance(message, bytes):
+                await write(message)
     return CallEnd(passage.number, grpc.StatusCode.UNAVAILABLE.value[0], "The server is shutting down.", [])

@@ -18,6 +18,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from penstock.classic.python.link import ArenaFiles
+from penstock.classic.python.worker.wire import Buffer
 from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError
 from penstock.engines.host.black_box import BlackBox
@@ -212,7 +213,7 @@ class FrontProcess:
             case Idle():
                 self._drain.wait_no_more(self)
             case PassedMessage():
-                self._passed.heard(message)
+                self._passed.heard(message, tail)
             case _ if self._hosted is not None:
                 self._hosted.heard(message, tail)
 
@@ -230,9 +231,9 @@ class FrontProcess:
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    def send(self, message: FromSupervisor | FromAnswering) -> None:
+    def send(self, message: FromSupervisor | FromAnswering, *, tail: Buffer = b"") -> None:
         if self._connection is not None:
-            self._connection.send(message)
+            self._connection.send(message, tail=tail)
 
     def send_table(self, table: Table, used: Used) -> None:
         self._holds.sent(table, used)

@@ -19,12 +19,11 @@ from penstock.gateway.processes.fronts.passing import (
     AnswerEnd,
     AnswerStart,
     CallEnd,
-    FromAnswering,
     FromPassing,
     Passage,
     PassedCall,
-    PassedPiece,
     PassedRequest,
+    Tell,
 )
 from penstock.gateway.transports.http.exchange import ARRIVAL_KEY
 
@@ -47,16 +46,15 @@ class PassedRequests:
         self,
         app: ASGIApp,
         find_handler: Callable[[Any], grpc.RpcMethodHandler | None],
-        tell: Callable[[FromAnswering], None],
+        tell: Tell,
     ) -> None:
-        """`tell` sends a message to the front."""
         self._app = app
         self._find_handler = find_handler
         self._tell = tell
         self._passages: dict[int, Passage] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def heard(self, message: FromPassing) -> None:
+    def heard(self, message: FromPassing, tail: memoryview) -> None:
         number = message.number
         passage = self._passages.get(number)
         if isinstance(message, PassedRequest | PassedCall):
@@ -66,7 +64,7 @@ class PassedRequests:
             else:
                 passage.on_lost = self._begin(passage, _Rpc(message, passage).run(self._find_handler)).cancel
         elif passage is not None:
-            passage.heard(message)
+            passage.heard(message, tail)
 
     def _begin(self, passage: Passage, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -98,8 +96,8 @@ async def _answer(app: ASGIApp, request: PassedRequest, passage: Passage) -> Non
             message = await passage.receive()
         except ConnectionError:
             return {"type": "http.disconnect"}
-        if isinstance(message, PassedPiece):
-            return {"type": "http.request", "body": message.data, "more_body": True}
+        if isinstance(message, bytes):
+            return {"type": "http.request", "body": message, "more_body": True}
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: Message) -> None:
@@ -194,8 +192,8 @@ class _Rpc:
                 message = await self._passage.receive()
             except ConnectionError:
                 raise asyncio.CancelledError from None
-            if isinstance(message, PassedPiece):
-                return message.data
+            if isinstance(message, bytes):
+                return message
             self._has_all = True
         return grpc.aio.EOF
 

@@ -12,15 +12,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from penstock.classic.python.worker.wire import Buffer
 from penstock.gateway.processes.model_host.messages import ReadWindow, SendWindow
 
-_PIECE = 64 << 10
+_PIECE = 128 << 10
 """Longer bodies and messages travel in pieces: what else is on the connection passes between these."""
-_WINDOW = 512 << 10
+_WINDOW = 1 << 20
 """Bytes of a body that are on their way, or unread at the other side."""
 
 
@@ -56,10 +57,10 @@ class PassedCall(PassedMessage, frozen=True, kw_only=True):
 
 
 class PassedPiece(PassedMessage, frozen=True):
-    """A piece of a body, or of a message of gRPC."""
+    """A piece of a body, or of a message of gRPC: its bytes are behind it."""
 
-    data: bytes
-    is_last: bool = True
+    size: int
+    is_last: bool
     """Of its message."""
 
 
@@ -99,15 +100,21 @@ class PassedDropped(PassedMessage, frozen=True):
 
 FromPassing: TypeAlias = PassedRequest | PassedCall | PassedPiece | BodyEnd | PassedRead | PassedDropped
 FromAnswering: TypeAlias = PassedPiece | AnswerStart | AnswerEnd | CallEnd | PassedRead | PassedDropped
-_Flowing: TypeAlias = PassedPiece | BodyEnd | AnswerStart | AnswerEnd | CallEnd
+_Flowing: TypeAlias = BodyEnd | AnswerStart | AnswerEnd | CallEnd
+
+
+class Tell(Protocol):
+    """Sends a message to the other side, and bytes behind it."""
+
+    def __call__(self, message: Any, *, tail: Buffer = b"") -> None: ...
 
 
 class Passage:
     """A request on the connection, as either side has it. Not for several tasks that read, or several that write, at
     one time."""
 
-    def __init__(self, number: int, tell: Callable[[Any], None], forget: Callable[[], object]) -> None:
-        """`tell` sends a message to the other side; `forget` is called at the end, once or more."""
+    def __init__(self, number: int, tell: Tell, forget: Callable[[], object]) -> None:
+        """`forget` is called at the end, once or more."""
         self.number = number
         self.on_lost: Callable[[], object] | None = None
         """Called when the other side does not go on."""
@@ -116,7 +123,8 @@ class Passage:
         self._loop = asyncio.get_running_loop()
         self._sent = SendWindow(_WINDOW)
         self._read = ReadWindow(_WINDOW)
-        self._unread: deque[_Flowing] = deque()
+        self._unread: deque[_Flowing | tuple[bytes, bool]] = deque()
+        """Pieces as their bytes, and whether these end a message."""
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._is_answered = False
@@ -125,32 +133,33 @@ class Passage:
     # Sending
 
     def say(self, message: PassedRequest | PassedCall | _Flowing) -> None:
-        """Anything but pieces."""
         self._is_answered = self._is_answered or isinstance(message, AnswerEnd | CallEnd)
         self._tell(message)
 
     async def send(self, data: bytes) -> None:
         """Some of a body. Returns when little waits for the other side. Raises ConnectionError."""
+        view = memoryview(data)
         for start in range(0, len(data), _PIECE):
-            await self._send_piece(data[start : start + _PIECE], True)
+            await self._send_piece(view[start : start + _PIECE], True)
 
     async def send_message(self, data: bytes) -> None:
         """The same, for a message of gRPC: it is received as a whole."""
+        view = memoryview(data)
         for start in range(0, len(data) or 1, _PIECE):
-            await self._send_piece(data[start : start + _PIECE], start + _PIECE >= len(data))
+            await self._send_piece(view[start : start + _PIECE], start + _PIECE >= len(data))
 
-    async def _send_piece(self, data: bytes, is_last: bool) -> None:
+    async def _send_piece(self, data: memoryview, is_last: bool) -> None:
         while not self._sent.open and not self._is_answered and not self._is_lost:
             self._writer = self._loop.create_future()
             await self._writer
         if self._is_answered or self._is_lost:
             raise _dropped()
         self._sent.sent(len(data))
-        self._tell(PassedPiece(self.number, data, is_last))
+        self._tell(PassedPiece(self.number, len(data), is_last), tail=data)
 
     # Receiving
 
-    def heard(self, message: FromPassing | FromAnswering) -> None:
+    def heard(self, message: FromPassing | FromAnswering, tail: memoryview) -> None:
         """What the other side has said."""
         match message:
             case PassedRead():
@@ -158,33 +167,39 @@ class Passage:
                 _wake(self._writer)
             case PassedDropped():
                 self.lost()
-            case PassedPiece() | BodyEnd() | AnswerStart() | AnswerEnd() | CallEnd():
+            case PassedPiece():
+                self._unread.append((bytes(tail[: message.size]), message.is_last))
+                _wake(self._reader)
+            case BodyEnd() | AnswerStart() | AnswerEnd() | CallEnd():
                 self._is_answered = self._is_answered or isinstance(message, AnswerEnd | CallEnd)
                 self._unread.append(message)
                 _wake(self._reader)
                 if self._is_answered:
                     _wake(self._writer)
 
-    async def receive(self) -> _Flowing:
-        """The next piece, message of gRPC or end. Raises ConnectionError where there is none."""
+    async def receive(self) -> bytes | _Flowing:
+        """The next piece of a body, message of gRPC, or something else. Raises ConnectionError where there is none."""
         message = await self._next()
-        if not isinstance(message, PassedPiece) or message.is_last:
+        if not isinstance(message, tuple):
             return message
-        pieces = [message.data]
-        while isinstance(message, PassedPiece) and not message.is_last:
-            message = await self._next()
-            pieces += [message.data] if isinstance(message, PassedPiece) else []
-        return PassedPiece(self.number, b"".join(pieces))
+        data, is_last = message
+        if is_last:
+            return data
+        pieces = [data]
+        while not is_last and isinstance(message := await self._next(), tuple):
+            data, is_last = message
+            pieces.append(data)
+        return b"".join(pieces)
 
-    async def _next(self) -> _Flowing:
+    async def _next(self) -> _Flowing | tuple[bytes, bool]:
         while not self._unread:
             if self._is_lost:
                 raise _dropped()
             self._reader = self._loop.create_future()
             await self._reader
         message = self._unread.popleft()
-        if isinstance(message, PassedPiece):
-            report = self._read.take(len(message.data))
+        if isinstance(message, tuple):
+            report = self._read.take(len(message[0]))
             if report is not None and not self._is_lost:
                 self._tell(PassedRead(self.number, *report))
         return message

@@ -40,17 +40,17 @@ class Border:
         self.forwarder = Forwarder(self._up, most)
         self.passed = PassedRequests(app, lambda details: grpc.stream_stream_rpc_method_handler(handle), self._down)
 
-    def _up(self, message: FromPassing) -> None:
+    def _up(self, message: FromPassing, *, tail: bytes = b"") -> None:
         self.heard.append(message)
-        self._later(self.passed.heard, message, FromPassing)
+        self._later(self.passed.heard, message, FromPassing, tail)
 
-    def _down(self, message: FromAnswering) -> None:
+    def _down(self, message: FromAnswering, *, tail: bytes = b"") -> None:
         self.said.append(message)
-        self._later(self.forwarder.heard, message, FromAnswering)
+        self._later(self.forwarder.heard, message, FromAnswering, tail)
 
-    def _later(self, hear: Callable[[Any], None], message: Any, kind: Any) -> None:
-        data = msgspec.msgpack.encode(message)
-        asyncio.get_running_loop().call_soon(lambda: hear(msgspec.msgpack.decode(data, type=kind)))
+    def _later(self, hear: Callable[[Any, memoryview], None], message: Any, kind: Any, tail: bytes) -> None:
+        data, padded = msgspec.msgpack.encode(message), memoryview(bytes(tail) + bytes(8))
+        asyncio.get_running_loop().call_soon(lambda: hear(msgspec.msgpack.decode(data, type=kind), padded))
 
 
 async def settle() -> None:
@@ -80,9 +80,12 @@ async def relayed(headers: list[tuple[bytes, bytes]], *messages: Any) -> list[tu
     async def send(message: Message) -> None:
         sent.append(message)
 
-    passage = Passage(1, lambda message: None, lambda: None)
+    passage = Passage(1, lambda message, tail=b"": None, lambda: None)
     for message in (AnswerStart(1, 200, headers), *messages):
-        passage.heard(message)
+        if isinstance(message, bytes):
+            passage.heard(PassedPiece(1, len(message), True), memoryview(message))
+        else:
+            passage.heard(message, memoryview(b""))
     await _relay_answer(passage, send)
     return [(message["body"], message["more_body"]) for message in sent[1:]]
 
@@ -90,12 +93,12 @@ async def relayed(headers: list[tuple[bytes, bytes]], *messages: Any) -> list[tu
 async def test_an_answer_is_over_with_its_last_byte() -> None:
     """Its client has it all then, and may send the next request before the supervisor says that this was the end."""
     headers = [(b"content-length", b"4")]
-    pieces = PassedPiece(1, b"ab"), PassedPiece(1, b"cd")
+    pieces = b"ab", b"cd"
     assert await relayed(headers, *pieces, AnswerEnd(1)) == [(b"ab", True), (b"cd", False)]
 
 
 async def test_a_stream_is_over_when_the_supervisor_says_so() -> None:
-    pieces = PassedPiece(1, b"ab"), PassedPiece(1, b"cd")
+    pieces = b"ab", b"cd"
     assert await relayed([], *pieces, AnswerEnd(1)) == [(b"ab", True), (b"cd", True), (b"", False)]
 
 
@@ -111,8 +114,8 @@ async def test_a_client_that_reads_slowly_holds_up_nobody_and_little_waits_for_i
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
     waiting = asyncio.create_task(border.forwarder.http(scope, client._receive, slow))
     await settle()
-    on_its_way = sum(len(message.data) for message in border.said if isinstance(message, PassedPiece))
-    assert 0 < on_its_way <= MIB
+    on_its_way = sum(message.size for message in border.said if isinstance(message, PassedPiece))
+    assert 0 < on_its_way <= 2 * MIB
     border.passed._app = answering(b"quick")
     assert (await call(border.forwarder.http, "/v1/models")).bodies == [b"quick", b""]
     assert not waiting.done()
@@ -133,7 +136,7 @@ async def test_a_body_that_nobody_reads_waits_at_the_front() -> None:
     border = Border(app)
     asking = asyncio.create_task(call(border.forwarder.http, "/v1/files", bytes(8 * MIB)))
     await settle()
-    assert sum(len(message.data) for message in border.heard if isinstance(message, PassedPiece)) <= MIB
+    assert sum(message.size for message in border.heard if isinstance(message, PassedPiece)) <= 2 * MIB
     answers.set()
     answer = await asking
     assert (answer.status, answer.bodies) == (413, [b"too long", b""])

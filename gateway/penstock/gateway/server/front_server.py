@@ -31,7 +31,7 @@ from penstock.gateway.apis.kserve.grpc.server import http2_transport
 from penstock.gateway.apis.usage.ledger import usage_of
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.metrics.registry import Metrics
-from penstock.gateway.metrics.requests import HttpPortMetrics, IntakeMetrics
+from penstock.gateway.metrics.request_metrics import HttpPortMetrics, IntakeMetrics
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.engine_sharing import watchdog_config
 from penstock.gateway.processes.fronts.counts import samples_of, take

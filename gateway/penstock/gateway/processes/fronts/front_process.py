@@ -13,7 +13,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import grpc
 import msgspec
 from starlette.types import ASGIApp
 
@@ -56,6 +55,7 @@ from penstock.gateway.processes.model_host.host import HostedFront, ModelHost
 from penstock.gateway.processes.model_host.messages import UpMessage
 from penstock.gateway.requests.call import DrainState
 from penstock.gateway.requests.quota import Quota
+from penstock.gateway.transports.grpc.server import FindHandler
 
 logger = logging.getLogger("penstock")
 
@@ -75,7 +75,7 @@ class Services:
     """Told what each request has used."""
     app: ASGIApp
     """Answers HTTP requests that fronts do not serve themselves."""
-    find_handler: Callable[[Any], grpc.RpcMethodHandler | None]
+    find_handler: FindHandler
     """Finds what answers such an RPC."""
     crash_folder: Path | None = None
     """Where it is kept what is known of a process that dies; None: nowhere."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from starlette.types import ASGIApp, Message
@@ -25,18 +25,12 @@ from penstock.gateway.processes.fronts.passing import (
     PassedRequest,
     Tell,
 )
+from penstock.gateway.transports.grpc.server import CallDetails, FindHandler
 from penstock.gateway.transports.http.exchange import ARRIVAL_KEY
 
 logger = logging.getLogger("penstock")
 
 _UNIMPLEMENTED: int = grpc.StatusCode.UNIMPLEMENTED.value[0]
-
-
-class CallDetails(NamedTuple):
-    """As `grpc.HandlerCallDetails`."""
-
-    method: str
-    invocation_metadata: list[tuple[str, str | bytes]]
 
 
 class PassedRequests:
@@ -45,7 +39,7 @@ class PassedRequests:
     def __init__(
         self,
         app: ASGIApp,
-        find_handler: Callable[[Any], grpc.RpcMethodHandler | None],
+        find_handler: FindHandler,
         tell: Tell,
     ) -> None:
         self._app = app
@@ -141,7 +135,7 @@ class _Rpc:
         self._trailing: list[tuple[str, str | bytes]] = []
         self._has_all = False
 
-    async def run(self, find_handler: Callable[[Any], grpc.RpcMethodHandler | None]) -> None:
+    async def run(self, find_handler: FindHandler) -> None:
         """To be cancelled when the front gives it up: the caller has left, or the caller's time is over."""
         handler = find_handler(CallDetails(self._called.path, self._called.metadata))
         if handler is None:

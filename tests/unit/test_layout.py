@@ -108,7 +108,7 @@ LAYERS = (
     {"database", "errors", "commands.terminal_chat", "commands.top"},
     {"configuration"},
     {"server.debug_bundle", "requests", "transports.http2"},
-    {"transports.sockets"},
+    {"transports.sockets", "transports.stream_driver"},
     {"transports.http", "metrics"},
     {"transports.grpc", "models.memory", "apis.usage"},
     {"models.on_demand"},

@@ -21,7 +21,7 @@ from penstock.gateway.apis.anthropic.schemas import (
 )
 from penstock.gateway.apis.anthropic.tools import offered_tools
 from penstock.gateway.generating.answer_shape import AnswerShape, AskedBudget, answer_shape, asked_budget
-from penstock.gateway.generating.requests import fair_tenant
+from penstock.gateway.generating.request_reading import fair_tenant
 from penstock.gateway.models.language.dataplane import ChatPrompt, DataPlane, GenerateRequest, ServedModel
 from penstock.gateway.models.language.models import ModelParsers
 from penstock.gateway.models.language.sampling import SamplingFields, bounded, sampling_params, stop_strings

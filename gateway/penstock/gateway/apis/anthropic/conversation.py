@@ -10,7 +10,7 @@ from typing import Any
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.anthropic.schemas import Block, Message
 from penstock.gateway.generating.answer_shape import MALFORMED
-from penstock.gateway.generating.requests import media_note
+from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.requests.bounded_json import decode_json
 from penstock.gateway.requests.context import RequestContext
 

@@ -32,7 +32,7 @@ from penstock.gateway.apis.anthropic.schemas import (
 )
 from penstock.gateway.apis.anthropic.tools import OfferedTools, offered_tools
 from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint, chat_fields
-from penstock.gateway.generating.requests import RequestReader, language_model, parse
+from penstock.gateway.generating.request_reading import RequestReader, language_model, parse
 from penstock.gateway.generating.streams import collect, stream
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.requests.context import RequestContext

@@ -12,7 +12,7 @@ from penstock.gateway.apis.batches.batch_store import BATCH_PREFIX, Batch
 from penstock.gateway.apis.batches.files import checked_lifetime
 from penstock.gateway.apis.batches.service import BatchService
 from penstock.gateway.apis.openai.validation import check_metadata
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.pages import page
 

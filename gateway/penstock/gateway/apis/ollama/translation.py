@@ -23,7 +23,7 @@ from penstock.gateway.apis.ollama.schemas import (
 from penstock.gateway.apis.openai import schemas as openai
 from penstock.gateway.apis.openai.messages import history_arguments, reads_role
 from penstock.gateway.apis.openai.validation import MAX_LOGPROBS
-from penstock.gateway.generating.requests import media_note
+from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.models.language.dataplane import GenerateRequest as WantedText
 from penstock.gateway.models.language.dataplane import ServedModel
 from penstock.gateway.models.language.sampling import bounded

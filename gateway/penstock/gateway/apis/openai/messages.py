@@ -13,7 +13,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.openai.schemas import ChatMessage, ChatRequest, ContentPart, ToolCall
 from penstock.gateway.apis.openai.tools import custom_arguments
 from penstock.gateway.generating.answer_shape import MALFORMED
-from penstock.gateway.generating.requests import media_note
+from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.requests.bounded_json import decode_json
 from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import ANY_ROLE, ChatTemplateError, check_kwargs

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.apis.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, ServiceTier
-from penstock.gateway.generating.requests import fair_tenant, texts_or_ids
+from penstock.gateway.generating.request_reading import fair_tenant, texts_or_ids
 from penstock.gateway.models.language.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.models.language.prompts import truncation
 from penstock.gateway.models.language.sampling import bad_words, bounded, priority_level, sampling_params, stop_strings

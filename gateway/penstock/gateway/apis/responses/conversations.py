@@ -15,7 +15,7 @@ from penstock.gateway.apis.responses.bounds import OVERHEAD, Bounds, Kept
 from penstock.gateway.apis.responses.items import fresh_item_id, id_in_message, input_items, new_id, shown_item
 from penstock.gateway.apis.responses.schemas import DEFAULT_PAGE, LONGEST_PAGE, GivenItem, InputItem, checked_query
 from penstock.gateway.database import Database
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.pages import page

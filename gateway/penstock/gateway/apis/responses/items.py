@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.responses.schemas import ContentPart, GivenItem, InputItem
-from penstock.gateway.generating.requests import media_note
+from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.requests.context import RequestContext
 
 # `encrypted_content` of reasoning items: the text as an opaque string, for clients that keep the conversation

@@ -18,7 +18,7 @@ from penstock.gateway.apis.responses.bounds import OVERHEAD, Bounds, Kept
 from penstock.gateway.apis.responses.schemas import DEFAULT_PAGE, LONGEST_PAGE
 from penstock.gateway.database import Database
 from penstock.gateway.errors import HttpError
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.pages import page
 

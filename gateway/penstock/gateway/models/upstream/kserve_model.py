@@ -42,7 +42,7 @@ from penstock.gateway.models.upstream.answer_reading import StreamReader
 from penstock.gateway.models.upstream.attempts import CountedAnswer
 from penstock.gateway.models.upstream.model import UpstreamModel
 from penstock.gateway.models.upstream.relay import Bounds, next_piece, note_first_token
-from penstock.gateway.models.upstream.requests import UpstreamRequest
+from penstock.gateway.models.upstream.request_writing import UpstreamRequest
 from penstock.gateway.models.upstream.service import Upstreams
 from penstock.gateway.requests.context import RequestContext, until
 

@@ -29,7 +29,7 @@ from penstock.gateway.models.upstream.chat_answer import ChatAnswer
 from penstock.gateway.models.upstream.fleet import Fleet
 from penstock.gateway.models.upstream.prompt_tokens import PromptEncoder
 from penstock.gateway.models.upstream.relay import Bounds, pass_on, relay
-from penstock.gateway.models.upstream.requests import PATHS, RequestWriter, UpstreamRequest
+from penstock.gateway.models.upstream.request_writing import PATHS, RequestWriter, UpstreamRequest
 from penstock.gateway.requests.context import RequestContext, until
 from penstock.gateway.requests.record import Stage
 from penstock.gateway.transports.http.exchange import Exchange

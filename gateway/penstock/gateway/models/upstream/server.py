@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from penstock.gateway.configuration.upstream_settings import BaseUrl, UpstreamSettings, base_url
-from penstock.gateway.metrics.requests import Histogram
+from penstock.gateway.metrics.request_metrics import Histogram
 from penstock.gateway.models.upstream.http_connection import ConnectionPool
 
 _MOST_SECONDS = 60.0

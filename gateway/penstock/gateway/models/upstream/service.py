@@ -18,7 +18,7 @@ from penstock.gateway.models.upstream.answer_reading import HeldAnswers
 from penstock.gateway.models.upstream.fleet import Fleet
 from penstock.gateway.models.upstream.model import Surroundings, UpstreamModel
 from penstock.gateway.models.upstream.prompt_tokens import PromptEncoder
-from penstock.gateway.models.upstream.requests import ApiKey, RequestWriter
+from penstock.gateway.models.upstream.request_writing import ApiKey, RequestWriter
 from penstock.gateway.models.upstream.server import UpstreamServer, probe
 from penstock.gateway.transports.http.text_models import TextModels
 

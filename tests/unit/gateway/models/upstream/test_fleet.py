@@ -22,7 +22,7 @@ from penstock.gateway.errors import UpstreamError, UpstreamRateLimitedError, Ups
 from penstock.gateway.models.upstream.attempts import OpenAnswer, Question
 from penstock.gateway.models.upstream.failures import AttemptFailed, Redactor
 from penstock.gateway.models.upstream.fleet import Fleet, RetryBudget
-from penstock.gateway.models.upstream.requests import UpstreamRequest
+from penstock.gateway.models.upstream.request_writing import UpstreamRequest
 from penstock.gateway.models.upstream.server import ServerHealth, UpstreamServer
 
 _Events = tuple[str | KVEventsSource, ...]

@@ -14,7 +14,7 @@ from penstock.engines.kv_events.settings import KVEventsSource
 from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.configuration.upstream_settings import BaseUrl, base_url
 from penstock.gateway.models.upstream.kserve_model import upstream_settings
-from penstock.gateway.models.upstream.requests import ApiKey, UpstreamRequest
+from penstock.gateway.models.upstream.request_writing import ApiKey, UpstreamRequest
 
 
 def loaded(*given: Any) -> Any:
@@ -127,7 +127,7 @@ def test_keys_of_other_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_key_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("penstock.gateway.models.upstream.requests.time.monotonic", lambda: now)
+    monkeypatch.setattr("penstock.gateway.models.upstream.request_writing.time.monotonic", lambda: now)
     (tmp_path / "key").write_text("old")
     key = ApiKey(str(tmp_path / "key"), None)
     (tmp_path / "key").write_text("newer")

@@ -13,7 +13,7 @@ from penstock.engines.errors import OverloadedError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.configuration.upstream_settings import Api
 from penstock.gateway.models.language.models import load_chat_template
-from penstock.gateway.models.upstream.requests import UpstreamRequest
+from penstock.gateway.models.upstream.request_writing import UpstreamRequest
 from penstock.gateway.requests.intake import WorkPool
 from penstock.tokenizers import ChatTemplate, ChatTemplateError, Tokenizer, TokenizerError
 

@@ -12,7 +12,7 @@ import penstock.gateway
 from penstock.engines.errors import OverloadedError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.models.upstream.prompt_tokens import PromptEncoder
-from penstock.gateway.models.upstream.requests import UpstreamRequest
+from penstock.gateway.models.upstream.request_writing import UpstreamRequest
 from penstock.tokenizers import Tokenizer
 
 DEMO = Path(penstock.gateway.__file__).parent / "demo_model"

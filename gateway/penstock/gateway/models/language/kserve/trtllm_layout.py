@@ -13,8 +13,8 @@ import yaml
 
 from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelInstanceGroup
-from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.models.language.kserve.folder_layout import (
     beside,
     check_fetching,
@@ -25,10 +25,9 @@ from penstock.gateway.models.language.kserve.folder_layout import (
     model_source,
     precision,
     read_settings,
-    with_offload_where_it_works,
-    without_own_model,
 )
 from penstock.gateway.models.language.kserve.trtllm_form import TRTLLM_FORM
+from penstock.gateway.models.language.shared_settings import settings_beside
 
 _FILE = "model.yaml"
 _SETTINGS = {
@@ -69,7 +68,7 @@ class TrtllmLayout:
         """`engine`: what runs these models; the operator may have another one run them."""
         self._engine = engine
 
-    def configure(self, server: Config, context: ModelContext) -> Config:
+    def configure(self, defaults: ModelSettings, context: ModelContext) -> ModelSettings:
         """Raises ConfigError."""
         _check_config(context)
         given = read_settings(context.version_folder / _FILE, yaml.safe_load, "YAML")
@@ -90,12 +89,9 @@ class TrtllmLayout:
         if "dtype" in given:
             settings["dtype"] = precision("dtype", given.pop("dtype"))
         settings |= {ours: given.pop(name) for name, ours in _SETTINGS.items() if name in given}
-        if engine == "tensorrt_llm":
-            settings |= {"scheduler": "auto", **OF_OUR_SCHEDULER}  # it has its own, whatever other models run under
-        else:
+        if engine != "tensorrt_llm":
             _only_common(given, settings, engine)
-        config = overlay(without_own_model(server), settings | ({"engine_args": given} if given else {}))
-        return with_offload_where_it_works(config)
+        return settings_beside(defaults, "foreign", settings | ({"engine_args": given} if given else {}))
 
 
 def _check_config(context: ModelContext) -> None:

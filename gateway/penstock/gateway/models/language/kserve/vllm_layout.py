@@ -11,8 +11,8 @@ from typing import Any
 from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.host.gpus import visible_gpus
-from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.models.language.kserve.folder_layout import (
     beside,
     check_fetching,
@@ -23,10 +23,9 @@ from penstock.gateway.models.language.kserve.folder_layout import (
     model_source,
     precision,
     read_settings,
-    with_offload_where_it_works,
-    without_own_model,
 )
 from penstock.gateway.models.language.kserve.vllm_form import VLLM_FORM
+from penstock.gateway.models.language.shared_settings import settings_beside
 
 _FILE = "model.json"
 _ADAPTERS_FILE = "multi_lora.json"
@@ -65,8 +64,6 @@ _PARAMETERS = {
     "GPU_DEVICE_IDS": "the GPUs of a KIND_MODEL instance",
 }
 """Parameters of config.pbtxt, and how they are met."""
-_NO_GUESSES = {name: OF_OUR_SCHEDULER[name] for name in ("speculative", "max_draft_tokens")}
-"""vLLM has guesses of its own, `speculative_config`."""
 _BOOLS = {"true": True, "false": False}
 
 
@@ -77,7 +74,7 @@ class VllmLayout:
         """`engine`: what runs these models; the operator may have another one run them."""
         self._engine = engine
 
-    def configure(self, server: Config, context: ModelContext) -> Config:
+    def configure(self, defaults: ModelSettings, context: ModelContext) -> ModelSettings:
         """Raises ConfigError."""
         given = read_settings(context.version_folder / _FILE, json.loads, "JSON")
         if given is None:
@@ -96,13 +93,10 @@ class VllmLayout:
             settings["dtype"] = precision("dtype", given.pop("dtype"))
         if "kv_cache_dtype" in given:
             settings["kv_cache_dtype"] = _cache_precision(given.pop("kv_cache_dtype"))
-        if engine == "vllm":
-            settings |= _NO_GUESSES  # whatever other models do
-        else:
+        if engine != "vllm":
             _only_common(given, engine)
         settings |= {ours: given.pop(name) for name, ours in _SETTINGS.items() if name in given}
-        config = overlay(without_own_model(server), settings | ({"engine_args": given} if given else {}))
-        return with_offload_where_it_works(config)
+        return settings_beside(defaults, "foreign", settings | ({"engine_args": given} if given else {}))
 
 
 def _truth(value: object) -> object:

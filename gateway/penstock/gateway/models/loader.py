@@ -108,6 +108,8 @@ class ModelLoader:
         except PenstockError:
             await model.stop()
             raise
+        finally:
+            self._builder.board.reporter(model.names)(None)
         if isinstance(model, LoadedModel):
             self._dataplane.models.serve(model)
         else:

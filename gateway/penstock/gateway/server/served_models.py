@@ -107,8 +107,9 @@ class CommandLineModels:
         return model.names[0], "completion" if model.chat_template is None else "chat"
 
     async def stop(self) -> None:
-        for model in filter(None, self._models.values()):
-            await model.stop()
+        for model in self._models.values():
+            if model is not None:
+                await model.stop()
 
 
 @contextmanager

@@ -80,6 +80,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
 
+    @property
+    def has_model(self) -> bool:
+        """Whether the command names MODEL, or means the demo model: it names no other model either."""
+        named = self.repository.model_repository or self.embeddings.embedding_model or self.upstream.upstream
+        return self.models.model.model is not None or not named
+
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": LanguageModelConfig,

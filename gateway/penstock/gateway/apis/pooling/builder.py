@@ -96,11 +96,11 @@ class DecoderSource:
 
     async def _some(self, texts: Sequence[TokenizedText], context: RequestContext) -> list[list[float]]:
         adds = [self._add(text, context) for text in texts]
-        found: dict[int, list[float]] = {}
+        vectors: dict[int, list[float]] = {}
         async with self._engine.submit(adds) as stream:
             async for outputs in stream:
-                found |= {output.id: _vector(output) for output in outputs}
-        return [found[add.ids[0]] for add in adds]
+                vectors |= {output.id: _vector(output) for output in outputs}
+        return [vectors[add.ids[0]] for add in adds]
 
     def _add(self, text: TokenizedText, context: RequestContext) -> AddRequest:
         return AddRequest(
@@ -253,5 +253,5 @@ def _check_encoder_settings(config: ModelSettings) -> None:
 
 
 def _matryoshka(settings: Mapping[str, Any]) -> tuple[int, ...]:
-    given = settings.get("matryoshka_dimensions")
-    return tuple(each for each in given if isinstance(each, int)) if isinstance(given, list) else ()
+    sizes = settings.get("matryoshka_dimensions")
+    return tuple(size for size in sizes if isinstance(size, int)) if isinstance(sizes, list) else ()

@@ -116,15 +116,15 @@ class Answering:
         return await chat_generation(self._host.dataplane, self._settings, request, messages, context)
 
     async def _completion(self, request: CompletionRequest) -> Answer:
-        wanted = self._wanted_completion(request)
-        async with await self._host.dataplane.generate(wanted) as generation:
-            collected = await collect(generation, wanted.n)
-        return completion_answer(wanted.prompts[0], generation, collected, logprobs=request.logprobs is not None)
+        generate = self._wanted_completion(request)
+        async with await self._host.dataplane.generate(generate) as generation:
+            collected = await collect(generation, generate.n)
+        return completion_answer(generate.prompts[0], generation, collected, logprobs=request.logprobs is not None)
 
     async def _chat(self, request: ChatRequest) -> Answer:
-        wanted = await self._wanted_chat(request)
-        async with await self._host.dataplane.generate(wanted) as generation:
-            collected = await collect(generation, wanted.n)
+        generate = await self._wanted_chat(request)
+        async with await self._host.dataplane.generate(generate) as generation:
+            collected = await collect(generation, generate.n)
         return chat_answer(
             generation,
             collected,
@@ -142,11 +142,11 @@ class Answering:
 async def in_order(items: Sequence[_T], answer: Callable[[_T], Awaitable[_R]], at_once: int) -> list[_R]:
     """The answers in the items' order. The first error ends all of them and is raised."""
     numbered = enumerate(items)
-    found: dict[int, _R] = {}
+    answers: dict[int, _R] = {}
 
     async def work() -> None:
         for number, item in numbered:
-            found[number] = await answer(item)
+            answers[number] = await answer(item)
 
     workers = [asyncio.create_task(work()) for _ in range(min(at_once, len(items)))]
     try:
@@ -155,4 +155,4 @@ async def in_order(items: Sequence[_T], answer: Callable[[_T], Awaitable[_R]], a
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    return [found[number] for number in range(len(found))]
+    return [answers[number] for number in range(len(answers))]

@@ -135,11 +135,11 @@ def _large_options(
     }
 
 
-def _engine_args(given: str | dict[str, Any]) -> dict[str, Any]:
-    if isinstance(given, dict):
-        return given
+def _engine_args(arguments: str | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(arguments, dict):
+        return arguments
     try:
-        return msgspec.json.decode(given, type=dict[str, Any])
+        return msgspec.json.decode(arguments, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ConfigError(f"engine-args: not a JSON object: {error}") from None
 
@@ -161,10 +161,10 @@ def _common_options(settings: ModelSettings, source: ModelSource, scheduler: Sch
 
 def adapter_options(settings: ModelSettings, adapters: Sequence[Adapter]) -> dict[str, Any]:
     """Room for all that are given, whatever the limit; for none where adapters can neither be given nor come."""
-    wanted = bool(adapters or settings.adapters.lora_directory)
+    adaptable = bool(adapters or settings.adapters.lora_directory)
     return {
         "adapters": {adapter.key: str(adapter.folder) for adapter in adapters},
-        "max_loras": max(settings.adapters.max_loras, len(adapters)) if wanted else 0,
+        "max_loras": max(settings.adapters.max_loras, len(adapters)) if adaptable else 0,
         "max_lora_rank": settings.adapters.max_lora_rank,
     }
 
@@ -290,12 +290,12 @@ def _kv_events(cache: CacheConfig, model: str) -> KVEventsConfig | None:
 
 def _placement(settings: ModelSettings) -> Placement:
     """Raises ConfigError for CPUs and nodes that this machine does not have."""
-    asked = Placement(settings.model.cpus, settings.model.numa_nodes)
+    placement = Placement(settings.model.cpus, settings.model.numa_nodes)
     try:
-        find_place(asked)
+        find_place(placement)
     except InvalidRequestError as error:
         raise ConfigError(f"{str(error.param).replace('_', '-')}: {error.message}") from None
-    return asked
+    return placement
 
 
 def _runner(settings: ModelSettings, source: ModelSource) -> str:

@@ -55,8 +55,8 @@ def replicated_engine(
         on_gpus = _is_on_gpus(spec)
         specs = replica_specs(spec, replication.replicas, on_gpus=on_gpus)
         if memory is not None:
-            specs = [sharing(each, memory, number, replication.prefill_replicas) for number, each in enumerate(specs)]
-        engines += [make(number, each, 1 if on_gpus else replication.replicas) for number, each in enumerate(specs)]
+            specs = [sharing(one, memory, number, replication.prefill_replicas) for number, one in enumerate(specs)]
+        engines += [make(number, one, 1 if on_gpus else replication.replicas) for number, one in enumerate(specs)]
     fingerprint = _same
     if replication.replica_address or spec is None:
         addresses, digests = replicas_elsewhere(settings, server, source)
@@ -124,29 +124,29 @@ def replica_specs(spec: EngineSpec, count: int, *, on_gpus: bool) -> list[Engine
     tier behind the KV cache, and with ports of its own for KV events. Raises ConfigError."""
     if count == 1:
         return [spec]
-    asked = spec.placement
-    is_placed = asked.cpus is not None or asked.numa_nodes is not None
-    places = [asked] * count
+    placement = spec.placement
+    is_placed = placement.cpus is not None or placement.numa_nodes is not None
+    places = [placement] * count
     if is_placed or (spec.runner in _OF_CPUS and not on_gpus and spec.options["threads"] is None):
-        places = shares(asked, count)
+        places = shares(placement, count)
     specs = [msgspec.structs.replace(spec, placement=place) for place in places]
     if on_gpus:
         specs = [
-            msgspec.structs.replace(each, options=each.options | {"device": f"cuda:{number}"})
-            for number, each in enumerate(specs)
+            msgspec.structs.replace(one, options=one.options | {"device": f"cuda:{number}"})
+            for number, one in enumerate(specs)
         ]
     tier = spec.scheduler
     if tier.kv_offload_dir:
         specs = [
             msgspec.structs.replace(
-                each,
+                one,
                 scheduler=msgspec.structs.replace(
                     tier,
                     kv_offload_dir=f"{tier.kv_offload_dir}/replica-{number}",
                     kv_offload_bytes=tier.kv_offload_bytes // count,
                 ),
             )
-            for number, each in enumerate(specs)
+            for number, one in enumerate(specs)
         ]
     events = tier.kv_events
     if events is not None:
@@ -155,12 +155,12 @@ def replica_specs(spec: EngineSpec, count: int, *, on_gpus: bool) -> list[Engine
         except ValueError as error:
             raise ConfigError(str(error)) from None
         specs = [
-            msgspec.structs.replace(each, scheduler=msgspec.structs.replace(each.scheduler, kv_events=each_events))
-            for each, each_events in zip(specs, own, strict=True)
+            msgspec.structs.replace(one, scheduler=msgspec.structs.replace(one.scheduler, kv_events=its_events))
+            for one, its_events in zip(specs, own, strict=True)
         ]
     if spec.door is not None:
         doors = [_door(spec.door, number) for number in range(count)]
-        specs = [msgspec.structs.replace(each, door=door) for each, door in zip(specs, doors, strict=True)]
+        specs = [msgspec.structs.replace(one, door=door) for one, door in zip(specs, doors, strict=True)]
     return specs
 
 

@@ -155,8 +155,7 @@ def command_line_models(config: Config) -> list[ModelEntry]:
     """MODEL first, where the command names one or means the demo model, then each --embedding-model. Raises
     ConfigError."""
     models = config.models
-    beside = config.repository.model_repository or config.embeddings.embedding_model or config.upstream.upstream
-    if models.model.model is not None or not beside:
+    if config.has_model:
         return [ModelEntry(models, models.model.served_model_name), *embedding_models(config)]
     if models.adapters.lora or models.adapters.lora_directory:
         raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")

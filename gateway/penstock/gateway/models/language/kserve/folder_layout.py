@@ -75,9 +75,9 @@ def precision(name: str, value: object) -> str:
     return ours
 
 
-def check_tokenizer(given: Mapping[str, Any], context: ModelContext, file: str, model: str) -> None:
+def check_tokenizer(settings: Mapping[str, Any], context: ModelContext, file: str, model: str) -> None:
     """Raises ConfigError for a tokenizer that is not the model's."""
-    tokenizer = given.get("tokenizer")
+    tokenizer = settings.get("tokenizer")
     if tokenizer is not None and model_source(tokenizer, context, file) != model:
         raise ConfigError("tokenizer: it must be the model's own, from the same folder or hub id")
 
@@ -85,10 +85,10 @@ def check_tokenizer(given: Mapping[str, Any], context: ModelContext, file: str, 
 FETCHING = ("revision", "code_revision", "tokenizer_revision", "download_dir", "hf_token")
 
 
-def check_fetching(given: Mapping[str, Any]) -> None:
+def check_fetching(settings: Mapping[str, Any]) -> None:
     """Raises ConfigError for settings about a download that this server does in its own way."""
     for name in FETCHING:
-        if name in given:
+        if name in settings:
             raise ConfigError(
                 f"{name}: this server fetches hub models itself, at their newest revision; HF_HOME says where to, "
                 "HF_TOKEN as whom; a 'model' that is a folder needs neither"
@@ -109,11 +109,11 @@ def check_one_instance(config: ModelConfig) -> ModelInstanceGroup | None:
 
 def check_parameters(config: ModelConfig, known: Mapping[str, str]) -> dict[str, str]:
     """The configuration's parameters. Raises ConfigError for one that is not among `known`."""
-    given = {name: value.string_value for name, value in config.parameters.items()}
-    unknown = given.keys() - known.keys()
+    settings = {name: value.string_value for name, value in config.parameters.items()}
+    unknown = settings.keys() - known.keys()
     if unknown:
         raise ConfigError(f"parameters: {min(unknown)!r} is not one of {', '.join(sorted(known))}")
-    return given
+    return settings
 
 
 def choose(option: str, native: str, package: str) -> str:

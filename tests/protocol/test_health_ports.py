@@ -96,8 +96,22 @@ def test_all_ports_agree_while_an_engine_hangs_and_afterwards() -> None:
         assert said(server) == (True, True)
 
 
-def test_a_model_that_is_down_for_good_beside_a_healthy_one(repository: str) -> None:
-    with serving(str(find_model(None).folder), *SIMULATED, "--model-repository", repository) as server:
+AT_ONCE = """
+import sys
+if "penstock.gateway.cli" in sys.orig_argv:
+    from penstock.engines.process import client
+    client._BACKOFF = 0.0
+"""
+"""The server waits ten seconds in all between the restarts of an engine."""
+
+
+def test_a_model_that_is_down_for_good_beside_a_healthy_one(
+    repository: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    startup = tmp_path_factory.mktemp("startup")
+    (startup / "sitecustomize.py").write_text(AT_ONCE)
+    flags = (str(find_model(None).folder), *SIMULATED, "--model-repository", repository)
+    with serving(*flags, environ={"PYTHONPATH": str(startup)}) as server:
         assert said(server) == (True, True)
         kill_for_good(server)
         wait_until(lambda: not model_is_ready(server, "m"))

@@ -1,4 +1,4 @@
-"""The exchange between the loop of an engine process and the thread of its door, under one lock."""
+"""The mail between the loop of an engine process and the thread of its door, under one lock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class News(NamedTuple):
     """Client, samples and bytes of messages that the engine has taken in."""
 
 
-class Exchange:
+class DoorMail:
     """`loop_wakeup` is readable while there are arrivals, `thread_wakeup` while there is something for the thread."""
 
     def __init__(self) -> None:

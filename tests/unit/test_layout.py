@@ -230,6 +230,16 @@ def test_only_runners_that_are_made_of_torch_import_it() -> None:
             assert not found, f"{name_of(path)} imports {found}"
 
 
+def test_runners_do_not_know_sampling() -> None:
+    """They hand logits over, and the kit chooses tokens. vLLM chooses them itself."""
+    knowing = {
+        path.parent.name
+        for path in sources("engines/penstock/engines")
+        if any(name.startswith("penstock.engines.kit.sampling") for name in imports(path))
+    }
+    assert knowing == {"kit", "sampling", "vllm"}
+
+
 def test_only_one_package_knows_ray() -> None:
     """And the command line reaches it without: Ray is loaded when something is deployed."""
     for path in sources(*MAY_IMPORT, "loadtest"):

@@ -79,17 +79,16 @@ class FrameSplitter:
         self._rest = bytearray()
         self._needed = lengths.size
 
-    def feed(self, data: bytes) -> list[tuple[memoryview, memoryview]]:
+    def feed(self, data: bytes | bytearray) -> list[tuple[memoryview, memoryview]]:
         """Head and tail of each frame that is complete now. They are views: a tail stays usable as long as it is
         referenced. Raises BrokenFrameError."""
         if self._rest:
             self._rest += data
             if len(self._rest) < self._needed:
                 return []
-            data = bytes(self._rest)
-            self._rest.clear()
+            data, self._rest = self._rest, bytearray()
         frames = []
-        view = memoryview(data)
+        view = memoryview(data).toreadonly()
         position, end = 0, len(data)
         lengths, alignment = self._lengths, self._alignment
         self._needed = lengths.size

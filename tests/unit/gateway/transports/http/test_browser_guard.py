@@ -210,4 +210,4 @@ async def test_hosts_without_end_are_not_remembered_without_end() -> None:
     app: Any = build_app(FakeDataPlane(), AppSettings())
     for number in range(1000):
         await call(app, "/v1/models", method="GET", headers={"host": f"h{number}.example"})
-    assert app._door._guard._knows.cache_info().currsize <= 256
+    assert app._access_control._guard._knows.cache_info().currsize <= 256

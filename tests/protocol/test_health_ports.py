@@ -1,4 +1,4 @@
-"""Liveness and readiness through every door, which must all say the same."""
+"""Liveness and readiness on every port, which must all say the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]
 
 
 def said(server: Server) -> tuple[bool, bool]:
-    """(live, ready), in which all doors agree."""
+    """(live, ready), in which all ports agree."""
     with grpc.insecure_channel(server.grpc) as channel:
         triton = GRPCInferenceServiceStub(channel)
         check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
@@ -56,7 +56,7 @@ def said(server: Server) -> tuple[bool, bool]:
 
 
 def model_is_ready(server: Server, name: str) -> bool:
-    """In which both doors agree."""
+    """In which both ports agree."""
     over_http = httpx.get(f"{server.url}/v2/models/{name}/ready").status_code == 200
     with grpc.insecure_channel(server.grpc) as channel:
         assert GRPCInferenceServiceStub(channel).ModelReady(pb.ModelReadyRequest(name=name)).ready == over_http
@@ -82,7 +82,7 @@ def repository(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_all_doors_agree_while_an_engine_hangs_and_afterwards() -> None:
+def test_all_ports_agree_while_an_engine_hangs_and_afterwards() -> None:
     with serving(*SIMULATED, "--ready-timeout", "1.5", "--watchdog-timeout", "30") as server:
         wait_until(lambda: said(server) == (True, True))
         assert model_is_ready(server, "m")

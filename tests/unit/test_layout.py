@@ -116,7 +116,7 @@ LAYERS = (
     {"models.language", "models.repository", "processes.model_host"},
     {"commands.bench", "generating"},
     {"apis.pooling", "models.upstream"},
-    {"apis.anthropic", "apis.openai", "models.traffic"},
+    {"apis.anthropic", "apis.openai", "models.loader", "models.traffic"},
     {"commands.offline", "apis.ollama", "apis.responses"},
     {"apis.batches", "commands.doctor", "commands.verify"},
     {"server.ports"},

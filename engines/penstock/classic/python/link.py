@@ -87,7 +87,7 @@ class FrameSplitter:
             if len(self._rest) < self._needed:
                 return []
             data, self._rest = self._rest, bytearray()
-        found = []
+        frames = []
         view = memoryview(data).toreadonly()
         position, end = 0, len(data)
         lengths, alignment = self._lengths, self._alignment
@@ -102,9 +102,9 @@ class FrameSplitter:
                 break
             start = position + lengths.size
             position += size
-            found.append((view[start : start + head], view[position - tail : position]))
+            frames.append((view[start : start + head], view[position - tail : position]))
         self._rest += view[position:]
-        return found
+        return frames
 
 
 class Link(asyncio.Protocol):
@@ -187,7 +187,7 @@ class Copies:
         """Made on the loop, they would hold it up."""
         return self._size > _AT_ONCE
 
-    async def made(self) -> None:
+    async def written(self) -> None:
         if self.are_long:
             await asyncio.to_thread(self.make)
         else:

@@ -83,7 +83,7 @@ class Door:
                 self._mail.drain()
                 self._replies.append(CallReply(CloseDoor.call))
             else:
-                self._adapters.asked(message)
+                self._adapters.requested(message)
                 yield message
         for arrival in self._mail.take_arrivals():
             self._taken.append((arrival.number, arrival.samples, arrival.size))
@@ -99,7 +99,7 @@ class Door:
         """Hands over what is for clients; returns the owner's part. None: that has nothing but stats, and the last ones
         are not old."""
         for reply in message.replies:
-            self._adapters.answered(reply)
+            self._adapters.replied(reply)
         message.stats.admitted_of_others = self._admitted
         return self._divided(message) if self._reception.has_met else message
 

@@ -119,14 +119,14 @@ class KnownAdapters:
         self.keys: tuple[str, ...] = tuple(self._loaded)
         """In the order of loading; replaced as a whole, so other threads may look."""
 
-    def asked(self, message: DownMessage) -> None:
+    def requested(self, message: DownMessage) -> None:
         if isinstance(message, LoadAdapter):
             self._loading[message.call] = message.key
         elif isinstance(message, UnloadAdapter):
             self._loaded.pop(message.key, None)
             self.keys = tuple(self._loaded)
 
-    def answered(self, reply: CallReply) -> None:
+    def replied(self, reply: CallReply) -> None:
         key = self._loading.pop(reply.call, None)
         if key is not None and reply.error is None:
             self._loaded[key] = None

@@ -192,7 +192,7 @@ class _Front:
         link = supervisor.link
         pools = WorkPools()
         dataplane = DataPlane(
-            request_timeout=config.scheduling.request_timeout or None,
+            request_timeout=config.models.scheduling.request_timeout or None,
             clamp_max_tokens=config.server.clamp_max_tokens,
             text_pool=pools.text,
             salt_key=begin.salt_key,

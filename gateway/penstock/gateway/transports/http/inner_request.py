@@ -1,4 +1,4 @@
-"""A request that the server itself makes of one of its endpoints: the same way as a client's, behind the door."""
+"""A request that the server itself makes of one of its endpoints: the same way as a client's, behind access control."""
 
 from __future__ import annotations
 

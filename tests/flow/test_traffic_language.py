@@ -12,9 +12,9 @@ import pytest
 
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, PermissionDeniedError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
 from penstock.gateway.models.language.dataplane import Generation
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.traffic.service import TrafficService
 from penstock.gateway.models.traffic.table import PublicName
 from penstock.gateway.requests.context import Principal, RequestContext

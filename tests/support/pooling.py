@@ -12,8 +12,8 @@ import numpy as np
 import support.tokenizers
 from penstock.engines.encoder.model_folder import SentenceRecipe
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
-from penstock.gateway.apis.pooling.models import Head, PoolingModel, read_head
-from penstock.gateway.apis.pooling.plane import PoolingPlane
+from penstock.gateway.models.pooling.model import Head, PoolingModel, read_head
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import Tokenizer
 from protocol.fake_dataplane import FakeDataPlane

@@ -14,10 +14,7 @@ from penstock.engines.door.spec import DoorSpec
 from penstock.engines.encoder.model_folder import makes_vectors
 from penstock.engines.errors import AlreadyExistsError
 from penstock.engines.host.failure_text import failures_of
-from penstock.gateway.apis.pooling.builder import build_pooling_model
 from penstock.gateway.apis.pooling.kserve_model import VectorModel, is_offered
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER, DoorConfig, ReplicaConfig
 from penstock.gateway.metrics.custom import CustomMetrics
@@ -33,6 +30,9 @@ from penstock.gateway.models.language.language_models import LanguageModels
 from penstock.gateway.models.language.model_builder import build_model, public_names
 from penstock.gateway.models.language.models import LoadedModel, ModelSource, find_model, is_hub_id
 from penstock.gateway.models.memory.budget import MemoryBudget
+from penstock.gateway.models.pooling.builder import build_pooling_model
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.traffic.service import TrafficService
 from penstock.gateway.requests.first_steps import Kind

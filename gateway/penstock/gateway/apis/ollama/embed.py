@@ -10,8 +10,8 @@ from penstock.gateway.apis.ollama.answers import LOADED_BEFORE
 from penstock.gateway.apis.ollama.schemas import EmbedRequest, OldEmbedRequest, model_name
 from penstock.gateway.apis.pooling.embeddings import embed, require_one_vector
 from penstock.gateway.apis.pooling.endpoint import PoolingEndpoint
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import EmbeddingRequest
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 
 _CUT_WHAT_IS_TOO_LONG = -1

@@ -16,11 +16,11 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
 from penstock.gateway.apis.ollama.model_files import ModelFiles, read_model_files
 from penstock.gateway.apis.ollama.schemas import PullRequest, ShowRequest, model_name
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.generating.requests import parse
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.language_models import LanguageModels
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.text_models import TextModel, TextModels

@@ -9,8 +9,8 @@ from penstock.gateway.apis.ollama.errors import OLLAMA
 from penstock.gateway.apis.ollama.generate import Chat, Generate
 from penstock.gateway.apis.ollama.models import Models, Pull, operators_only, show, show_all, show_running, show_version
 from penstock.gateway.apis.ollama.schemas import ChatRequest, GenerateRequest, PullRequest, ShowRequest
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.access import INFER, SEE_METADATA
 from penstock.gateway.transports.http.routes import Route
 from penstock.gateway.transports.http.settings import AppSettings

@@ -12,12 +12,12 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
 from penstock.gateway.apis.kserve.store import ModelStore, NotExplicitError
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.errors import HttpError
 from penstock.gateway.models.language.adapter_control import AdapterControl
 from penstock.gateway.models.language.dataplane import DataPlane, ServedModel
 from penstock.gateway.models.language.models import LoadedModel
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.bounded_json import decode_json
 from penstock.gateway.requests.context import Principal
 from penstock.gateway.transports.http.exchange import Exchange

@@ -18,8 +18,6 @@ from penstock.gateway.apis.pooling.endpoint import (
     list_object,
     written,
 )
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import (
     UNSUPPORTED,
     Direction,
@@ -29,6 +27,8 @@ from penstock.gateway.apis.pooling.schemas import (
 )
 from penstock.gateway.apis.pooling.tokenizing import Cut, tokenize_inputs, truncation
 from penstock.gateway.generating.requests import texts_or_ids
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 
 

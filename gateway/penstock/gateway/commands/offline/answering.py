@@ -18,10 +18,7 @@ from penstock.gateway.apis.openai.messages import template_messages
 from penstock.gateway.apis.openai.schemas import ChatRequest, CompletionRequest
 from penstock.gateway.apis.openai.tools import tool_use
 from penstock.gateway.apis.openai.validation import completion_generate_request
-from penstock.gateway.apis.pooling.builder import build_pooling_model
 from penstock.gateway.apis.pooling.embeddings import embed
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import EmbeddingRequest
 from penstock.gateway.commands.offline.outputs import Answer, chat_answer, completion_answer
 from penstock.gateway.configuration.config import Config
@@ -31,6 +28,9 @@ from penstock.gateway.models.language.hub import fetch_draft_model, fetch_model
 from penstock.gateway.models.language.model_builder import build_model
 from penstock.gateway.models.language.models import LoadedModel, ModelSource
 from penstock.gateway.models.memory.budget import MemoryBudget
+from penstock.gateway.models.pooling.builder import build_pooling_model
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.intake import WorkPools
 from penstock.gateway.requests.loading_board import LoadingBoard

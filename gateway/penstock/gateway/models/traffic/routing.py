@@ -16,8 +16,6 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, PenstockError
 from penstock.gateway.apis.kserve.store import ModelStore
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.traffic_rules import Target
 from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, OtherModel
 from penstock.gateway.models.language.dataplane import DataPlane
@@ -26,6 +24,8 @@ from penstock.gateway.models.language.kserve.language_model import LanguageModel
 from penstock.gateway.models.language.models import NameHolder
 from penstock.gateway.models.language.prompts import ChatValues
 from penstock.gateway.models.on_demand.on_demand import OnDemand
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.traffic.shadows import Result
 from penstock.gateway.models.traffic.table import Choice, PublicName, RoutedCall, TrafficTable, choice_in
 from penstock.gateway.models.traffic.text_shadows import AskInside, LanguageCall, begin_shadow, begin_text_shadow

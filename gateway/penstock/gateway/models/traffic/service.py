@@ -9,10 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from penstock.gateway.apis.kserve.store import ModelStore
 from penstock.gateway.apis.pooling.kserve_model import is_offered
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.traffic_rules import TrafficRule
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.on_demand.on_demand import OnDemand
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.traffic.routing import EmbeddingRouting, LanguageRouting
 from penstock.gateway.models.traffic.shadows import Result
 from penstock.gateway.models.traffic.shift import ShiftState

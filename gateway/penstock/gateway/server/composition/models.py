@@ -15,7 +15,6 @@ from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.apis.pooling.kserve_model import unloaded_config
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.other_models import RepositoryConfig
 from penstock.gateway.metrics.custom import CustomMetrics
@@ -30,6 +29,7 @@ from penstock.gateway.models.language.models import LoadedModel, find_model, is_
 from penstock.gateway.models.memory.budget import MemoryBudget
 from penstock.gateway.models.on_demand.loads import OnDemandSettings
 from penstock.gateway.models.on_demand.on_demand import OnDemand
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.repository.checking import RepositoryCheck, Verdict
 from penstock.gateway.models.repository.classic_loader import ClassicLoaders
 from penstock.gateway.models.repository.loading import Loader, Loaders

@@ -7,8 +7,8 @@ from functools import partial
 
 import msgspec
 
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.access import PROBE, SEE_METADATA, SEE_METRICS
 from penstock.gateway.requests.call import DrainState
 from penstock.gateway.requests.server_health import ServerHealth

@@ -21,7 +21,6 @@ from penstock.gateway.apis.kserve.routes import kserve_routes
 from penstock.gateway.apis.ollama import routes as ollama
 from penstock.gateway.apis.openai import routes as openai
 from penstock.gateway.apis.openai.models import ModelObjects
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.routes import pooling_routes
 from penstock.gateway.apis.responses.routes import chat_routes, conversation_routes, response_routes
 from penstock.gateway.apis.responses.service import ResponseService
@@ -29,6 +28,7 @@ from penstock.gateway.apis.usage.ledger import UsageLedger
 from penstock.gateway.apis.usage.routes import usage_routes
 from penstock.gateway.database import Database
 from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.traffic.routes import traffic_routes
 from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.requests.access import SEE_METADATA, Access

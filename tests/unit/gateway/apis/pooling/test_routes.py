@@ -13,7 +13,7 @@ import pytest
 
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import NumericalError, QueueFullError
-from penstock.gateway.apis.pooling.plane import PoolingPlane
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.access import ApiKeys, key_digest
 from penstock.gateway.requests.context import Principal, RequestContext
 from penstock.gateway.requests.quota import Limits, Quota

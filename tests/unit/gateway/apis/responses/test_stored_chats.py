@@ -9,9 +9,9 @@ import pytest
 from openai.types.chat import ChatCompletion
 from starlette.types import ASGIApp
 
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.responses.service import ResponseService
 from penstock.gateway.database import Database
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.access import INFER
 from penstock.gateway.server.ports.http_apps import App, batch_endpoints, build_app
 from penstock.gateway.transports.http.routes import Route

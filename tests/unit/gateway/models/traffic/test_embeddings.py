@@ -9,8 +9,8 @@ import pytest
 
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
-from penstock.gateway.apis.pooling.models import PoolingModel
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
+from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.traffic.routing import EmbeddingRouting
 from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.requests.context import RequestContext

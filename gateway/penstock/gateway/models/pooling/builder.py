@@ -18,14 +18,14 @@ from penstock.engines.encoder.text import Encoder, EncoderInfo, TokenizedText, V
 from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
 from penstock.engines.formats.model_files import read_json
 from penstock.engines.host.failure_text import as_load_error
-from penstock.gateway.apis.pooling.metrics import EncoderMetrics
-from penstock.gateway.apis.pooling.models import Head, PoolingModel, read_head
 from penstock.gateway.configuration.config import Config, ConfigError, overlay
 from penstock.gateway.configuration.sections.language_model import DoorConfig
 from penstock.gateway.models.language.engine_spec import choose_engine
 from penstock.gateway.models.language.model_builder import build_model
 from penstock.gateway.models.language.models import ModelSource
 from penstock.gateway.models.memory.budget import MemoryBudget
+from penstock.gateway.models.pooling.metrics import EncoderMetrics
+from penstock.gateway.models.pooling.model import Head, PoolingModel, read_head
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.loading_board import LoadingBoard
 from penstock.tokenizers import Tokenizer, TokenizerError

@@ -7,9 +7,9 @@ from typing import Protocol, TypeVar
 
 from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
-from penstock.gateway.apis.pooling.models import PoolingModel
 from penstock.gateway.metrics.registry import Source
 from penstock.gateway.models.language.dataplane import DataPlane, Usage
+from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.requests.context import RequestContext, until
 from penstock.gateway.requests.intake import WorkPool, WorkPools
 from penstock.gateway.requests.record import Outcome, Stage, outcome_of

@@ -90,7 +90,7 @@ class Setup:
         self.tokenizer = tokenizer(folder)
         self.embedder, self.scorer, self.classifier = FakeSource(), FakeSource(1), FakeSource(3)
         self.dataplane = FakeDataPlane()
-        self.plane = PoolingPlane(self.dataplane)
+        self.plane = PoolingPlane(self.dataplane.models)
         prompts = {"query": "the ", "document": "a "}
         recipe = {"normalize": True, "prompts": prompts, **recipe}
         models = [
@@ -100,4 +100,4 @@ class Setup:
             served(self.tokenizer, "late", FakeSource(), loaded=False),
         ]
         for model in models:
-            self.plane.add(model)
+            self.plane.models.add(model)

@@ -115,6 +115,7 @@ LAYERS = (
     {"apis.kserve"},
     {"models.language", "models.repository", "processes.model_host"},
     {"models.pooling"},
+    {"models.catalogue"},
     {"models.language.dataplane"},
     {"models.language.adapter_control", "models.language.kserve", "models.pooling.plane"},
     {"commands.bench", "generating"},

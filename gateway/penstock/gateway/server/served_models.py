@@ -22,11 +22,11 @@ from penstock.gateway.metrics.machine import GpuMetrics
 from penstock.gateway.metrics.prometheus_text import Family
 from penstock.gateway.metrics.registry import Source
 from penstock.gateway.metrics.triton import TritonMetrics, latency_observers, read_metrics_config
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.endpoint_metrics import EndpointMetrics
 from penstock.gateway.models.language.hub import check_revision, fetch_draft_model, fetch_model
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
-from penstock.gateway.models.language.language_models import LanguageModels
 from penstock.gateway.models.language.model_builder import build_model, public_names
 from penstock.gateway.models.language.models import LoadedModel, ModelSource, find_model, is_hub_id
 from penstock.gateway.models.memory.budget import MemoryBudget
@@ -43,9 +43,9 @@ from penstock.gateway.server.composition.models import (
     build_budget,
     build_dataplane,
     build_on_demand,
-    build_other_servers,
     build_pooling,
     build_repository,
+    build_upstreams,
 )
 
 logger = logging.getLogger("penstock")
@@ -99,7 +99,7 @@ class EmbeddingModels:
     def add(self, model: PoolingModel) -> None:
         """It is loaded with the others. Raises ConfigError."""
         try:
-            self._plane.add(model)
+            self._plane.models.add(model)
         except AlreadyExistsError as error:
             raise ConfigError(f"embedding-model: {error.message}") from None
 
@@ -112,14 +112,14 @@ class EmbeddingModels:
                 self.add(await asyncio.to_thread(self._build, source, name))
             finally:
                 report(None)
-        for model in self._plane.known_models():
+        for model in self._plane.models.pooling_models():
             report = self._board.reporter(model.names)
             try:
                 with failures_of(model.names[0]):
                     await model.source.start()
             finally:
                 report(None)
-            model.loaded = True
+            self._plane.models.serve(model)
             if is_offered(model):
                 for name in model.names:
                     self._models.add(VectorModel(self._plane, model, name))
@@ -130,7 +130,7 @@ class EmbeddingModels:
             )
 
     async def stop(self) -> None:
-        for model in self._plane.known_models():
+        for model in self._plane.models.pooling_models():
             await model.source.stop()
 
 
@@ -228,7 +228,7 @@ class ServedModels:
         self._has_repository = bool(config.repository.model_repository)
         self.on_demand = build_on_demand(config)
         self.dataplane = build_dataplane(config, pools, board, self.on_demand)
-        self.other_servers = build_other_servers(config, self.dataplane)
+        self.upstreams = build_upstreams(config, self.dataplane.models)
         self._custom, self._gpus = CustomMetrics(), GpuMetrics()
         latencies = read_metrics_config(config.server.metrics_config)
         budget = build_budget(config, self._gpus)
@@ -238,7 +238,7 @@ class ServedModels:
             self._custom,
             budget,
             board,
-            self.other_servers,
+            self.upstreams,
             latency_observers(latencies),
             self.on_demand,
             new_door,
@@ -250,7 +250,7 @@ class ServedModels:
             latencies,
             machine=config.server.allow_cpu_metrics,
         )
-        self.pooling = build_pooling(config, self.dataplane, pools)
+        self.pooling = build_pooling(config, self.dataplane.models, pools)
         self._embeddings = EmbeddingModels(config, self.pooling, self.repository, budget, board)
         self._command_line_model: CommandLineModel | None = None
         if _has_command_line_model(config):
@@ -261,8 +261,6 @@ class ServedModels:
             config.traffic.traffic,
             self.repository,
             self.dataplane,
-            self.pooling,
-            self.other_servers.models,
             self.on_demand,
         )
         self.repository.host.route(self.traffic.models, self.traffic.table.names.__contains__)
@@ -272,7 +270,7 @@ class ServedModels:
         if self._command_line_model is not None:
             await self._command_line_model.start()
         await self._embeddings.start()
-        self.other_servers.start()
+        self.upstreams.start()
         await self.repository.start()
         check_default_model(self._settings.default_model, self.dataplane.models, has_repository=self._has_repository)
 
@@ -288,7 +286,7 @@ class ServedModels:
             logger.warning("some models are still executing requests: they are stopped")
             unloading.cancel()
         await asyncio.gather(unloading, return_exceptions=True)
-        self.other_servers.stop()
+        self.upstreams.stop()
 
     async def drain(self) -> None:
         """Until nothing is in flight in the engines, from this server or another."""
@@ -297,7 +295,7 @@ class ServedModels:
     def is_live(self) -> bool:
         """False where only another process would help: see `server_health.is_live`."""
         failed = [model.engine.failed for model in self.dataplane.models.known()]
-        failed += [model.source.failed for model in self.pooling.known_models()]
+        failed += [model.source.failed for model in self.dataplane.models.pooling_models()]
         others_ready = any(model.ready for model in self.repository.models())
         return is_live(failed, others_ready, strict=self._settings.strict_liveness)
 
@@ -316,7 +314,8 @@ class ServedModels:
         """Name and kind of the model that a person tries first; None: the server was started for none in particular."""
         if self._command_line_model is not None and self._command_line_model.name_and_kind is not None:
             return self._command_line_model.name_and_kind
-        return next(((name, model.task) for name, model in self.pooling.loaded_names()), None)
+        pooling = (model for model in self.dataplane.models.pooling_models() if model.loaded)
+        return next(((model.names[0], model.task) for model in pooling), None)
 
     def metrics(self) -> Iterator[Source]:
         """Of language, embedding and other servers' models, and of traffic rules."""
@@ -324,7 +323,7 @@ class ServedModels:
         yield EndpointMetrics(self.dataplane.models.loaded, vllm_names=self._settings.vllm_metric_names)
         yield from self.pooling.metrics()
         yield self.traffic.metrics
-        yield from self.other_servers.metrics()
+        yield from self.upstreams.metrics()
         if self.on_demand is not None:
             yield self.on_demand.counts
 
@@ -334,11 +333,9 @@ class ServedModels:
         return chain(self._triton.families(), gpus, self._custom.families())
 
 
-def check_default_model(name: str | None, models: LanguageModels, *, has_repository: bool) -> None:
+def check_default_model(name: str | None, models: Catalogue, *, has_repository: bool) -> None:
     """Raises ConfigError for one that there is not, unless a repository may still get it."""
-    if name is None or has_repository or models.knows(name):
-        return
-    if not models.is_reserved(name):  # those of embeddings and of other servers are
+    if name is not None and not has_repository and name not in models:
         raise ConfigError(f"default-model: there is no model `{name}`")
 
 

@@ -57,8 +57,7 @@ async def _embedded(
     plane: PoolingPlane, embedding: EmbeddingRequest, context: RequestContext
 ) -> tuple[list[list[float]], int]:
     """Vectors, and how many tokens were read. Without a text, which only asks whether the model is there, none."""
-    known = dict(plane.loaded_names())
-    embedding.model = model_name(embedding.model, known.__contains__)
+    embedding.model = model_name(embedding.model, plane.models.__contains__)
     model = plane.model(embedding.model, context)
     if not embedding.input:
         require_one_vector(model)

@@ -27,6 +27,7 @@ from penstock.gateway.apis.pooling.schemas import (
 )
 from penstock.gateway.apis.pooling.tokenizing import Cut, tokenize_inputs, truncation
 from penstock.gateway.generating.requests import texts_or_ids
+from penstock.gateway.models.catalogue import Kind
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
@@ -35,7 +36,7 @@ from penstock.gateway.requests.context import RequestContext
 class Embeddings(PoolingEndpoint[EmbeddingRequest]):
     schema = EmbeddingRequest
     needs = ("embedding", "token_embedding")
-    text_api = "embeddings"
+    kind = Kind.EMBEDDINGS
 
     async def answer(self, request: EmbeddingRequest, context: RequestContext) -> bytes:
         model = self.plane.model(request.model, context)

@@ -47,7 +47,7 @@ class ModelHost:
         self.dataplane = DataPlane(
             request_timeout=timeout, clamp_max_tokens=config.server.clamp_max_tokens, text_pool=pool
         )
-        self.pooling = PoolingPlane(self.dataplane, request_timeout=timeout, text_pool=pool)
+        self.pooling = PoolingPlane(self.dataplane.models, request_timeout=timeout, text_pool=pool)
         self._model: LoadedModel | PoolingModel | None = None
 
     @property
@@ -76,12 +76,11 @@ class ModelHost:
         model = await asyncio.to_thread(self._build, source)
         if isinstance(model, PoolingModel):
             await model.source.start()
-            self.pooling.add(model)
         else:
             await model.start()
-            self.dataplane.models.add(model)
+        self.dataplane.models.add(model)
+        self.dataplane.models.serve(model)
         self._model = model
-        model.loaded = True
 
     def _build(self, source: ModelSource) -> LoadedModel | PoolingModel:
         if makes_vectors(source.folder):

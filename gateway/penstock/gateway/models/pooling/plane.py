@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from penstock.engines.encoder.text import TokenizedText, Vectors
-from penstock.engines.errors import DeadlineExceededError, InvalidRequestError
+from penstock.engines.errors import DeadlineExceededError
 from penstock.gateway.metrics.registry import Source
-from penstock.gateway.models.language.dataplane import DataPlane, Usage
+from penstock.gateway.models.catalogue import Catalogue, Kind
+from penstock.gateway.models.language.generation import Usage
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.requests.context import RequestContext, until
 from penstock.gateway.requests.intake import WorkPool, WorkPools
@@ -19,100 +20,30 @@ _INLINE_COST = 4096
 """Characters that are encoded, and numbers that are written, on the event loop; more in a pool."""
 
 
-class AcceptedCall(Protocol):
-    """A request that a target has accepted."""
-
-    def responded(self) -> None: ...
-    def end(self, outcome: Outcome) -> None: ...
-
-
-class PoolingRouting(Protocol):
-    """For names that several models serve."""
-
-    def has(self, name: str) -> bool: ...
-
-    def names(self) -> list[tuple[str, PoolingModel]]: ...
-
-    def find(self, name: str, context: RequestContext) -> PoolingModel:
-        """The target for this request. Raises PenstockError."""
-        ...
-
-    def accepted(self, context: RequestContext) -> AcceptedCall:
-        """The target that `find` has given gets the request."""
-        ...
-
-
 class PoolingPlane:
+    """`models`: the server's names, as the data plane has them."""
+
     def __init__(
-        self, dataplane: DataPlane, *, request_timeout: float | None = None, text_pool: WorkPool | None = None
+        self, models: Catalogue, *, request_timeout: float | None = None, text_pool: WorkPool | None = None
     ) -> None:
-        self._dataplane = dataplane
+        self.models = models
         self._request_timeout = request_timeout
         self._text_pool = text_pool or WorkPools().text
-        self._models: dict[str, PoolingModel] = {}
-        self.routing: PoolingRouting | None = None
-        """None while no name has several models."""
-
-    def add(self, model: PoolingModel) -> None:
-        """Known from now on, to be asked when it is loaded. Raises AlreadyExistsError."""
-        for name in model.names:
-            self._dataplane.models.reserve(
-                name,
-                f"The model `{name}` gives embeddings or scores and generates no text; see /v1/embeddings, /v1/rerank, "
-                "/v1/score, /v1/classify.",
-            )
-            self._models[name] = model
-
-    def known_models(self) -> list[PoolingModel]:
-        """Of every model one, those that are still loading included."""
-        return list(dict.fromkeys(self._models.values()))
-
-    def loaded_names(self) -> list[tuple[str, PoolingModel]]:
-        found = [(name, model) for name, model in self._models.items() if model.loaded]
-        return found if self.routing is None else found + self.routing.names()
-
-    def names_with(self, capabilities: Sequence[str]) -> list[Sequence[str]]:
-        """The names of each model, and of rules for several models, with the first of these capabilities that any has;
-        of all where there are none to have. Models that are still loading count where no other is there."""
-        models = self.known_models()
-        known = [(model.names, model) for model in ([each for each in models if each.loaded] or models)]
-        routed = [] if self.routing is None else [([name], model) for name, model in self.routing.names()]
-        for capability in capabilities:
-            names = [names for names, model in (*known, *routed) if capability in model.capabilities]
-            if names:
-                return names
-        return [] if capabilities else [names for names, _ in (*known, *routed)]
 
     def metrics(self) -> list[Source]:
-        return [model.metrics for model in self.known_models()]
+        return [model.metrics for model in self.models.pooling_models()]
 
     @property
     def ready(self) -> bool:
         """True while all of them would serve a request now."""
-        return all(model.source.ready for model in self.known_models())
+        return all(model.source.ready for model in self.models.pooling_models())
 
     def model(self, name: str, context: RequestContext) -> PoolingModel:
-        """Raises PermissionDeniedError, ModelNotFoundError, NotReadyError, and InvalidRequestError for a model that
-        generates."""
-        context.principal.require_model(name)
-        if self.routing is not None and self.routing.has(name):
-            return self.routing.find(name, context)
-        return self.find_own(name)
-
-    def has(self, name: str) -> bool:
-        return name in self._models
-
-    def find_own(self, name: str) -> PoolingModel:
-        """The same for a name that is a model's own."""
-        model = self._models.get(name)
-        if model is None:
-            self._dataplane.model(name)
-            raise InvalidRequestError(
-                f"The model `{name[:64]}` generates text and gives no embeddings or scores.", param="model"
-            )
-        if not model.loaded:
-            raise self._dataplane.models.still_loading(model.names[0])
-        return model
+        """That of the request. Raises PermissionDeniedError, ModelNotFoundError, NotReadyError, and InvalidRequestError
+        for a model that generates."""
+        served = self.models.resolved(name, Kind.SCORES, context).served
+        assert isinstance(served, PoolingModel)
+        return served
 
     async def rows(
         self,
@@ -122,17 +53,18 @@ class PoolingPlane:
         context: RequestContext,
     ) -> tuple[Vectors, Sequence[TokenizedText]]:
         """What the model gives for the texts that `tokenize` makes of `num_chars` characters. Raises PenstockError."""
-        if self.routing is None or context.routed is None:
+        traffic = self.models.traffic
+        if traffic is None or context.routed is None:
             return await self._rows(model, tokenize, num_chars, context)
-        call = self.routing.accepted(context)
+        call = traffic.accepted_rows(context)
         try:
-            found = await self._rows(model, tokenize, num_chars, context)
+            rows = await self._rows(model, tokenize, num_chars, context)
         except BaseException as error:
             call.end(outcome_of(error))
             raise
         call.responded()
         call.end(Outcome.OK)
-        return found
+        return rows
 
     async def _rows(
         self,

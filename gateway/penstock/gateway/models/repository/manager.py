@@ -25,10 +25,10 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.apis.kserve.store import IndexEntry, NotExplicitError
 from penstock.gateway.models.on_demand.on_demand import OnDemand
-from penstock.gateway.models.repository.catalogue import DUPLICATE, Catalogue, DuplicateModelError, KnownModels
 from penstock.gateway.models.repository.config_file import check_files, write_files
 from penstock.gateway.models.repository.host import ModelMetrics, RepositoryHost
 from penstock.gateway.models.repository.layout import check_model_name
+from penstock.gateway.models.repository.listing import DUPLICATE, DuplicateModelError, KnownModels, RepositoryListing
 from penstock.gateway.models.repository.loading import (
     EnsembleLoader,
     LoadError,
@@ -86,10 +86,10 @@ class ModelRepository:
         self._cache = cache
         self._observe = observe
         self.host = RepositoryHost(self, metrics, on_demand)
-        self._catalogue = Catalogue(repositories)
+        self._listing = RepositoryListing(repositories)
         ensembles = EnsembleLoader(self, self._load_composing)
         self._loading = ModelLoading(settings, loaders, self.host, ensembles, cache, observe)
-        self._known = known = KnownModels(self._catalogue, board or LoadingBoard())
+        self._known = known = KnownModels(self._listing, board or LoadingBoard())
         self._dependencies = Dependencies(known.serving.get)
         self._kept: frozenset[str] = frozenset()
         """Loaded at the start: loading on demand does not unload them."""
@@ -103,7 +103,7 @@ class ModelRepository:
         self._operations = Operations()
         self._drains: set[asyncio.Task[None]] = set()
         self._revivals: set[asyncio.Task[None]] = set()
-        self._demand_loads = OnDemandLoads(self, self._catalogue, self._loading.slots, settings, language_backends)
+        self._demand_loads = OnDemandLoads(self, self._listing, self._loading.slots, settings, language_backends)
         if on_demand is not None:
             on_demand.attach(self._demand_loads)
 
@@ -123,7 +123,7 @@ class ModelRepository:
         return self._known.load_seconds()
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
-        self._catalogue.refresh_local()
+        self._listing.refresh_local()
         return self._known.index(ready=ready)
 
     def cache_counters(self) -> CacheCounters | None:
@@ -144,7 +144,7 @@ class ModelRepository:
     def add(self, model: InferModel) -> None:
         """A model that belongs to no repository: its owner starts and stops it. Raises AlreadyExistsError."""
         name = model.name
-        if name in self._known.serving or name in self._known.entries or name in self._catalogue.names:
+        if name in self._known.serving or name in self._known.entries or name in self._listing.names:
             raise AlreadyExistsError(f"there is already a model '{name}'")
         if self._observe is not None:
             self._observe(model)
@@ -160,8 +160,8 @@ class ModelRepository:
         follow then."""
         if self._cache is not None:
             await self._cache.start()
-        await asyncio.to_thread(self._catalogue.refresh)
-        if taken := sorted(self._known.added & self._catalogue.names):
+        await asyncio.to_thread(self._listing.refresh)
+        if taken := sorted(self._known.added & self._listing.names):
             raise AlreadyExistsError(f"model '{taken[0]}' is in a model repository, too: it needs another name")
         if self._on_demand is not None:
             await self._demand_loads.look()
@@ -260,8 +260,8 @@ class ModelRepository:
     async def poll(self) -> None:
         """Loads what is new or has changed, unloads what is gone. Raises EngineError when a repository cannot be read:
         nothing changes then."""
-        await asyncio.to_thread(self._catalogue.refresh)
-        present = self._catalogue.names
+        await asyncio.to_thread(self._listing.refresh)
+        present = self._listing.names
         for name in present & self._known.added:
             logger.error("model '%s' is in a model repository, too: it needs another name", name)
         present -= self._known.added
@@ -282,7 +282,7 @@ class ModelRepository:
         """`only_changed`, for polls: files that could not be loaded are not tried again, and a second model of the name
         makes the first unavailable, while a load request that finds one leaves what serves alone, as in Triton."""
         try:
-            repository = await asyncio.to_thread(self._catalogue.find, name)
+            repository = await asyncio.to_thread(self._listing.find, name)
         except DuplicateModelError:
             entry = self._known.entry(name)
             async with entry.lock:
@@ -375,8 +375,8 @@ class ModelRepository:
         """Raises InvalidRequestError, in Triton's words, when one of an ensemble's models cannot be had."""
         self._dependencies.begin(ensemble, models)
         explicit = self._settings.control_mode == "explicit"
-        await asyncio.to_thread(self._catalogue.refresh)
-        unknown = sorted(models - self._catalogue.names - self._known.added)
+        await asyncio.to_thread(self._listing.refresh)
+        unknown = sorted(models - self._listing.names - self._known.added)
         for name in filter(self.host.is_public, unknown):
             told = f"ensemble {ensemble}: '{name}' is a name with traffic rules, which no step can have; name a model"
             raise InvalidRequestError(told)
@@ -440,7 +440,7 @@ class ModelRepository:
     def _hold_out(self, names: Sequence[str]) -> None:
         """Requests load them no more."""
         if self._on_demand is not None:
-            self._on_demand.hold_out(set(names) & self._catalogue.names)
+            self._on_demand.hold_out(set(names) & self._listing.names)
 
     # Details
 
@@ -457,7 +457,7 @@ class ModelRepository:
     def _first_models(self) -> list[str]:
         if self._settings.control_mode == "explicit" and ALL_MODELS not in self._settings.load_models:
             return sorted(set(self._settings.load_models))
-        return sorted(self._catalogue.names)
+        return sorted(self._listing.names)
 
 
 def _failed(entry: ModelEntry, failure: LoadError) -> PenstockError:

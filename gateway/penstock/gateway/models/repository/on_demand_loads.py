@@ -11,8 +11,8 @@ from typing import Protocol
 
 from penstock.classic.classic_model import ClassicModel
 from penstock.engines.errors import EngineError, PenstockError
-from penstock.gateway.models.repository.catalogue import Catalogue
 from penstock.gateway.models.repository.config_file import read_config
+from penstock.gateway.models.repository.listing import RepositoryListing
 from penstock.gateway.models.repository.loading import LoadSlots
 from penstock.gateway.models.repository.models import Deployment
 from penstock.gateway.models.repository.settings import RepositorySettings
@@ -45,14 +45,14 @@ class OnDemandLoads:
     def __init__(
         self,
         operations: Operations,
-        catalogue: Catalogue,
+        listing: RepositoryListing,
         slots: LoadSlots,
         settings: RepositorySettings,
         language_backends: Iterable[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._operations = operations
-        self._catalogue = catalogue
+        self._listing = listing
         self._slots = slots
         self._settings = settings
         self._language_backends = frozenset(language_backends)
@@ -68,17 +68,17 @@ class OnDemandLoads:
 
     async def exists(self, name: str) -> bool:
         idle = self._looking is None or self._looking.done()
-        if name not in self._catalogue and idle and self._clock() - self._looked >= _LOOK_SECONDS:
+        if name not in self._listing and idle and self._clock() - self._looked >= _LOOK_SECONDS:
             self._looked = self._clock()
             self._looking = asyncio.create_task(self._look_again())
-        if name not in self._catalogue and self._looking is not None:
+        if name not in self._listing and self._looking is not None:
             left = self._looked + _LONGEST_LOOK_SECONDS - self._clock()
             await asyncio.wait((self._looking,), timeout=max(0.0, left))  # one look for all that ask
-        return name in self._catalogue
+        return name in self._listing
 
     async def _look_again(self) -> None:
         try:
-            await asyncio.to_thread(self._catalogue.refresh)
+            await asyncio.to_thread(self._listing.refresh)
         except EngineError as error:
             logger.warning("the model repositories could not be looked at: %s", error.message)
         else:
@@ -92,10 +92,10 @@ class OnDemandLoads:
         return None if backend is None else backend in self._language_backends
 
     def stored(self) -> list[str]:
-        return sorted(self._catalogue.names)
+        return sorted(self._listing.names)
 
     def knows(self, name: str) -> bool:
-        return name in self._catalogue
+        return name in self._listing
 
     def serves(self, name: str) -> bool:
         return self._operations.deployment(name) is not None
@@ -122,9 +122,9 @@ class OnDemandLoads:
         return self._slots.lent()
 
     def _read_backends(self) -> None:
-        names = self._catalogue.names
+        names = self._listing.names
         for name in names - self._backends.keys():
-            folder = self._catalogue.local_folder(name)
+            folder = self._listing.local_folder(name)
             if folder is not None:
                 try:
                     config = read_config(folder, name, override=None, config_name=self._settings.config_name)

@@ -19,11 +19,11 @@ from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.other_models import RepositoryConfig
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.machine import GpuMetrics
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.hub import fetch_draft_model, fetch_model
 from penstock.gateway.models.language.kserve.folder_layout import check_installed
 from penstock.gateway.models.language.kserve.loader import LANGUAGE_BACKENDS, language_loaders
-from penstock.gateway.models.language.language_models import LanguageModels
 from penstock.gateway.models.language.model_builder import build_model
 from penstock.gateway.models.language.models import LoadedModel, find_model, is_hub_id
 from penstock.gateway.models.memory.budget import MemoryBudget
@@ -36,7 +36,7 @@ from penstock.gateway.models.repository.loading import Loader, Loaders
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.repository.settings import RepositorySettings, build_cache, build_rate_limiter
 from penstock.gateway.models.repository.storage import Repository
-from penstock.gateway.models.upstream.other_servers import UPSTREAM_BACKEND, OtherServers
+from penstock.gateway.models.upstream.lazy import UPSTREAM_BACKEND, LazyUpstreams
 from penstock.gateway.requests.intake import WorkPools
 from penstock.gateway.requests.loading_board import LoadingBoard
 
@@ -67,19 +67,19 @@ def build_dataplane(
     config: Config, pools: WorkPools, board: LoadingBoard, on_demand: OnDemand | None = None
 ) -> DataPlane:
     return DataPlane(
-        LanguageModels(board, on_demand),
+        Catalogue(board, on_demand),
         request_timeout=config.scheduling.request_timeout or None,
         clamp_max_tokens=config.server.clamp_max_tokens,
         text_pool=pools.text,
     )
 
 
-def build_other_servers(config: Config, dataplane: DataPlane) -> OtherServers:
-    return OtherServers(config, dataplane, __version__)
+def build_upstreams(config: Config, models: Catalogue) -> LazyUpstreams:
+    return LazyUpstreams(config, models, __version__)
 
 
-def build_pooling(config: Config, dataplane: DataPlane, pools: WorkPools) -> PoolingPlane:
-    return PoolingPlane(dataplane, request_timeout=config.scheduling.request_timeout or None, text_pool=pools.text)
+def build_pooling(config: Config, models: Catalogue, pools: WorkPools) -> PoolingPlane:
+    return PoolingPlane(models, request_timeout=config.scheduling.request_timeout or None, text_pool=pools.text)
 
 
 def build_budget(config: Config, gpus: GpuMetrics) -> MemoryBudget:
@@ -96,7 +96,7 @@ def build_repository(
     metrics: CustomMetrics,
     budget: MemoryBudget,
     board: LoadingBoard,
-    other_servers: OtherServers,
+    upstreams: LazyUpstreams,
     observe: Callable[[InferModel], None] | None = None,
     on_demand: OnDemand | None = None,
     new_door: Callable[[], DoorSpec] | None = None,
@@ -109,7 +109,7 @@ def build_repository(
     settings = repository_settings(config.repository, config.server.crash_folder)
     if on_demand is not None:
         budget.make_room = on_demand.make_room
-    loader = _loaders(config, settings, dataplane, budget, board, other_servers, new_door)
+    loader = _loaders(config, settings, dataplane, budget, board, upstreams, new_door)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     repositories, missing = _repositories(config)
     return ModelRepository(
@@ -133,8 +133,8 @@ def check_models(config: Config, gpus: int | None) -> list[Verdict]:
         settings = replace(settings, gpus=gpus)
     board = LoadingBoard()
     dataplane = build_dataplane(config, WorkPools(), board)
-    others = build_other_servers(config, dataplane)
-    backends = _loaders(config, settings, dataplane, build_budget(config, GpuMetrics()), board, others)
+    upstreams = build_upstreams(config, dataplane.models)
+    backends = _loaders(config, settings, dataplane, build_budget(config, GpuMetrics()), board, upstreams)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     limits_rates = config.repository.rate_limit != "off"
     beside = [unloaded_config(name) for name in embedding_names(config)]
@@ -157,7 +157,7 @@ def _loaders(
     dataplane: DataPlane,
     budget: MemoryBudget,
     board: LoadingBoard,
-    other_servers: OtherServers,
+    upstreams: LazyUpstreams,
     new_door: Callable[[], DoorSpec] | None = None,
 ) -> Loaders:
     """By the backend's name."""
@@ -182,7 +182,7 @@ def _loaders(
 
     def loader(backend: str, folder: Path | None = None) -> Loader:
         if backend == UPSTREAM_BACKEND:
-            return other_servers.loader()
+            return upstreams.loader()
         return language.get(backend) or classic(backend, folder)
 
     return loader

@@ -58,10 +58,10 @@ def build_app(
     ledger: UsageLedger | None = None,
 ) -> App:
     """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
-    pooling = pooling or PoolingPlane(dataplane)
+    pooling = pooling or PoolingPlane(dataplane.models)
     responses = responses or ResponseService(Database(None), settings)
     resumable, health = _resumable_streams(settings), _health(dataplane, settings)
-    objects = ModelObjects(dataplane, pooling, settings.text_models)
+    objects = ModelObjects(dataplane.models)
     routes = [
         *openai.text_routes(dataplane, settings, responses.chats, resumable),
         *chat_routes(responses.chats),
@@ -73,7 +73,7 @@ def build_app(
         *message_batch_routes(batches, settings),
         *ollama.text_routes(dataplane, settings),
         *ollama.embedding_routes(pooling, settings),
-        *ollama.model_routes(dataplane, pooling, settings),
+        *ollama.model_routes(dataplane.models, settings),
         *traffic_routes(TrafficTable() if traffic is None else traffic),
         *usage_routes(ledger),
         *openai.model_routes(objects, None if kserve is None else kserve.models),
@@ -83,7 +83,7 @@ def build_app(
         *openai.token_routes(dataplane, settings),
         *health_routes(settings, health),
         *ping_routes(settings, health),
-        *info_routes(dataplane, pooling, settings),
+        *info_routes(dataplane.models, settings),
         *([] if kserve is None else kserve_routes(kserve)),
     ]
     routes.append(Route("GET", "/openapi.json", SEE_METADATA, OpenApi(settings, routes).show, SERVER))

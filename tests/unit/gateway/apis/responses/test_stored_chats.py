@@ -181,7 +181,7 @@ async def test_a_server_that_keeps_nothing() -> None:
 async def test_lines_of_batches_are_in_a_file_and_not_kept_beside_it() -> None:
     plane = FakeDataPlane()
     settings = AppSettings()
-    lines = batch_endpoints(plane, settings, PoolingPlane(plane))[PATH]
+    lines = batch_endpoints(plane, settings, PoolingPlane(plane.models))[PATH]
     refused = await call(App([Route("POST", PATH, INFER, lines)], settings), PATH, BODY)
     assert (refused.status, refused.json()["error"]["param"]) == (400, "store")
 

@@ -21,7 +21,7 @@ class DuplicateModelError(InvalidRequestError):
     """The name does not tell which of several models is meant."""
 
 
-class Catalogue:
+class RepositoryListing:
     """The names of the last look at the repositories. `refresh` and `find` block."""
 
     def __init__(self, repositories: Sequence[Repository]) -> None:
@@ -83,8 +83,8 @@ def _path_hint(name: str) -> str:
 class KnownModels:
     """What `ModelRepository` knows of its models. It alone changes `serving`, `entries` and `added`."""
 
-    def __init__(self, catalogue: Catalogue, board: LoadingBoard) -> None:
-        self._catalogue = catalogue
+    def __init__(self, listing: RepositoryListing, board: LoadingBoard) -> None:
+        self._listing = listing
         self._board = board
         self.serving: dict[str, Deployment] = {}
         self.entries: dict[str, ModelEntry] = {}
@@ -116,7 +116,7 @@ class KnownModels:
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         """`ready`: only what serves."""
-        names = sorted({*self._catalogue.names, *self.entries, *self.added, *self._board.names()})
+        names = sorted({*self._listing.names, *self.entries, *self.added, *self._board.names()})
         lines = [line for name in names for line in self._lines(name)]
         return [line for line in lines if line.state == "READY"] if ready else lines
 
@@ -176,6 +176,6 @@ class KnownModels:
         lines = list(self.entries[name].index(progress)) if name in self.entries else []
         if not lines and name in self._board:  # the model of the command line, before there is anything of it
             return [IndexEntry(name, "1", "LOADING", progress)]
-        if not lines and self._catalogue.is_duplicate(name):
+        if not lines and self._listing.is_duplicate(name):
             return [IndexEntry(name, "", "UNAVAILABLE", DUPLICATE)]
         return lines or [IndexEntry(name)]

@@ -18,6 +18,7 @@ from penstock.gateway.models.language.models import LoadedModel, NameHolder, Ser
 from penstock.gateway.models.language.prompts import ChatValues
 from penstock.gateway.models.on_demand.on_demand import OnDemand
 from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.repository.models import Deployment
 from penstock.gateway.requests.changes import Changes
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.loading_board import LoadingBoard
@@ -136,7 +137,10 @@ class Entry:
     """What a name means: in the catalogue, and with the target's model for a request whose name has traffic rules."""
 
     name: str
-    served: Served
+    served: Served | None
+    """What answers texts and computes rows, also while it is not loaded yet."""
+    tensors: Deployment | None = None
+    """The versions of the KServe model with this name."""
 
     @property
     def upstream(self) -> Upstream | None:
@@ -148,7 +152,7 @@ class Entry:
         if isinstance(self.served, PoolingModel):
             return self.served.loaded
         if not isinstance(self.served, NameHolder):
-            return True
+            return self.served is not None
         model, adapter = self.served
         return model.loaded and (adapter is None or model.adapters.get(adapter.name) is adapter)
 
@@ -265,7 +269,7 @@ class Catalogue:
     async def _load(self, on_demand: OnDemand, name: str, context: RequestContext) -> None:
         """The model stays until the request's end."""
         entry = self._entries.get(name)
-        if entry is None or isinstance(entry.served, NameHolder):
+        if entry is None or entry.served is None or isinstance(entry.served, NameHolder):
             own = name if entry is None else entry.first_name
             if on_demand.may_generate(own):
                 await on_demand.use_allowed(own, context)
@@ -297,22 +301,32 @@ class Catalogue:
 
     # What a name means by itself
 
-    def entry(self, name: str) -> Entry | None:
-        """Of the model or adapter with this name, also while it is not loaded yet, whatever rules the name has."""
-        return self._entries.get(name)
+    def model(self, name: str) -> Served | None:
+        """That answers texts or computes rows, also while it is not loaded yet, whatever rules the name has."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.served
 
     def holder(self, name: str) -> NameHolder | None:
         """The language model or adapter with this name."""
+        model = self.model(name)
+        return model if isinstance(model, NameHolder) else None
+
+    def deployment(self, name: str) -> Deployment | None:
+        """The KServe model with this name, if it serves."""
         entry = self._entries.get(name)
-        return entry.served if entry is not None and isinstance(entry.served, NameHolder) else None
+        return None if entry is None else entry.tensors
+
+    def deployments(self) -> list[tuple[str, Deployment]]:
+        """All KServe models that serve, by name."""
+        return [(name, entry.tensors) for name, entry in sorted(self._entries.items()) if entry.tensors is not None]
 
     def own(self, name: str, kind: Kind | None, param: str = "model") -> Entry:
         """`kind` None: any. `param`: the caller's field with the name. Raises ModelNotFoundError, NotReadyError while
         the model loads, and InvalidRequestError for one of another kind."""
         entry = self._entries.get(name)
-        if entry is None and name in self._board:
-            raise self.still_loading(name)
-        if entry is None:
+        if entry is None or entry.served is None:
+            if name in self._board:
+                raise self.still_loading(name)
             raise ModelNotFoundError(f"The model `{name[:64]}` does not exist.", param=param)
         if kind is not None:
             entry.check(kind, param)
@@ -335,7 +349,7 @@ class Catalogue:
     def __contains__(self, name: str) -> bool:
         """Whether a model or an adapter, loaded or not, or a traffic rule has this name."""
         routed = self.traffic is not None and self.traffic.has(name)
-        return routed or name in self._entries or name in self._on_demand_names()
+        return routed or self.model(name) is not None or name in self._on_demand_names()
 
     def still_loading(self, name: str) -> NotReadyError:
         """The error for a request that has come too early; it says how far the model is."""
@@ -351,7 +365,8 @@ class Catalogue:
         entries = _entries_of(model)
         for entry in entries:
             self._check_free(entry)
-        self._entries |= {entry.name: entry for entry in entries}
+        for entry in entries:
+            self._put(entry.name, entry.served)
         self.has_upstreams |= entries[0].upstream is not None
         if isinstance(model, LoadedModel):
             model.sleep.on_change = self.changes.tell
@@ -361,7 +376,9 @@ class Catalogue:
 
     def _check_free(self, new: Entry) -> None:
         old = self._entries.get(new.name)
-        if old is None or (old.upstream is not None and (new.upstream is not None or old.upstream.gives_way)):
+        if old is None or old.served is None:
+            return
+        if old.upstream is not None and (new.upstream is not None or old.upstream.gives_way):
             return
         if not (isinstance(old.served, NameHolder) and isinstance(new.served, NameHolder)):
             raise AlreadyExistsError(f"The name `{new.name}` is taken by another model.")
@@ -379,7 +396,8 @@ class Catalogue:
         """Frees its names, but for those that another model has taken over. Requests under way go on."""
         if isinstance(model, LoadedModel):
             model.loaded = False
-        self._entries = {name: entry for name, entry in self._entries.items() if not _belongs(entry, model)}
+        for name in [name for name, entry in self._entries.items() if _belongs(entry, model)]:
+            self._put(name, None)
         self.has_upstreams = any(entry.upstream is not None for entry in self._entries.values())
         self.changes.tell()
 
@@ -388,7 +406,8 @@ class Catalogue:
         self._drop_adapters()
         if model in self.known():
             for adapter in model.adapters:
-                self._entries.setdefault(adapter.name, Entry(adapter.name, NameHolder(model, adapter)))
+                if self.model(adapter.name) is None:
+                    self._put(adapter.name, NameHolder(model, adapter))
         self.changes.tell()
 
     def _drop_adapters(self) -> None:
@@ -398,7 +417,20 @@ class Catalogue:
             if isinstance(entry.served, NameHolder) and entry.served.adapter is not None:
                 model, adapter = entry.served
                 if model not in models or model.adapters.get(name) is not adapter:
-                    del self._entries[name]
+                    self._put(name, None)
+
+    def publish(self, name: str, tensors: Deployment | None) -> None:
+        """These versions serve the KServe model of this name from now on; None: none do."""
+        self._put(name, self.model(name), tensors)
+        self.changes.tell()
+
+    def _put(self, name: str, served: Served | None, *tensors: Deployment | None) -> None:
+        """`tensors`: others than the name has."""
+        [deployment] = tensors or (self.deployment(name),)
+        if served is None and deployment is None:
+            self._entries.pop(name, None)
+        else:
+            self._entries[name] = Entry(name, served, deployment)
 
     # Which there are
 
@@ -457,7 +489,7 @@ class Catalogue:
         return [usable for usable in ([*filter(may_use, group)] for group in names) if usable]
 
     def _is_rule_s(self, name: str, served: Served) -> bool:
-        return isinstance(served, NameHolder) and name not in self._entries
+        return isinstance(served, NameHolder) and self.model(name) is None
 
     def _pooling_names(
         self, listed: Iterable[tuple[str, Served | None]], capabilities: Sequence[str]
@@ -465,7 +497,7 @@ class Catalogue:
         """Models that are still loading count where no other is there."""
         models = self.pooling_models()
         known = [([*model.names], model) for model in ([each for each in models if each.loaded] or models)]
-        rules = [(name, model) for name, model in listed if name not in self._entries]
+        rules = [(name, model) for name, model in listed if self.model(name) is None]
         known += [([name], model) for name, model in rules if isinstance(model, PoolingModel)]
         for capability in capabilities:
             if names := [names for names, model in known if capability in model.capabilities]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -81,26 +81,18 @@ _FINISH = frozenset({"stop", "length"})
 class TensorModels:
     """Keeps the names of such models in the catalogue as the repository's are."""
 
-    def __init__(
-        self,
-        kserve: KServe,
-        models: Callable[[], Iterable[InferModel]],
-        catalogue: Catalogue,
-        settings: AppSettings,
-    ) -> None:
-        """`models`: all that serve, by name and version."""
+    def __init__(self, kserve: KServe, catalogue: Catalogue, settings: AppSettings) -> None:
         self._kserve = kserve
-        self._models = models
         self._catalogue = catalogue
         self._settings = settings
         self._known: dict[str, TensorModel] = {}
 
     def look(self) -> None:
         """To be called whenever models have come or gone."""
-        newest = {model.name: model for model in self._models() if self._is_ours(model)}
+        served = [serving.by_version[""] for _, serving in self._catalogue.deployments()]
+        newest = {model.name: model for model in served if self._is_ours(model)}
         for name, known in list(self._known.items()):
-            if newest.get(name) is not known.model:
-                del self._known[name]
+            if newest.get(name) is not known.model and self._known.pop(name, None) is known:
                 self._catalogue.remove(known)
         for name, model in newest.items():
             if name not in self._known:
@@ -109,8 +101,7 @@ class TensorModels:
 
     def _is_ours(self, model: InferModel) -> bool:
         """Not one whose name a model of another kind has taken."""
-        entry = self._catalogue.entry(model.name)
-        is_free = entry is None or entry.served is self._known.get(model.name)
+        is_free = self._catalogue.model(model.name) in (None, self._known.get(model.name))
         return is_free and not isinstance(uncached(model), LanguageModel) and takes_text(model.signature)
 
 

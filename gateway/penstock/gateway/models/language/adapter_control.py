@@ -83,9 +83,10 @@ class AdapterControl:
 
     def _check_free(self, name: str, owner: LoadedModel | None) -> None:
         """Raises AlreadyExistsError unless the name is free, or an adapter's of `owner`."""
-        entry, holder = self._dataplane.models.entry(name), self._dataplane.models.holder(name)
+        holder = self._dataplane.models.holder(name)
+        is_taken = self._dataplane.models.model(name) is not None
         model = None if holder is None or holder.adapter is None else holder.model
-        if name in self._loading or (entry is not None and (model is None or model is not owner)):
+        if name in self._loading or (is_taken and (model is None or model is not owner)):
             replaceable = model is not None and owner is None
             hint = "; load_inplace replaces it" if replaceable else ""
             raise AlreadyExistsError(f"The name `{name[:64]}` is taken{hint}.", param="lora_name")
@@ -116,11 +117,12 @@ class AdapterControl:
 
     async def _publish(self, model: LoadedModel, adapter: Adapter) -> None:
         """Gives it its name, unless a model that came meanwhile has it, or its own model has gone."""
-        entry, holder = self._dataplane.models.entry(adapter.name), self._dataplane.models.holder(adapter.name)
+        holder = self._dataplane.models.holder(adapter.name)
+        is_taken = self._dataplane.models.model(adapter.name) is not None
         error: PenstockError | None = None
         if model not in self._dataplane.models.known():
             error = ModelNotFoundError(f"The model `{model.names[0]}` was unloaded meanwhile.", param="base_model_name")
-        elif entry is not None and (holder is None or holder.model is not model):
+        elif is_taken and (holder is None or holder.model is not model):
             error = AlreadyExistsError(f"The name `{adapter.name[:64]}` is taken.", param="lora_name")
         if error is not None:
             await self._free(model, adapter)

@@ -102,8 +102,7 @@ class TrafficRouting:
 
     def _upstream(self, target: Target, kind: Kind) -> Upstream | None:
         """The model of another server that the target is."""
-        entry = self._models.entry(target.model) if target.version is None else None
-        model = None if entry is None else entry.upstream
+        model = upstream_of(self._models.model(target.model)) if target.version is None else None
         if model is None or model.gives_way:
             return None
         fits = "embeddings" in model.apis if kind.pools else model.apis != ("embeddings",)
@@ -115,7 +114,7 @@ class TrafficRouting:
         if kind.pools:
             return self._pooling_model(target)
         version = "" if target.version is None else str(target.version)
-        if not version and (self._models.entry(target.model) or not self._store.versions(target.model)):
+        if not version and (self._models.model(target.model) or not self._store.versions(target.model)):
             return self._models.own_language(target.model)
         model = self._store.model(target.model, version)
         if not isinstance(model, LanguageModel):
@@ -164,7 +163,7 @@ class TrafficRouting:
     def listed(self) -> list[tuple[str, Served | None]]:
         listed = []
         for name in sorted(self._table.names):
-            if self._models.entry(name) is None:
+            if self._models.model(name) is None:
                 with suppress(InvalidRequestError, NotReadyError):
                     listed.append((name, self.first(name)))
         return listed

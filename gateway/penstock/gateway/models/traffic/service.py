@@ -120,8 +120,8 @@ class TrafficService:
 
     def _is_elsewhere(self, name: str) -> bool:
         """Whether the other APIs have a model of this name that KServe never has."""
-        entry = self._catalogue.entry(name)
-        return entry is not None and not (isinstance(entry.served, PoolingModel) and is_offered(entry.served))
+        model = self._catalogue.model(name)
+        return model is not None and not (isinstance(model, PoolingModel) and is_offered(model))
 
     def _wire(self) -> None:
         """Before the first rule nobody asks here."""

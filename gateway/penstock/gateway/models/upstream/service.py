@@ -108,10 +108,10 @@ class Upstreams:
         return None if found is None else found[-1].model
 
     def _is_own(self, name: str, api: Api) -> bool:
-        entry, pools = self._models.entry(name), api == "embeddings"
-        if entry is None:
+        model, pools = self._models.model(name), api == "embeddings"
+        if model is None:
             return not pools and name in self._models
-        return isinstance(entry.served, PoolingModel if pools else NameHolder)
+        return isinstance(model, PoolingModel if pools else NameHolder)
 
 
 async def _watch(model: UpstreamModel) -> None:

@@ -116,6 +116,7 @@ def build_repository(
         replace(settings, missing=missing),
         loader,
         repositories,
+        catalogue=dataplane.models,
         metrics=metrics,
         board=board,
         cache=cache,

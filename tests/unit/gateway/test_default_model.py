@@ -137,9 +137,12 @@ async def test_embedding_models_have_a_default_of_their_own(tmp_path: Path) -> N
 def test_which_models_count(tmp_path: Path) -> None:
     model = Setup(tmp_path, SchedulerConfig(), 16).model
     model.adapters = AdapterSet([Adapter(name, name, tmp_path, 0) for name in ("x", "y")])
-    models = Catalogue(on_demand=cast("OnDemand", SimpleNamespace(language_models=lambda: ["later"])))
+    models = Catalogue(
+        on_demand=cast("OnDemand", SimpleNamespace(generating_models=lambda: ["later"], is_upstream="later".__eq__))
+    )
     models.add(model)  # still loading
     assert models.usable(Kind.CHAT, lambda _: True) == [["later"], ["m", "alias", "x", "y"]]
+    assert models.usable(Kind.TOKENS, lambda _: True) == [["m", "alias", "x", "y"]], "the other one is another server's"
     assert models.usable(Kind.CHAT, {"alias", "x"}.__contains__) == [["alias", "x"]]
     assert models.usable(Kind.CHAT, {"x", "y"}.__contains__) == [["x"], ["y"]]
     assert models.usable(Kind.CHAT, {"later"}.__contains__) == [["later"]]

@@ -223,7 +223,7 @@ class Catalogue:
         self._board = board or LoadingBoard()
         self._on_demand = on_demand
         self._entries: dict[str, Entry] = {}
-        self.has_upstreams = False
+        self.has_upstreams = on_demand is not None
         """Whether requests may go to other servers."""
         self.traffic: Traffic | None = None
         """None while no name has rules."""
@@ -239,10 +239,10 @@ class Catalogue:
         Raises PermissionDeniedError, ModelNotFoundError, InvalidRequestError for a model of another kind, NotReadyError
         while it loads, OverloadedError, DeadlineExceededError.
         """
-        if self._on_demand is None or kind.pools:
+        if self._on_demand is None:
             return self.resolved(name, kind, context)
         target = self._target(name, kind, context)
-        await self._load(self._on_demand, target.model, context)
+        await self._load(self._on_demand, target.model, kind, context)
         return self._note(name, kind, context)
 
     def resolved(self, name: str, kind: Kind, context: RequestContext) -> Entry:
@@ -266,13 +266,15 @@ class Catalogue:
         rules = self._rules(name, context)
         return Target(name) if rules is None else rules.target(name, kind, context)
 
-    async def _load(self, on_demand: OnDemand, name: str, context: RequestContext) -> None:
-        """The model stays until the request's end."""
+    async def _load(self, on_demand: OnDemand, name: str, kind: Kind, context: RequestContext) -> None:
+        """The model stays until the request's end. No pooling model of this server is loaded by requests."""
         entry = self._entries.get(name)
-        if entry is None or entry.served is None or isinstance(entry.served, NameHolder):
-            own = name if entry is None else entry.first_name
-            if on_demand.may_generate(own):
-                await on_demand.use_allowed(own, context)
+        own = name if entry is None else entry.first_name
+        served = None if entry is None else entry.served
+        if served is not None and not isinstance(served, NameHolder) and self.deployment(name) is None:
+            return  # it is of no repository
+        if on_demand.is_upstream(own) if kind.pools else on_demand.may_generate(own):
+            await on_demand.use_allowed(own, context)
 
     def _note(self, name: str, kind: Kind, context: RequestContext) -> Entry:
         rules = self._rules(name, context)
@@ -296,8 +298,8 @@ class Catalogue:
         """Whether another server may get such requests, so that `find` comes before the body is read."""
         if self.traffic is not None and self._has_rules(name):
             return self.traffic.is_upstream(name, kind)
-        entry = self._entries.get(name)
-        return entry is not None and entry.upstream is not None
+        is_stored = self._on_demand is not None and self._on_demand.is_upstream(name)
+        return is_stored or upstream_of(self.model(name)) is not None
 
     # What a name means by itself
 
@@ -398,7 +400,7 @@ class Catalogue:
             model.loaded = False
         for name in [name for name, entry in self._entries.items() if _belongs(entry, model)]:
             self._put(name, None)
-        self.has_upstreams = any(entry.upstream is not None for entry in self._entries.values())
+        self.has_upstreams = self._on_demand is not None or any(map(_is_upstream, self._entries.values()))
         self.changes.tell()
 
     def _follow_adapters(self, model: LoadedModel) -> None:
@@ -470,7 +472,7 @@ class Catalogue:
         return name in self._on_demand_names()
 
     def _on_demand_names(self) -> list[str]:
-        return [] if self._on_demand is None else self._on_demand.language_models()
+        return [] if self._on_demand is None else self._on_demand.generating_models()
 
     def usable(self, kind: Kind, may_use: Callable[[str], bool], capabilities: Sequence[str] = ()) -> list[list[str]]:
         """The names of each model that such a request may ask for, one that is still loading included; those of its
@@ -480,7 +482,7 @@ class Catalogue:
         if kind.pools:
             names = self._pooling_names(listed, capabilities)
         else:
-            names = [[name] for name, served in listed if served is None or self._is_rule_s(name, served)]
+            names = [[name] for name, served in listed if self._is_usable(name, served, kind)]
             for model in self.known():
                 own = [name for name in model.names if may_use(name)]
                 adapters = [adapter.name for adapter in model.adapters if may_use(adapter.name)]
@@ -488,7 +490,10 @@ class Catalogue:
         names += [[name] for name, served in listed if _answers(served, kind)]
         return [usable for usable in ([*filter(may_use, group)] for group in names) if usable]
 
-    def _is_rule_s(self, name: str, served: Served) -> bool:
+    def _is_usable(self, name: str, served: Served | None, kind: Kind) -> bool:
+        """Whether a name that is no loaded model's own is one of a language model, or may be."""
+        if served is None:
+            return kind.api is not None or self._on_demand is None or not self._on_demand.is_upstream(name)
         return isinstance(served, NameHolder) and self.model(name) is None
 
     def _pooling_names(
@@ -537,6 +542,10 @@ def _entries_of(model: LoadedModel | PoolingModel | Upstream) -> list[Entry]:
         return own + [Entry(adapter.name, NameHolder(model, adapter)) for adapter in model.adapters]
     names = model.names if isinstance(model, PoolingModel) else (model.name,)
     return [Entry(name, model) for name in names]
+
+
+def _is_upstream(entry: Entry) -> bool:
+    return entry.upstream is not None
 
 
 def _belongs(entry: Entry, model: LoadedModel | Upstream) -> bool:

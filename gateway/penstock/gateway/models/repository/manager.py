@@ -64,7 +64,7 @@ class ModelRepository:
     `loaders` gives the loader for a backend's name and raises ValueError for unknown ones; what serves is in
     `catalogue`; `metrics` keeps those that models report; `cache` keeps responses of models that ask for it, and is
     closed at the end; `observe` is called with each model version before it serves. `on_demand` is there where requests
-    load models; `language_backends` are the names of the backends whose models it takes for language models.
+    load models; `generating`: as OnDemandLoads has it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ModelRepository:
         cache: ResponseCache | None = None,
         observe: Callable[[InferModel], None] | None = None,
         on_demand: OnDemand | None = None,
-        language_backends: Sequence[str] = (),
+        generating: Sequence[str] = (),
     ) -> None:
         self._settings = settings
         self._on_demand = on_demand
@@ -104,7 +104,7 @@ class ModelRepository:
         self._operations = Operations()
         self._drains: set[asyncio.Task[None]] = set()
         self._revivals: set[asyncio.Task[None]] = set()
-        self._demand_loads = OnDemandLoads(self, self._listing, self._loading.slots, settings, language_backends)
+        self._demand_loads = OnDemandLoads(self, self._listing, self._loading.slots, settings, generating)
         if on_demand is not None:
             on_demand.attach(self._demand_loads)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -40,7 +40,8 @@ class Operations(Protocol):
 
 
 class OnDemandLoads:
-    """Implements Loads. `language_backends`: the names of the backends of language models."""
+    """Implements Loads. `generating`: the names of the backends of language models, and that of other servers' models
+    last."""
 
     def __init__(
         self,
@@ -48,14 +49,15 @@ class OnDemandLoads:
         listing: RepositoryListing,
         slots: LoadSlots,
         settings: RepositorySettings,
-        language_backends: Iterable[str],
+        generating: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._operations = operations
         self._listing = listing
         self._slots = slots
         self._settings = settings
-        self._language_backends = frozenset(language_backends)
+        self._generating = frozenset(generating)
+        self._upstream = generating[-1] if generating else None
         self._clock = clock
         self._looked = clock()
         self._looking: asyncio.Task[None] | None = None
@@ -84,12 +86,15 @@ class OnDemandLoads:
         else:
             await self.look()
 
-    def is_language_model(self, name: str) -> bool | None:
+    def generates(self, name: str) -> bool | None:
         serving = self._operations.deployment(name)
         if serving is not None:
-            return any(model.config.backend in self._language_backends for model in serving.models.values())
+            return any(model.config.backend in self._generating for model in serving.models.values())
         backend = self._backends.get(name)
-        return None if backend is None else backend in self._language_backends
+        return None if backend is None else backend in self._generating
+
+    def is_upstream(self, name: str) -> bool:
+        return self._upstream is not None and self._backends.get(name) == self._upstream
 
     def stored(self) -> list[str]:
         return sorted(self._listing.names)

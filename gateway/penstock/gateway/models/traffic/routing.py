@@ -133,8 +133,7 @@ class TrafficRouting:
         try:
             served = self._resolve(target, kind)
         except (ModelNotFoundError, NotReadyError):
-            demand = None if kind.pools else self._on_demand
-            if demand is not None and demand.would_load(target.model, generates=True):
+            if self._would_load(target, kind):
                 return None
             raise
         is_ready = served.source.ready if isinstance(served, PoolingModel) else served.model.ready
@@ -142,12 +141,20 @@ class TrafficRouting:
             raise NotReadyError(f"The model `{target.id}` is not ready.", retry_after=2)
         return served
 
+    def _would_load(self, target: Target, kind: Kind) -> bool:
+        """Raises NotReadyError while it is not tried again."""
+        demand, name = self._on_demand, target.model
+        may_answer = demand is not None and (not kind.pools or (kind.api is not None and demand.is_upstream(name)))
+        return demand is not None and may_answer and demand.would_load(name, generates=True)
+
     # What a name is
 
     def is_upstream(self, name: str, kind: Kind) -> bool:
         rule = self._table.names[name].rule
         concerned = (Target(name), *rule.targets, *(() if rule.shadow is None else (rule.shadow,)))
-        return any(self._upstream(target, kind) is not None for target in concerned)
+        demand = self._on_demand
+        stored = demand is not None and any(demand.is_upstream(target.model) for target in concerned)
+        return stored or any(self._upstream(target, kind) is not None for target in concerned)
 
     def first(self, name: str) -> Served | None:
         public = self._table.names[name]

@@ -122,7 +122,7 @@ def build_repository(
         cache=cache,
         observe=observe,
         on_demand=on_demand,
-        language_backends=LANGUAGE_BACKENDS,
+        generating=(*LANGUAGE_BACKENDS, UPSTREAM_BACKEND),
     )
 
 

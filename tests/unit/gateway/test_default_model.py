@@ -112,7 +112,9 @@ async def test_models_of_other_servers_count() -> None:
     chat = "/v1/chat/completions"
     assert (await ask(alone, chat, BODIES[chat])).status == 200
     assert b'"model":"far"' in far.bodies[0]
-    assert (await ask(both, chat, BODIES[chat])).status == 400
+    refused = await ask(both, chat, BODIES[chat])
+    assert refused.status == 400
+    assert "model. This request can use 2 models" in refused.json()["error"]["message"]
     text = await ask(both, "/v1/completions", BODIES["/v1/completions"])
     assert text.json()["model"] == "tiny"  # the other one answers chats alone
     tokens = await ask(both, "/v1/messages/count_tokens", BODIES["/v1/messages/count_tokens"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from penstock.gateway.generating.requests import RequestReader, default_model
+from penstock.gateway.generating.request_reading import RequestReader, default_model
 from penstock.gateway.models.catalogue import Kind, Upstream, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.requests.context import RequestContext

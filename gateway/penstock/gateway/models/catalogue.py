@@ -378,7 +378,7 @@ class Catalogue:
 
     def _check_free(self, new: Entry) -> None:
         old = self._entries.get(new.name)
-        if old is None or old.served is None:
+        if old is None or old.served is None or old.served == new.served:
             return
         if old.upstream is not None and (new.upstream is not None or old.upstream.gives_way):
             return

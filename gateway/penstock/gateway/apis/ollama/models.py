@@ -16,7 +16,7 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
 from penstock.gateway.apis.ollama.model_files import ModelFiles, read_model_files
 from penstock.gateway.apis.ollama.schemas import PullRequest, ShowRequest, model_name
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.models.catalogue import Catalogue, Served, Upstream, upstream_of
 from penstock.gateway.models.language.models import NameHolder
 from penstock.gateway.models.pooling.model import PoolingModel

@@ -56,7 +56,7 @@ from penstock.gateway.apis.openai.tensor_requests import (
     tensor_inputs,
 )
 from penstock.gateway.apis.openai.validation import kept_metadata, with_metadata
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import Collected, collect, stream
 from penstock.gateway.models.catalogue import Catalogue, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.choice_output import ChoiceDelta

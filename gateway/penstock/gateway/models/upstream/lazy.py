@@ -33,7 +33,7 @@ class LazyUpstreams:
                 self._models,
                 version=self._version,
                 heartbeat_s=self._config.server.heartbeat_s,
-                request_timeout=self._config.scheduling.request_timeout or None,
+                request_timeout=self._config.models.scheduling.request_timeout or None,
                 answer_memory=self._config.server.body_memory,
             )
         return self._upstreams

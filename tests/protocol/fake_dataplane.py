@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.models.catalogue import Catalogue, Entry, Kind
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import Entry, Kind
 from penstock.gateway.models.language.adapters import AdapterSet
 from penstock.gateway.models.language.dataplane import (
     ChatPrompt,

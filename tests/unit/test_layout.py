@@ -115,6 +115,7 @@ LAYERS = (
     {"apis.kserve"},
     {"models.language", "models.repository", "processes.model_host"},
     {"models.pooling"},
+    {"models.entries"},
     {"models.catalogue"},
     {"models.language.dataplane", "models.repository.known_models"},
     {"models.repository.manager", "models.language.adapter_control", "models.language.kserve", "models.pooling.plane"},

@@ -12,7 +12,8 @@ import pytest
 import support.pooling
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError
-from penstock.gateway.models.catalogue import Catalogue, Kind
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import Kind
 from penstock.gateway.models.language.adapters import Adapter, AdapterSet
 from penstock.gateway.models.language.dataplane import ServedModel
 from penstock.gateway.models.on_demand.on_demand import OnDemand

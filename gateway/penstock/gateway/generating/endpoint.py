@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 import msgspec
 
 from penstock.gateway.generating.request_reading import RequestReader, default_model
-from penstock.gateway.models.catalogue import Kind, Upstream, UpstreamAnswer, UpstreamChat
+from penstock.gateway.models.entries import Kind, Upstream, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange

@@ -10,7 +10,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, PermissionDeniedError, UnsupportedError
-from penstock.gateway.models.catalogue import Catalogue, Kind
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import Kind
 from penstock.gateway.requests.bounded_json import decode_checked, decode_json
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange

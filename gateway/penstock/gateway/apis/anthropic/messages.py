@@ -34,7 +34,7 @@ from penstock.gateway.apis.anthropic.tools import OfferedTools, offered_tools
 from penstock.gateway.generating.endpoint import TranslatingEndpoint, chat_fields
 from penstock.gateway.generating.request_reading import RequestReader, default_model, parse
 from penstock.gateway.generating.streams import collect, stream
-from penstock.gateway.models.catalogue import Kind, UpstreamAnswer, UpstreamChat
+from penstock.gateway.models.entries import Kind, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange

@@ -31,7 +31,8 @@ from penstock.gateway.generating.endpoint import TranslatingEndpoint
 from penstock.gateway.generating.fitting import only_prompt
 from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import stream
-from penstock.gateway.models.catalogue import Catalogue, UpstreamAnswer, UpstreamChat
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import GenerateRequest as WantedText
 from penstock.gateway.models.language.dataplane import Generation, ServedModel
 from penstock.gateway.models.language.models import LoadedModel, NameHolder

@@ -17,7 +17,8 @@ from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, Uns
 from penstock.gateway.apis.ollama.model_files import ModelFiles, read_model_files
 from penstock.gateway.apis.ollama.schemas import PullRequest, ShowRequest, model_name
 from penstock.gateway.generating.request_reading import parse
-from penstock.gateway.models.catalogue import Catalogue, Served, Upstream, upstream_of
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import Served, Upstream, upstream_of
 from penstock.gateway.models.language.models import NameHolder
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.transports.http.exchange import Exchange

@@ -40,7 +40,7 @@ from penstock.gateway.generating.answer_shape import answer_shape, asked_budget
 from penstock.gateway.generating.endpoint import GeneratingEndpoint, chat_fields
 from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import Collected, collect, collecting, stream
-from penstock.gateway.models.catalogue import UpstreamChat
+from penstock.gateway.models.entries import UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation, ServedModel
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange

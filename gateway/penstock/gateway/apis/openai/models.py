@@ -13,7 +13,8 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
 from penstock.gateway.apis.kserve.store import ModelStore, NotExplicitError
 from penstock.gateway.errors import HttpError
-from penstock.gateway.models.catalogue import Catalogue, Served
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import Served
 from penstock.gateway.models.language.adapter_control import AdapterControl
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.models import LoadedModel, NameHolder

@@ -58,7 +58,8 @@ from penstock.gateway.apis.openai.tensor_requests import (
 from penstock.gateway.apis.openai.validation import kept_metadata, with_metadata
 from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import Collected, collect, stream
-from penstock.gateway.models.catalogue import Catalogue, UpstreamAnswer, UpstreamChat
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.choice_output import ChoiceDelta
 from penstock.gateway.models.language.dataplane import Usage
 from penstock.gateway.models.language.kserve.language_model import LanguageModel

@@ -21,7 +21,7 @@ from penstock.gateway.apis.openai.schemas import CHAT, ChatMessage, ChatRequest
 from penstock.gateway.apis.openai.tools import tool_use
 from penstock.gateway.generating.answer_shape import check_tool_parser
 from penstock.gateway.generating.request_reading import default_model, parse
-from penstock.gateway.models.catalogue import Kind
+from penstock.gateway.models.entries import Kind
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange

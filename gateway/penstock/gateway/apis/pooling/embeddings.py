@@ -27,7 +27,7 @@ from penstock.gateway.apis.pooling.schemas import (
 )
 from penstock.gateway.apis.pooling.tokenizing import Cut, tokenize_inputs, truncation
 from penstock.gateway.generating.request_reading import texts_or_ids
-from penstock.gateway.models.catalogue import Kind
+from penstock.gateway.models.entries import Kind
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext

@@ -17,7 +17,7 @@ from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.pooling.schemas import UNSUPPORTED, PoolingRequest
 from penstock.gateway.generating.request_reading import RequestReader, default_model, parse
-from penstock.gateway.models.catalogue import Kind
+from penstock.gateway.models.entries import Kind
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext

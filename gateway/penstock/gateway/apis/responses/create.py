@@ -28,7 +28,7 @@ from penstock.gateway.generating.endpoint import TranslatingEndpoint
 from penstock.gateway.generating.fitting import longest_that_fits, within
 from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import stream
-from penstock.gateway.models.catalogue import Kind, UpstreamAnswer, UpstreamChat
+from penstock.gateway.models.entries import Kind, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation, Usage
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange

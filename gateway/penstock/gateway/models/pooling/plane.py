@@ -8,7 +8,8 @@ from typing import TypeVar
 from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import DeadlineExceededError
 from penstock.gateway.metrics.registry import Source
-from penstock.gateway.models.catalogue import Catalogue, Kind
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import Kind
 from penstock.gateway.models.language.generation import Usage
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.requests.context import RequestContext, until

@@ -15,7 +15,7 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, PenstockError
 from penstock.gateway.apis.kserve.store import ModelStore
 from penstock.gateway.configuration.traffic_rules import Target
-from penstock.gateway.models.catalogue import Kind, Served, Upstream, UpstreamAnswer, UpstreamChat, upstream_of
+from penstock.gateway.models.entries import Kind, Served, Upstream, UpstreamAnswer, UpstreamChat, upstream_of
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.generate_request import GenerateRequest
 from penstock.gateway.models.language.kserve.language_model import LanguageModel

@@ -20,7 +20,7 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings
 from penstock.gateway.errors import UpstreamUnavailableError
-from penstock.gateway.models.catalogue import UpstreamAnswer, UpstreamChat
+from penstock.gateway.models.entries import UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.adapters import CallCounter
 from penstock.gateway.models.language.generation import Usage
 from penstock.gateway.models.upstream.answer_reading import AnswerReader, HeldAnswer, HeldAnswers

@@ -19,7 +19,7 @@ from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.gateway.apis.kserve.store import NotExplicitError
 from penstock.gateway.apis.openai.tensor_models import TensorModel, TensorModels
 from penstock.gateway.apis.openai.tensor_requests import takes_text
-from penstock.gateway.models.catalogue import Upstream
+from penstock.gateway.models.entries import Upstream
 from penstock.gateway.models.repository.models import Deployment
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings

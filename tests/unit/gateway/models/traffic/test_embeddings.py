@@ -11,7 +11,7 @@ import pytest
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
-from penstock.gateway.models.catalogue import Kind, Upstream
+from penstock.gateway.models.entries import Kind, Upstream
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.traffic.routing import TrafficRouting
 from penstock.gateway.models.traffic.table import TrafficTable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 from penstock.engines.errors import AlreadyExistsError, ModelNotFoundError, NotReadyError
 from penstock.gateway.configuration.traffic_rules import Target
@@ -174,8 +173,8 @@ class Catalogue:
         self.has_upstreams |= entries[0].upstream is not None
         if isinstance(model, LoadedModel):
             model.sleep.on_change = self.changes.tell
-            model.adapters.on_change = partial(self._follow_adapters, model)
-            self._drop_adapters()
+            model.adapters.on_change = self._adapters_changed
+            self._follow_adapters()
         self.changes.tell()
 
     def _check_free(self, new: Entry) -> None:
@@ -202,26 +201,26 @@ class Catalogue:
             model.loaded = False
         for name in [name for name, entry in self._entries.items() if _belongs(entry, model)]:
             self._put(name, None)
+        self._follow_adapters()
         self.has_upstreams = self._on_demand is not None or any(map(_is_upstream, self._entries.values()))
         self.changes.tell()
 
-    def _follow_adapters(self, model: LoadedModel) -> None:
-        """The model's adapters are others now."""
-        self._drop_adapters()
-        if model in self.known():
-            for adapter in model.adapters:
-                if self.model(adapter.name) is None:
-                    self._put(adapter.name, NameHolder(model, adapter))
+    def _adapters_changed(self) -> None:
+        self._follow_adapters()
         self.changes.tell()
 
-    def _drop_adapters(self) -> None:
-        """Names of adapters whose model has none any more, or that it does not have."""
+    def _follow_adapters(self) -> None:
+        """Models have adapters, as far as their names are free, and no others have names."""
         models = self.known()
         for name, entry in list(self._entries.items()):
             if isinstance(entry.served, NameHolder) and entry.served.adapter is not None:
                 model, adapter = entry.served
                 if model not in models or model.adapters.get(name) is not adapter:
                     self._put(name, None)
+        for model in models:
+            for adapter in model.adapters:
+                if self.model(adapter.name) is None:
+                    self._put(adapter.name, NameHolder(model, adapter))
 
     def publish(self, name: str, tensors: Deployment | None) -> None:
         """These versions serve the KServe model of this name from now on; None: none do."""

@@ -37,9 +37,10 @@ from penstock.gateway.apis.openai.schemas import CHAT, ChatMessage, ChatRequest,
 from penstock.gateway.apis.openai.tools import tool_use
 from penstock.gateway.apis.openai.validation import chat_generate_request, kept_metadata, real_tier, with_metadata
 from penstock.gateway.generating.answer_shape import answer_shape, asked_budget
-from penstock.gateway.generating.endpoint import GeneratingEndpoint, OtherChat, chat_fields
+from penstock.gateway.generating.endpoint import GeneratingEndpoint, chat_fields
 from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import Collected, collect, collecting, stream
+from penstock.gateway.models.entries import UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation, ServedModel
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
@@ -150,7 +151,7 @@ _formed_call_frames = partial(FormedCallFrames, opening=b'"delta":')
 
 
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
-    text_api = "chat"
+    passes_body = True
 
     def __init__(
         self,
@@ -282,7 +283,7 @@ def _names_tool(request: ChatRequest) -> bool:
     return isinstance(choice, dict) and not choice.keys().isdisjoint(("function", "custom", "name"))
 
 
-def other_chat(request: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> OtherChat:
+def upstream_chat(request: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> UpstreamChat:
     """`messages` are as chat templates know them; those of `request` are not read."""
     fields = msgspec.to_builtins(request)
     shows = fields.pop("include_reasoning") is not False
@@ -294,7 +295,7 @@ def other_chat(request: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> O
         if "json_schema" in form:
             form["json_schema"] = present(form["json_schema"])
         fields["response_format"] = form
-    return OtherChat(chat_fields(fields, messages), show_reasoning=shows)
+    return UpstreamChat(chat_fields(fields, messages), show_reasoning=shows)
 
 
 def present(fields: Mapping[str, Any]) -> dict[str, Any]:

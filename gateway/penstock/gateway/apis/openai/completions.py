@@ -26,6 +26,7 @@ from penstock.gateway.apis.openai.validation import completion_generate_request
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
 from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import Collected, collect, stream
+from penstock.gateway.models.entries import Kind
 from penstock.gateway.models.language.choice_output import whole_characters
 from penstock.gateway.models.language.dataplane import ChoiceDelta, GenerateRequest, Generation, TokenLogprob, Usage
 from penstock.gateway.requests.context import RequestContext
@@ -171,7 +172,8 @@ def _place(shown: str, text: str, begin: int, lost: int) -> tuple[int, int] | No
 
 
 class Completions(GeneratingEndpoint[CompletionRequest]):
-    text_api = "completions"
+    kind = Kind.COMPLETIONS
+    passes_body = True
 
     def _parse(self, body: bytes) -> CompletionRequest:
         return parse(body, CompletionRequest, COMPLETION)

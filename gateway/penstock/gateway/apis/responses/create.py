@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError, UnsupportedError
-from penstock.gateway.apis.openai.chat import chat_generation, other_chat
+from penstock.gateway.apis.openai.chat import chat_generation, upstream_chat
 from penstock.gateway.apis.openai.validation import real_tier
 from penstock.gateway.apis.responses.answer import ResponseObject
 from penstock.gateway.apis.responses.background import BackgroundResponse, send_events
@@ -24,10 +24,11 @@ from penstock.gateway.apis.responses.service import ResponseService
 from penstock.gateway.apis.responses.store import StoredResponse
 from penstock.gateway.apis.responses.tools import NO_TOOLS, ResponseTools, response_tools
 from penstock.gateway.errors import PreviousResponseError
-from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint
+from penstock.gateway.generating.endpoint import TranslatingEndpoint
 from penstock.gateway.generating.fitting import longest_that_fits, within
 from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import stream
+from penstock.gateway.models.entries import Kind, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation, Usage
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
@@ -274,7 +275,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
             exchange, asked, _object(asked, text_request, generation.usage, store=self._kept(asked)), generation
         )
 
-    async def _other_chat(self, asked: Asked, context: RequestContext) -> OtherChat:
+    async def _upstream_chat(self, asked: Asked, context: RequestContext) -> UpstreamChat:
         if asked.request.background:
             message = "background: this model, which is no language model of this server, makes no such responses."
             raise UnsupportedError(message, param="background")
@@ -283,12 +284,12 @@ class CreateResponse(TranslatingEndpoint[Asked]):
             asked.leave_out_logprobs(context, "models of other servers have no logprobs here.")
         if asked.request.truncation == "auto":
             context.ignore("truncation", "models of other servers say themselves what does not fit.")
-        return other_chat(chat_request(asked.request, asked.tools, asked.include, context), messages)
+        return upstream_chat(chat_request(asked.request, asked.tools, asked.include, context), messages)
 
     def _renamed(self, asked: Asked, model: str) -> Asked:
         return Asked(msgspec.structs.replace(asked.request, model=model), asked.stream)
 
-    def _respond_from(self, exchange: Exchange, asked: Asked, answer: OtherAnswer) -> Awaitable[None]:
+    def _respond_from(self, exchange: Exchange, asked: Asked, answer: UpstreamAnswer) -> Awaitable[None]:
         request = asked.request
         response = ResponseObject(
             request,
@@ -307,7 +308,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         return self._stores and asked.request.store is not False
 
     def _send(
-        self, exchange: Exchange, asked: Asked, response: ResponseObject, generation: Generation | OtherAnswer
+        self, exchange: Exchange, asked: Asked, response: ResponseObject, generation: Generation | UpstreamAnswer
     ) -> Awaitable[None]:
         keep = Keeping(self._responses, asked, exchange.context.tenant).keep
         if not asked.stream:
@@ -321,7 +322,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         self,
         exchange: Exchange,
         output: Output,
-        generation: Generation | OtherAnswer,
+        generation: Generation | UpstreamAnswer,
         response: ResponseObject,
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -355,9 +356,7 @@ def _object(asked: Asked, text_request: GenerateRequest, usage: Usage, *, store:
 class InputTokens(CreateResponse):
     """How long the prompt of a response would be. It takes what `/v1/responses` takes, and makes nothing."""
 
-    async def _for_own_model(self, exchange: Exchange, asked: Asked) -> Asked:
-        """Models of other servers are refused as unknown here: that takes their tokenizer."""
-        return asked
+    kind = Kind.TOKENS
 
     async def _answer_at_once(self, exchange: Exchange, asked: Asked) -> bool:
         text_request = await self._generate_request(asked, exchange.context)

@@ -1,5 +1,5 @@
-"""The view of an engine that operators look at: what its requests wait for, its blocks, its newest steps. Made only when
-it is called for, and bounded."""
+"""The view of an engine for operators: what its requests wait for, its blocks, its newest steps. Made only when it is
+called for, and bounded."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class BlockMap(msgspec.Struct, array_like=True, frozen=True):
     stride: int
     """A cell stands for so many blocks, and shows the first of them."""
     cells: str
-    """`.` blank, `c` cached, `u` used, `s` shared; at most MOST_CELLS."""
+    """`.` blank, `c` cached, `u` used, `s` shared, each behind how many there are of it in a row; at most MOST_CELLS."""
 
 
 class EngineView(msgspec.Struct, array_like=True, frozen=True):

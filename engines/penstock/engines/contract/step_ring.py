@@ -70,7 +70,10 @@ class StepRing:
             self.ends(_FAILED)
 
     def rows(self, since: int = 0) -> list[StepRow]:
-        """Those that are kept, in order; `since`: without this number and those before it."""
+        """Those that are kept, in order; `since`: without this number and those before it, unless these
+        are of another ring."""
+        if since > self._begun:
+            since = 0
         rows = read_steps(bytes(self._memory[:STEPS_BYTES]))
         return [row for row in rows if row.number > since]
 

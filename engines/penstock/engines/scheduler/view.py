@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import groupby, islice
 
 from penstock.engines.contract.engine_view import (
     MOST_CELLS,
@@ -118,8 +118,12 @@ def block_map(pool: BlockPool) -> BlockMap:
         used=held - shared,
         shared=shared,
         stride=stride,
-        cells="".join([_cell(pool, block_id) for block_id in range(0, pool.num_blocks, stride)]),
+        cells=_runs(_cell(pool, block_id) for block_id in range(0, pool.num_blocks, stride)),
     )
+
+
+def _runs(cells: Iterable[str]) -> str:
+    return "".join([f"{sum(1 for _ in group)}{cell}" for cell, group in groupby(cells)])
 
 
 def _cell(pool: BlockPool, block_id: int) -> str:

@@ -40,6 +40,8 @@ class StreamDriver(ABC):
         self._turn: asyncio.Future[bytes | None]
         """Done when the client is slow, and with the last frames."""
         self._failure: Exception | None = None
+        self.waited = 0.0
+        """Seconds for the client."""
 
     async def run(self) -> bytes:
         """Writes until the source ends. Returns the frames of that end: they leave together with the end of the
@@ -52,7 +54,9 @@ class StreamDriver(ABC):
                 last = await self._turn
                 if last is not None:
                     return last
+                slow_since = loop.time()
                 await self._writer.drain()
+                self.waited += loop.time() - slow_since
                 if self._failure is not None:
                     raise self._failure
         finally:
@@ -154,7 +158,9 @@ async def stream(
     data = opening() + frames.render(batch or ())
     if frames.live:
         await send(_body_message(data))
-        data = await DeltaDriver(deltas, frames, exchange.writer, push=exchange.body_writer is not None).run()
+        driver = DeltaDriver(deltas, frames, exchange.writer, push=exchange.body_writer is not None)
+        data = await driver.run()
+        exchange.context.record.write_seconds = driver.waited
     await exchange.finish(data + ending())
 
 

@@ -231,7 +231,7 @@ class ServedModels:
         self.other_servers = build_other_servers(config, self.dataplane)
         self._custom, self._gpus = CustomMetrics(), GpuMetrics()
         latencies = read_metrics_config(config.server.metrics_config)
-        budget = build_budget(config, self._gpus)
+        self.budget = budget = build_budget(config, self._gpus)
         self.repository = build_repository(
             config,
             self.dataplane,

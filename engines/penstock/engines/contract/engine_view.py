@@ -77,7 +77,7 @@ class BlockMap(msgspec.Struct, array_like=True, frozen=True):
     stride: int
     """A cell stands for so many blocks, and shows the first of them."""
     cells: str
-    """`.` blank, `c` cached, `u` used, `s` shared, each behind how many there are of it in a row; at most MOST_CELLS."""
+    """`.` blank, `c` cached, `u` used, `s` shared, each behind how many of it follow; at most MOST_CELLS of them."""
 
 
 class EngineView(msgspec.Struct, array_like=True, frozen=True):

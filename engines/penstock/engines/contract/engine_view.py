@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.engines.contract.step_ring import StepRow
 
-MOST_REQUESTS = 300
+MOST_REQUESTS = 100
 """Of one view."""
 MOST_CELLS = 1024
 """Of one map of blocks."""

@@ -65,8 +65,11 @@ function fill(cell, content) {
   cell.replaceChildren(content);
 }
 
-/** A field with its label. */
-export const field = (label, input) => h("label", {}, label, input);
+/** A field with its label, which is its name, too: a choice's options are not part of that. */
+export function field(label, input) {
+  input.setAttribute("aria-label", label);
+  return h("label", {}, label, input);
+}
 
 /** A choice among texts. */
 export const select = (options, properties = {}) => {

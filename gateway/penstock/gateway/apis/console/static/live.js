@@ -1,6 +1,6 @@
 /** What an engine does now: its requests and what they wait for, its blocks, its steps, and figures over time. */
 
-import { h, select, setOptions, setText, table } from "/console/dom.js";
+import { field, h, select, setOptions, setText, table } from "/console/dom.js";
 import { count, percent, quantile, rate, seconds, tenant } from "/console/format.js";
 import { blockMap, linePlot, stepTimeline } from "/console/plot.js";
 
@@ -175,7 +175,7 @@ export const live = {
     }
 
     const element = h(
-      "div", {}, h("p", { class: "row" }, h("label", {}, "Model", models)), problem, tiles,
+      "div", {}, h("p", { class: "row" }, field("Model", models)), problem, tiles,
       h("h2", {}, "Over time"), h("div", { class: "grid" }, Object.values(plots).map((plot) => plot.element)),
       h("h2", {}, "Engine"), h("div", { class: "grid" }, timeline.element, map.element),
       h("h2", {}, "Tenants"), tenants.element, h("h2", {}, "Requests"), rows.element, more,

@@ -96,7 +96,7 @@ export const playground = {
 /** One model's side of the chat. */
 class Pane {
   constructor(title) {
-    this.models = select([], { aria: { label: `Model of: ${title}` } });
+    this.models = select([]);
     this.turns = h("div", {});
     this.facts = h("p", { class: "soft" });
     this.messages = [];

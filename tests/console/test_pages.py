@@ -178,7 +178,7 @@ def test_bad_parameters_are_told_where_they_are(open_page: Open, open_server: Se
 def test_tensors_go_in_and_come_out(open_page: Open, open_server: Server, tmp_path: Path, picture: Keep) -> None:
     page = open_page(open_server.url, "tensors")
     page.get_by_label("Model", exact=True).first.select_option("echo version 1")
-    page.get_by_role("group", name="TEXT (BYTES").get_by_label("Text").fill("hello <b>tensor</b>")
+    page.get_by_role("group", name="TEXT (BYTES").get_by_label("Text", exact=True).fill("hello <b>tensor</b>")
     image = page.get_by_role("group", name="IMAGE (FP32")
     file = tmp_path / "dot.png"
     file.write_bytes(base64.b64decode(_RED_DOT))
@@ -190,10 +190,10 @@ def test_tensors_go_in_and_come_out(open_page: Open, open_server: Server, tmp_pa
     page.get_by_text("1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0").wait_for()
     page.get_by_text("1 inferences in 1 executions").wait_for()
     picture(page, "tensors")
-    image.get_by_label("Data").fill("[1, 2")
+    image.get_by_label("Data, as JSON").fill("[1, 2")
     page.get_by_role("button", name="Infer").click()
     page.get_by_text("IMAGE: ").wait_for()
-    image.get_by_label("Data").fill("[1, 2]")
+    image.get_by_label("Data, as JSON").fill("[1, 2]")
     page.get_by_role("button", name="Infer").click()
     page.locator("p.bad[role=alert]", has_text="IMAGE").wait_for()
     for name in ("Load or reload", "Unload"):

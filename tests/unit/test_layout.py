@@ -105,10 +105,10 @@ def test_the_contract_is_a_leaf() -> None:
 ROOMS = {"apis", "commands", "models", "processes", "server", "transports"}
 """Of the gateway: folders of packages."""
 LAYERS = (
-    {"database", "errors", "commands.terminal_chat"},
+    {"database", "errors", "commands.terminal_chat", "commands.top"},
     {"configuration"},
     {"server.debug_bundle", "requests", "transports.http2"},
-    {"transports.sockets"},
+    {"transports.sockets", "transports.stream_driver"},
     {"transports.http", "metrics"},
     {"transports.grpc", "models.memory", "apis.usage"},
     {"models.on_demand"},
@@ -116,9 +116,9 @@ LAYERS = (
     {"models.language", "models.repository", "processes.model_host"},
     {"commands.bench", "generating"},
     {"apis.pooling", "models.upstream"},
-    {"apis.anthropic", "apis.openai", "models.traffic"},
+    {"apis.anthropic", "apis.openai", "models.loader", "models.traffic"},
     {"commands.offline", "apis.ollama", "apis.responses"},
-    {"apis.batches", "commands.verify"},
+    {"apis.batches", "commands.doctor", "commands.verify"},
     {"server.ports"},
     {"apis.console", "processes.fronts"},
     {"server.composition"},

@@ -66,7 +66,7 @@ def test_which_tenant_floods_and_which_request_is_stuck_and_why(open_page: Open,
     use_key(page, "admin")
     with chats(server, "blue", 24):
         tenants = page.get_by_role("region", name="Requests by tenant")
-        tenants.locator("tr", has_text="blue").wait_for()
+        tenants.locator("tr", has_text="blue").get_by_text("24", exact=True).first.wait_for()
         page.get_by_text("waits for").first.wait_for()
         with chats(server, "red", 1, "red-is-stuck") as last:
             rows = page.get_by_role("region", name="Requests in flight")
@@ -131,6 +131,13 @@ def test_which_model_fails_to_load(open_page: Open, server: Server, picture: Kee
 def test_traffic_is_shifted_back(open_page: Open, server: Server, picture: Keep) -> None:
     admin = {"authorization": "Bearer admin"}
     assert httpx.put(server.url + "/traffic/ranker", json=_RULE, headers=admin).status_code == 200
+    tensors = [
+        {"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["x"]},
+        {"name": "IMAGE", "datatype": "FP32", "shape": [3, 2, 2], "data": [0] * 12},
+    ]
+    for _ in range(8):  # a shift begins with the first request
+        answer = httpx.post(server.url + "/v2/models/ranker/infer", json={"inputs": tensors}, headers=admin)
+        assert answer.status_code == 200
     page = open_page(server.url, "tensors")
     use_key(page, "admin")
     page.get_by_role("heading", name="ranker").wait_for()
@@ -142,7 +149,7 @@ def test_traffic_is_shifted_back(open_page: Open, server: Server, picture: Keep)
     page.goto(server.url + "/console#/overview")
     targets = page.get_by_role("region", name="Traffic rules")
     targets.locator("tr", has_text="echo-new").get_by_text("0.0 %").wait_for()
-    page.get_by_text("ranker: rule set: echo 1, echo-new 0").wait_for()
+    page.get_by_text("ranker: rule set: echo 1, echo-new 0").first.wait_for()
     picture(page, "traffic")
     rule = httpx.get(server.url + "/traffic/ranker", headers=admin).json()
     assert {target["target"]: target["share"] for target in rule["targets"]} == {"echo": 1.0, "echo-new": 0.0}

@@ -3,10 +3,11 @@ model or a person is ever markup."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,12 +181,14 @@ def test_tensors_go_in_and_come_out(open_page: Open, open_server: Server, tmp_pa
     page.get_by_label("Model", exact=True).first.select_option("echo version 1")
     page.get_by_role("group", name="TEXT (BYTES").get_by_label("Text", exact=True).fill("hello <b>tensor</b>")
     image = page.get_by_role("group", name="IMAGE (FP32")
-    file = tmp_path / "dot.png"
-    file.write_bytes(base64.b64decode(_RED_DOT))
-    image.get_by_label("From a picture").set_input_files(str(file))
+    for name, data in (("none.png", b"no picture"), ("dot.png", png(255, 0, 0))):
+        (tmp_path / name).write_bytes(data)
+    image.get_by_label("From a picture").set_input_files(str(tmp_path / "none.png"))
+    page.get_by_text("is no picture that this browser knows").wait_for()
+    image.get_by_label("From a picture").set_input_files(str(tmp_path / "dot.png"))
     wait_js(page, "[...document.querySelectorAll('textarea')].some((one) => one.value.startsWith('[1,'))")
     page.get_by_role("button", name="Infer").click()
-    page.get_by_role("heading", name="TEXT (BYTES").wait_for()
+    page.get_by_role("heading", name="TEXT (BYTES, 1)").wait_for()
     page.get_by_text("hello <b>tensor</b>", exact=True).last.wait_for()
     page.get_by_text("1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0").wait_for()
     page.get_by_text("1 inferences in 1 executions").wait_for()
@@ -201,7 +204,15 @@ def test_tensors_go_in_and_come_out(open_page: Open, open_server: Server, tmp_pa
     page.get_by_text("This server has no keys: its console is read-only.").first.wait_for()
 
 
-_RED_DOT = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAEElEQVR4nGP8z8AARAwQCgAf7gP9i18U1AAAAABJRU5ErkJggg=="
+def png(red: int, green: int, blue: int) -> bytes:
+    """Two by two pixels of one colour."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = (b"\0" + bytes((red, green, blue)) * 2) * 2
+    head = struct.pack(">IIBBBBB", 2, 2, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def test_an_engine_that_is_killed_while_it_is_looked_at(open_page: Open) -> None:

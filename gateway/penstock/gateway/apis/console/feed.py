@@ -106,7 +106,7 @@ class _Stream:
     """How far one console has been told."""
 
     def __init__(self) -> None:
-        self.ended_at = time.monotonic()
+        self.ended_at = 0.0
         self.step_at = 0.0
         self._sent: dict[str, bytes] = {}
 

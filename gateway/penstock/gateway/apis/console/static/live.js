@@ -114,7 +114,7 @@ export const live = {
         }
         if (row.ttft_seconds != null && row.completion_tokens > 1) latencies.itl.push([at, (row.seconds - row.ttft_seconds) / (row.completion_tokens - 1)]);
       }
-      for (const row of watched.ended ?? []) {
+      for (const row of (watched.ended ?? []).filter((one) => one.ended_at > at - RECENT_SECONDS)) {
         if (row.ttft_seconds != null && !latencies.seen.delete(row.id)) latencies.ttft.push([at, row.ttft_seconds]);
         if (row.itl_seconds != null) latencies.itl.push([at, row.itl_seconds]);
       }

@@ -190,6 +190,7 @@ class Answer {
     this.thought = h("pre", {});
     this.thoughts = h("details", { hidden: true }, h("summary", {}, "Thoughts"), this.thought);
     this.text = h("div", { class: "answer", aria: { live: "off" } });
+    this.said = "";
     this.calls = [];
     this.callsShown = h("div", {});
     this.finish = "";
@@ -209,8 +210,10 @@ class Answer {
       this.thought.append(thought);
     }
     const tokens = choice.logprobs?.content;
-    if (tokens?.length && delta.content !== undefined) this.text.append(...tokens.map(coloured));
+    // a token that ends the answer has a probability and is no part of its text
+    if (tokens?.length && delta.content) this.text.append(...tokens.map(coloured));
     else if (delta.content) this.text.append(delta.content);
+    this.said += delta.content ?? "";
     for (const piece of delta.tool_calls ?? []) this.addCall(piece);
     if (choice.finish_reason) this.finish = choice.finish_reason;
     return Boolean(delta.content || thought || delta.tool_calls);
@@ -227,7 +230,7 @@ class Answer {
   fail(text) { this.text.append(h("p", { class: "bad" }, text)); }
 
   message() {
-    const said = { role: "assistant", content: this.text.textContent };
+    const said = { role: "assistant", content: this.said };
     return this.calls.length ? { ...said, tool_calls: this.calls } : said;
   }
 }

@@ -85,7 +85,9 @@ export function stepTimeline(title) {
     paint((pen, width, height) => {
       const shown = steps.slice(-Math.floor(width / 5));
       const most = Math.max(1, ...shown.map((step) => step.tokens));
-      const longest = 1.15 * Math.max(target, 1e-6, ...shown.map((step) => step.seconds));
+      const slowest = Math.max(1e-6, ...shown.map((step) => step.seconds));
+      const near = target && target < 4 * slowest;
+      const longest = 1.15 * Math.max(slowest, near ? target : 0);
       scale(pen, width, height, most, (value) => Math.round(value).toString());
       const room = height - 28;
       shown.forEach((step, place) => {
@@ -101,7 +103,11 @@ export function stepTimeline(title) {
       pen.beginPath();
       shown.forEach((step, place) => pen.lineTo(width - (shown.length - place) * 5 + 2, height - 14 - (step.seconds / longest) * room));
       pen.stroke();
-      if (!target) return;
+      if (target && !near) {
+        pen.fillStyle = color("soft");
+        pen.fillText(`far below the target of ${write(target)}`, width - 190, 11);
+      }
+      if (!near) return;
       const y = height - 14 - (target / longest) * room;
       pen.setLineDash([4, 4]);
       pen.strokeStyle = color("bad");

@@ -92,7 +92,7 @@ export const requests = {
       const reason = context.whyNot();
       cancel.disabled = Boolean(reason) || !detail || detail.ended;
       setText(why, detail && !detail.ended ? reason : "");
-      cancel.hidden = !chosen;
+      cancel.hidden = !chosen || Boolean(detail?.ended);
       if (!detail) return setText(facts, chosen ? "It is not in flight here, and has not ended since a console looks." : "");
       const words = [
         `${tenant(detail.tenant)}, ${detail.target || detail.model}, ${detail.route}`,

@@ -138,11 +138,13 @@ class TensorField {
     this.data = h("textarea", { rows: 3, value: text ? "" : example(first, datatype) });
     this.isText = h("input", { type: "checkbox", checked: text });
     this.picture = h("input", { type: "file", accept: "image/*", on: { change: () => this.fillFrom(this.picture.files[0]) } });
+    this.wrong = h("p", { class: "bad", role: "alert" });
     this.element = h(
       "fieldset", {}, h("legend", {}, `${name} (${datatype}, ${shape.join(" × ")})`),
       field("Shape", this.shape), field(text ? "Text" : "Data, as JSON", this.data),
       text && h("label", { class: "check" }, this.isText, "one text; off: a JSON list of texts"),
       !text && shape.length >= 3 && field("From a picture, as numbers from 0 to 1 (or 0 to 255 for UINT8)", this.picture),
+      this.wrong,
     );
   }
 
@@ -165,7 +167,9 @@ class TensorField {
     const sizes = this.shape.value.split(",").map(Number);
     const last = [1, 3, 4].includes(sizes.at(-1));
     const [channels, height, width] = last ? [sizes.at(-1), ...sizes.slice(-3, -1)] : sizes.slice(-3);
-    const bitmap = await createImageBitmap(file);
+    setText(this.wrong, "");
+    const bitmap = await createImageBitmap(file).catch(() => null);
+    if (!bitmap) return setText(this.wrong, `${file.name} is no picture that this browser knows.`);
     const canvas = h("canvas", { width, height });
     const pen = canvas.getContext("2d");
     pen.drawImage(bitmap, 0, 0, width, height);

@@ -87,9 +87,10 @@ def picture() -> Callable[[Any, str], None]:
         from PIL import Image
 
         target = Path(PICTURES) / f"console-{name}.png"
+        page.evaluate("scrollTo(0, 0)")
         page.screenshot(path=str(target), full_page=True)
         with Image.open(target) as image:
-            image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(target, optimize=True)
+            image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(target, optimize=True)
         assert target.stat().st_size < 150_000
 
     return keep

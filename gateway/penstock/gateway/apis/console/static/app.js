@@ -126,6 +126,6 @@ byId("nav").append(
   ...Object.entries(PAGES).map(([name, { title }], place) =>
     h("a", { href: `#/${name}`, data: { page: name }, title: `Key ${place + 1}` }, title)),
 );
-addEventListener("hashchange", () => { open(); byId("main").focus({ preventScroll: true }); });
+addEventListener("hashchange", () => { open(); scrollTo(0, 0); byId("main").focus({ preventScroll: true }); });
 theme(storedTheme());
 open();

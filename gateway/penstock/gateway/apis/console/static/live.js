@@ -176,7 +176,7 @@ export const live = {
 
     const element = h(
       "div", {}, h("p", { class: "row" }, field("Model", models)), problem, tiles,
-      h("h2", {}, "Over time"), h("div", { class: "grid" }, Object.values(plots).map((plot) => plot.element)),
+      h("h2", {}, "Over time"), h("div", { class: "grid plots" }, Object.values(plots).map((plot) => plot.element)),
       h("h2", {}, "Engine"), h("div", { class: "grid" }, timeline.element, map.element),
       h("h2", {}, "Tenants"), tenants.element, h("h2", {}, "Requests"), rows.element, more,
     );

@@ -13,7 +13,8 @@ const NAMES = {
 /** The parts of a request's time: {name, from, to, kind}. */
 export function waterfall(detail) {
   const rows = [];
-  const { stages, chunks } = detail;
+  const { chunks } = detail;
+  const stages = detail.stages.filter(([stage], place, all) => stage !== all[place - 1]?.[0]);
   stages.forEach(([stage, from], place) => {
     const to = place + 1 < stages.length ? stages[place + 1][1] : detail.seconds;
     if (stage === "engine") rows.push(...inEngine(detail, from, to));

@@ -125,7 +125,7 @@ LAYERS = (
     {"commands.offline", "apis.ollama", "apis.responses"},
     {"apis.batches", "commands.doctor", "commands.verify"},
     {"server.ports"},
-    {"processes.fronts"},
+    {"apis.console", "processes.fronts"},
     {"server.composition"},
     {"server.signals"},
     {"server.front_ports", "server.open_ports"},

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 FILES = ("report.json", "steps.csv", "stacks.txt")
 """Of each."""
+SCHEMA = "penstock-crash/1"
+"""Of `report.json`."""
 MOST_KEPT = 10
 """Crashes: the newest."""
 _FORM = re.compile(r"\d{8}-\d{6}-(?:engine|model|front)-.+")
@@ -108,6 +110,7 @@ def _write(folder: Path, crash: Crash, steps: Sequence[StepRow], stacks: str, me
     """Raises OSError."""
     now = datetime.now(UTC)
     report = {
+        "schema": SCHEMA,
         "kind": crash.kind,
         "name": crash.name,
         "pid": crash.pid,

@@ -16,7 +16,7 @@ def rows(page: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for table in tables for line in table.splitlines()]
 
 
-@pytest.mark.parametrize(("page", "least"), [("docs/features.md", 70)])
+@pytest.mark.parametrize(("page", "least"), [("docs/features.md", 70), ("SECURITY.md", 25)])
 def test_every_row_names_what_shows_it(page: str, least: int) -> None:
     table = rows(page)
     assert len(table) >= least

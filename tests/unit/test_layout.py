@@ -105,7 +105,7 @@ def test_the_contract_is_a_leaf() -> None:
 ROOMS = {"apis", "commands", "models", "processes", "server", "transports"}
 """Of the gateway: folders of packages."""
 LAYERS = (
-    {"database", "errors", "commands.terminal_chat"},
+    {"database", "errors", "commands.terminal_chat", "commands.top"},
     {"configuration"},
     {"server.debug_bundle", "requests", "transports.http2"},
     {"transports.sockets"},
@@ -118,7 +118,7 @@ LAYERS = (
     {"apis.pooling", "models.upstream"},
     {"apis.anthropic", "apis.openai", "models.traffic"},
     {"commands.offline", "apis.ollama", "apis.responses"},
-    {"apis.batches", "commands.verify"},
+    {"apis.batches", "commands.doctor", "commands.verify"},
     {"server.ports"},
     {"processes.fronts"},
     {"server.composition"},

@@ -19,7 +19,9 @@ import penstock
 from penstock.engines import __version__
 from penstock.engines.process.worker_process import end_unused, start_early
 from penstock.gateway.commands.bench import add_bench_command
+from penstock.gateway.commands.doctor import add_doctor_command
 from penstock.gateway.commands.terminal_chat import add_chat_command
+from penstock.gateway.commands.top import add_top_command
 from penstock.gateway.commands.verify import add_verify_command
 from penstock.gateway.configuration.command_parser import CommandParser
 from penstock.gateway.configuration.config import LISTS, OTHER_NAMES, SECTIONS, Config, ConfigError, load_config
@@ -165,8 +167,10 @@ def _parser() -> CommandParser:
     add_hub_commands(commands, _FORMATTER)
     add_bench_command(commands, _FORMATTER)
     add_verify_command(commands, _FORMATTER)
+    add_doctor_command(commands, _FORMATTER)
     add_check_command(commands, _FORMATTER, _check)
     add_deploy_command(commands, _FORMATTER)
+    add_top_command(commands, _FORMATTER)
     add_debug_command(commands, _FORMATTER)
     for command in entry_points(group="penstock.commands"):
         command.load()(commands, add_sections, _FORMATTER)

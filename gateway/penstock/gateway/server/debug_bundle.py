@@ -11,12 +11,12 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 import msgspec
 
@@ -24,6 +24,7 @@ from penstock.engines.host.crash_folder import FILES, crashes
 from penstock.engines.host.failure_text import one_line
 from penstock.engines.host.machine_facts import machine, variables, versions
 from penstock.engines.host.redaction import Redaction
+from penstock.gateway.commands.top.operator_port import MOST_BYTES, fetch, parse_url
 from penstock.gateway.configuration.config import Config, ConfigError, load_config
 from penstock.gateway.configuration.sections.server import ServerConfig
 
@@ -34,10 +35,6 @@ _VIEWS = {
     "metrics.txt": "/metrics",
 }
 """What is fetched from the port for metrics of a running server."""
-_MOST_BYTES = 8 << 20
-"""Of a view, and of a file of a crash."""
-_PATIENCE = 10.0
-"""Seconds for each view."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +91,10 @@ def _run(parser: argparse.ArgumentParser, args: Mapping[str, Any]) -> int:
 def _source(parser: argparse.ArgumentParser, args: Mapping[str, Any]) -> _Source:
     url = None
     if args["url"] is not None:
-        with suppress(ValueError):
-            url = urlsplit(args["url"])
-        if url is None or url.scheme not in ("http", "https") or not url.hostname:
-            parser.error("--url is like http://127.0.0.1:8002")
+        try:
+            url = parse_url(args["url"])
+        except ValueError as error:
+            parser.error(f"--url: {error}")
     config, trouble = None, ""
     try:
         config = load_config({} if args["crash_dir"] is None else {"crash_dir": args["crash_dir"]}, file=args["config"])
@@ -138,37 +135,18 @@ def _crash_files(folder: Path | None) -> Iterator[tuple[str, str]]:
     for place in places:
         for name in FILES:
             with suppress(OSError), (place / name).open("rb") as file:
-                yield f"{place.name}/{name}", file.read(_MOST_BYTES).decode("utf-8", "replace")
+                yield f"{place.name}/{name}", file.read(MOST_BYTES).decode("utf-8", "replace")
 
 
 def _views(redaction: Redaction, url: SplitResult, key: str | None) -> Iterator[tuple[str, bytes]]:
     for name, path in _VIEWS.items():
         try:
-            text = _fetched(url, path, key)
+            text = fetch(url, path, key)
         except (OSError, http.client.HTTPException, ValueError) as error:
             text = one_line(str(error)) or type(error).__name__
             yield f"{name}.failed.txt", redaction.text(f"{path}: {text}\n").encode()
         else:
             yield name, _as_it_may_be_shown(redaction, text)
-
-
-def _fetched(url: SplitResult, path: str, key: str | None) -> str:
-    """Raises OSError, HTTPException, ValueError."""
-    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-    ends = time.monotonic() + _PATIENCE
-    with closing(kind(url.hostname or "", url.port, timeout=_PATIENCE)) as connection:
-        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        connection.request("GET", url.path.rstrip("/") + path, headers=headers)
-        response = connection.getresponse()
-        data = bytearray()
-        while len(data) < _MOST_BYTES and (part := response.read1(1 << 16)):
-            data += part
-            if time.monotonic() > ends:
-                raise TimeoutError(f"it did not end within {_PATIENCE:g} s")
-    text = data.decode("utf-8", "replace")
-    if response.status != 200:
-        raise ValueError(f"status {response.status}: {text[:200]}")
-    return text
 
 
 def _as_it_may_be_shown(redaction: Redaction, text: str) -> bytes:

@@ -130,17 +130,17 @@ def test_what_cannot_be_had_is_told_in_its_place(bundle: Bundle, tmp_path: Path)
 
 
 def test_an_answer_without_end_is_cut(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.gateway.server.debug_bundle._MOST_BYTES", 1000)
+    monkeypatch.setattr("penstock.gateway.commands.top.operator_port.MOST_BYTES", 1000)
     with serving({"/metrics": b"x" * 100_000}) as url:
         files = bundle("--url", url, "--api-key", KEY, config=False)
     assert len(files["server/metrics.txt"]) < 100_000
 
 
-@pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://", "http://[::1"])
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://[::1", "host:port"])
 def test_an_address_that_is_none(bundle: Bundle, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bundle("--url", url)
-    assert "--url is like" in capsys.readouterr().err
+    assert "is no URL of a server" in capsys.readouterr().err
 
 
 def test_a_file_that_is_there_is_not_overwritten(

@@ -7,7 +7,7 @@ Linux (docs/operations.md has the ratios); what GPUs need beside weights and cac
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -192,6 +192,8 @@ _HELD_BYTES = {"int2": 0.5, "int4": 0.5, "MXFP4": 0.5, "int8": 1.0, "I8": 1.0}
 """Of a weight in a quantized checkpoint, which is held as it is."""
 _BECOMES = {"F8_E4M3": "bf16", "fp4": "int4"}
 _WORDS = "I32"
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERTS_OF_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
 _ANY_HEAD = 64
 """Head size of a decoder whose config.json is not understood."""
 _SAFETENSORS_TYPES = {*FLOAT_BYTES, *_HELD_BYTES, *_BECOMES, _WORDS, "I64", "U8", "BOOL"}
@@ -234,6 +236,51 @@ def estimate(spec: EngineSpec) -> Demand:
         told=model.cache.fixed is None and (spec.runner != "vllm" or options["kv_cache_memory"] is not None),
         hints=_hints(spec.runner, gpu_share=share is not None),
     )
+
+
+def context_bytes(spec: EngineSpec) -> float | None:
+    """What the KV cache keeps of one token, in bytes. None: the model's files are not understood. Reads them."""
+    folder = Path(spec.options["model_dir"])
+    shape = read_shape(folder)
+    return None if shape is None else _token_bytes(spec, shape, stored_sizes(folder))
+
+
+def decode_bytes(spec: EngineSpec) -> int | None:
+    """Bytes of weights that a step for one token of one request reads with the openvino engine: of a mixture only the
+    experts that the token is sent to. None: the model's files are not understood. Reads them."""
+    folder = Path(spec.options["model_dir"])
+    sizes, shape = stored_sizes(folder), read_shape(folder)
+    if shape is None or not sizes:
+        return None
+    types = _openvino_types(sizes, spec.options, shape)
+    item = _BYTES[types.dtype]
+    matrices = [size for size in sizes if size.is_matrix]
+    num_bytes = sum(_kernel_bytes(size, types.weights, item) for size in matrices)
+    per_value = num_bytes / max(1, sum(size.count for size in matrices))
+    unread = _unread_values(text_settings(read_json(folder / "config.json")), shape)
+    return max(0, int(num_bytes - unread * per_value))
+
+
+def _kernel_bytes(size: StoredSize, kind: str, item: float) -> float:
+    """Of a matrix, in the form in which kernels read it."""
+    held = _HELD_BYTES.get(size.dtype)
+    if held is not None and kind in ("auto", "int8" if held == 1 else "int4"):
+        return size.count * held
+    if kind in _QUANTIZED_BYTES:
+        return size.count * _QUANTIZED_BYTES[kind]
+    stored = FLOAT_BYTES.get(size.dtype)
+    return size.count * min(float(stored or 4) if kind == "auto" else _BYTES[kind], item)
+
+
+def _unread_values(settings: Mapping[str, Any], shape: ModelShape) -> float:
+    """Weights that one token leaves alone: embeddings of the others, where the head has a matrix of its own, and
+    experts that it is not sent to."""
+    config = settings.get("text_config") or settings
+    unread = 0.0 if config.get("tie_word_embeddings") else float(shape.vocab_size * shape.hidden_size)
+    experts = next((config[key] for key in _EXPERTS if config.get(key)), 0)
+    used = next((config[key] for key in _EXPERTS_OF_TOKEN if config.get(key)), experts)
+    inner = config.get("moe_intermediate_size") or shape.intermediate_size
+    return unread + 3.0 * shape.layers * shape.hidden_size * inner * max(0, experts - used)
 
 
 def _offload(spec: EngineSpec) -> int:

@@ -17,7 +17,7 @@ from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.memory import estimate as memory_estimate
 from penstock.gateway.models.memory.budget import CacheWish, Demand
-from penstock.gateway.models.memory.estimate import StoredSize, estimate
+from penstock.gateway.models.memory.estimate import StoredSize, context_bytes, decode_bytes, estimate
 
 GIB = 1 << 30
 LLAMA_8B = {
@@ -84,6 +84,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def demand(runner: str, folder: Path, **options: Any) -> Demand:
+    return estimate(engine(runner, folder, **options))
+
+
+def engine(runner: str, folder: Path, **options: Any) -> EngineSpec:
     common = {
         "model_dir": str(folder),
         "dtype": "auto",
@@ -102,7 +106,7 @@ def demand(runner: str, folder: Path, **options: Any) -> Demand:
     }
     if runner in ("vllm", "tensorrt_llm"):
         common["memory_share"] = 0.9
-    return estimate(EngineSpec(runner=runner, options=common | options))
+    return EngineSpec(runner=runner, options=common | options)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,30 @@ def demand(runner: str, folder: Path, **options: Any) -> Demand:
 )
 def test_weights_as_they_are_kept(folder: Path, runner: str, options: dict[str, Any], bytes_each: float) -> None:
     assert demand(runner, folder, **options).host.weights == pytest.approx(PARAMETERS * bytes_each, rel=1e-3)
+
+
+@pytest.mark.parametrize(("weights", "bytes_each"), [("auto", 2), ("int8", 1), ("int4", 0.7)])
+def test_a_token_reads_all_weights_but_the_embeddings_of_others(folder: Path, weights: str, bytes_each: float) -> None:
+    spec = engine("openvino", folder, weights=weights)
+    assert decode_bytes(spec) == pytest.approx((PARAMETERS - 128256 * 4096) * bytes_each, rel=1e-3)
+    assert context_bytes(spec) == TOKEN
+    tied = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(tied))
+    assert decode_bytes(spec) == pytest.approx(PARAMETERS * bytes_each, rel=1e-3)
+
+
+def test_a_token_reads_the_experts_that_it_is_sent_to(tmp_path: Path) -> None:
+    config = LLAMA_8B | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 448}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    save_header(tmp_path / "model.safetensors", llama())  # the experts have as many weights as one wide layer
+    unread = 32 * 3 * 4096 * 448 * 28
+    assert decode_bytes(engine("openvino", tmp_path)) == pytest.approx((PARAMETERS - unread) * 2, rel=1e-3)
+
+
+def test_what_a_token_reads_of_files_that_are_not_understood_is_left_open(tmp_path: Path) -> None:
+    spec = engine("openvino", tmp_path)
+    assert decode_bytes(spec) is None
+    assert context_bytes(spec) is None
 
 
 def save_quantized(folder: Path, config: dict[str, Any], pack: Any) -> None:

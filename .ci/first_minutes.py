@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LANGUAGES = {"sh", "console", "python"}
+LANGUAGES = {"sh", "bash", "console", "python"}
 DEFAULT_SERVER = "penstock serve"
 """Runs for pages that ask a server and start none."""
 QUESTION = "What does os.path.join do?\n"

@@ -9,6 +9,7 @@ before a block say what differs:
     <!-- not run: REASON -->            the whole block
     <!-- not run, "WORDS": REASON -->   its lines with these words
     <!-- first: COMMAND -->             run before the block: files that the reader has
+    <!-- no server -->                  none runs beside the block
 """
 
 import itertools
@@ -37,7 +38,7 @@ QUESTION = "What does os.path.join do?\n"
 SERVES = re.compile(r"\bpenstock serve\b")
 ASKS = re.compile(r"(127\.0\.0\.1|localhost):800")
 BLOCK = re.compile(
-    r"^(?P<comments>(?: *<!-- .* -->\n)*) *```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.DOTALL | re.MULTILINE
+    r"^(?P<comments>(?: *<!-- [^\n]* -->\n)*) *```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.DOTALL | re.MULTILINE
 )
 NOT_RUN = re.compile(r'<!-- not run(?:, "(?P<words>.+?)")?: (?P<reason>.+) -->')
 FIRST = re.compile(r"<!-- first: (.+) -->")
@@ -53,6 +54,7 @@ class Block:
     text: str
     left_out: dict[str, str]
     first: tuple[str, ...]
+    alone: bool
 
 
 def main() -> None:
@@ -81,7 +83,8 @@ def blocks(page: str) -> list[Block]:
         left_out = {m["words"] or "": m["reason"] for m in NOT_RUN.finditer(match["comments"])}
         if stale := [words for words in left_out if words not in text]:
             sys.exit(f"{page}: no line of the block has {', '.join(stale)}")
-        found.append(Block(match["language"], text, left_out, tuple(FIRST.findall(match["comments"]))))
+        first = tuple(FIRST.findall(match["comments"]))
+        found.append(Block(match["language"], text, left_out, first, "<!-- no server -->" in match["comments"]))
     return found
 
 
@@ -96,6 +99,8 @@ def run_page(checkout: "Checkout", page: list[Block]) -> None:
     for language, group in itertools.groupby(page, key=lambda block: block.language):
         programs = list[str]()
         for block in group:
+            if block.alone:
+                checkout.stop_server()
             for command in block.first:
                 checkout.run(checkout.shell(command))
             for words, reason in block.left_out.items():

@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import urllib.request
@@ -79,7 +80,7 @@ def blocks(page: str) -> list[Block]:
     for match in BLOCK.finditer((ROOT / page).read_text()):
         if match["language"] not in LANGUAGES:
             continue
-        text = re.sub(r"^ {3}", "", match["text"], flags=re.MULTILINE) if match[0].startswith("   ") else match["text"]
+        text = textwrap.dedent(match["text"])
         left_out = {m["words"] or "": m["reason"] for m in NOT_RUN.finditer(match["comments"])}
         if stale := [words for words in left_out if words not in text]:
             sys.exit(f"{page}: no line of the block has {', '.join(stale)}")

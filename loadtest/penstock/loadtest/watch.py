@@ -186,7 +186,7 @@ class Watch:
                 break
         given = self._options.load.metrics_url
         if given not in (None, "none") and not self._url:
-            raise LoadTestError(f"metrics-url: {given} is no Prometheus page (text format)")
+            raise LoadTestError(f"metrics-url: {given} is not a Prometheus page (text format)")
         self._listeners = listeners(_port(self._options.target)) if self._local else set()
         self._began, self._time_of_day = time.perf_counter(), time.time()
         self._busy, self._own = busy_cpu_seconds(), time.process_time()

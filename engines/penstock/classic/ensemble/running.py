@@ -53,7 +53,7 @@ def told_by(model: str, asked: InferRequest, parameters: Mapping[str, Parameter]
     flags = parameters.get(_START, before.start), parameters.get(_END, before.end)
     if isinstance(found, bool) or not isinstance(found, int | str) or not all(isinstance(flag, bool) for flag in flags):
         raise EngineError(
-            f"model '{model}' says of its response's sequence what cannot be: {_ID} must be an integer or a text,"
+            f"model '{model}' gives an invalid sequence for its response: {_ID} must be an integer or a text,"
             f" {_START} and {_END} must be true or false"
         )
     return SequencePlace(found, bool(flags[0]), bool(flags[1]))

@@ -174,7 +174,7 @@ def from_torch(name: str, found: Any) -> Array:
     """An array in main memory, which no later execution changes. Raises EngineError for what is no tensor."""
     torch = load_torch()
     if not isinstance(found, torch.Tensor):
-        raise EngineError(f"the model gave a {type(found).__name__} for output '{name}', which is no tensor")
+        raise EngineError(f"the model gave a {type(found).__name__} for output '{name}', which is not a tensor")
     found = found.detach()
     # a copy on the CPU too: models may give a buffer that they go on writing to
     found = found.clone() if found.device.type == "cpu" else found.cpu()

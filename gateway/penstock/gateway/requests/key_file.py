@@ -86,7 +86,7 @@ def read_keys(path: Path, policy: str) -> dict[bytes, Principal]:
     for number, entry in enumerate(entries, start=1):
         digest = bytes.fromhex(entry.sha256)
         if digest in granted:
-            raise ConfigError(f"api-key-file: {path}: key {number} is there twice")
+            raise ConfigError(f"api-key-file: {path}: key {number} appears twice")
         if entry.priority and policy != "priority":
             raise ConfigError(f"api-key-file: {path}: key {number}: priority needs --policy=priority, not {policy}")
         granted[digest] = entry.principal()

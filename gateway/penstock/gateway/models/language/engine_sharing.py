@@ -127,7 +127,7 @@ def replicas_elsewhere(config: Config, source: ModelSource) -> tuple[list[DoorAd
     given = config.replication
     if not given.replicas:
         if not given.replica_address:
-            raise ConfigError("replicas: 0 of them here needs some elsewhere (replica-address)")
+            raise ConfigError("replicas: 0 needs a replica-address")
         _check_no_engine(config, "replicas=0")
     elif config.adapters.lora or config.adapters.lora_directory:
         raise ConfigError("replica-address: engines elsewhere do not have the adapters of this server")

@@ -38,7 +38,7 @@ async def fetch_draft_model(config: Config, report: Report) -> Config:
 def check_revision(model: str | None, revision: str | None) -> None:
     """Raises ConfigError for a revision of what is not on the hub."""
     if revision is not None and not is_hub_id(model):
-        raise ConfigError("revision: only models of the hub have one, and MODEL is none")
+        raise ConfigError("revision: only hub models have revisions, and MODEL is not one")
 
 
 async def _download(hub_id: str, revision: str | None, report: Report) -> Path:

@@ -419,7 +419,7 @@ class ModelRepository:
             try:
                 wire_again(self._known.serving[ensemble])
             except PenstockError as error:
-                logger.error("ensemble '%s' serves no longer: %s", ensemble, error)
+                logger.error("ensemble '%s' no longer serves: %s", ensemble, error)
                 self._withdraw_ensemble(ensemble, error.message)
             else:
                 self._wire_ensembles_of(ensemble)

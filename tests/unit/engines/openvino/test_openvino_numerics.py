@@ -165,7 +165,7 @@ def test_arm_gets_what_openvino_offers_there() -> None:
     assert types(resolve(graviton, Wish(dtype="f16"), FLOATS)) == ("f16", "u8", "f16")
     with pytest.raises(UnsupportedError, match=r"dtype=bf16 .* does not offer it on Arm; it has f16, f32"):
         resolve(graviton, Wish(dtype="bf16"), FLOATS)
-    with pytest.raises(PenstockError, match="kv_cache_dtype=u4 cannot be combined with dtype=f32; f32, u8 do"):
+    with pytest.raises(PenstockError, match="kv_cache_dtype=u4 cannot be combined with dtype=f32; f32, u8 can"):
         resolve(graviton, Wish(kv_cache_dtype="u4"), FLOATS)
     older = cpu("asimd", "asimdhp", machine="aarch64")
     with pytest.raises(UnsupportedError, match="only where the CPU has SVE; use --engine torch"):

@@ -267,7 +267,7 @@ def test_a_language_model_is_reloaded_without_a_gap(tmp_path: Path) -> None:
         done, answers = threading.Event(), list[int]()
 
         def ask() -> None:
-            while not done.is_set():
+            while not done.wait(0.01):
                 answers.append(
                     server.post("/v2/models/chat/generate", {"text_input": "x", "max_tokens": 4}).status_code
                 )

@@ -144,7 +144,7 @@ def decode_bytes(data: bytes | memoryview, count: int, name: str) -> Array:
             else f"incomplete string length indicator for inference input '{name}', expecting {count} strings in "
             f"{len(data)} bytes"
         )
-    found = np.empty(count, np.object_)
+    array = np.empty(count, np.object_)
     view = memoryview(data)
     position, end = 0, len(data)
     unpack = struct.Struct("<I").unpack_from
@@ -160,13 +160,13 @@ def decode_bytes(data: bytes | memoryview, count: int, name: str) -> Array:
                 f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
                 f"{end - position} bytes available"
             )
-        found[index] = bytes(view[position : position + length])
+        array[index] = bytes(view[position : position + length])
         position += length
     if position != end:
         raise InvalidRequestError(
             f"unexpected number of string elements {count + 1} for inference input '{name}', expecting {count}"
         )
-    return found
+    return array
 
 
 def encode_bytes(array: Array) -> bytes:

@@ -121,7 +121,7 @@ class BlockPool:
         """Those of a prompt's blocks that are cached, from its beginning, are evicted after unmarked ones until the
         time is over. As many as may be marked at all; where a mark has to give way, the prompt's end goes first. `now`:
         in seconds, never less than before."""
-        known = [self._by_hash[each] for each in block_hashes if each in self._by_hash]
+        known = [self._by_hash[block_hash] for block_hash in block_hashes if block_hash in self._by_hash]
         mark = Mark(now + retention.seconds, retention)
         for block_id in reversed(known[: self._marks.limit]):
             displaced = self._marks.add(block_id, mark)

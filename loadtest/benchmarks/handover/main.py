@@ -25,7 +25,7 @@ from penstock.engines.handover.shared_blocks import OwnRegion, SharedBlocks, Sha
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.gateway.configuration.config import load_config
-from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import find_model
 
 SETUPS: dict[str, dict[str, Any]] = {
@@ -122,7 +122,7 @@ async def run(setup: str, settings: Mapping[str, Any], seed: int) -> dict[str, f
         given |= {"engine": "simulated", "sim_step_ms": _STEP_MS / share, "sim_prefill_us": _PREFILL_US / share}
     else:
         given |= {"weights": settings["weights"]}
-    engine = build_model(load_config(given, environ={}), find_model(settings["model"])).engine
+    engine = ModelBuilder().build(load_config(given, environ={}).models, find_model(settings["model"])).engine
     await engine.start()
     try:
         return await measure(engine, settings, seed)

@@ -119,13 +119,13 @@ class EngineCalls:
     async def load_adapter(self, key: str, folder: Path) -> None:
         await self._call(LoadAdapter(next(self._numbers), key, str(folder)))
 
-    async def unload_adapter(self, key: str, *, told: bool = True) -> None:
+    async def unload_adapter(self, key: str, *, inform: bool = True) -> None:
         """It is gone from `loaded` at once: an engine that starts from now on does not have it.
 
-        `told`: whether an engine runs that must be informed.
+        `inform`: whether an engine runs that must be informed.
         """
         self.loaded.pop(key, None)
-        if told:
+        if inform:
             await self._call(UnloadAdapter(next(self._numbers), key))
 
     async def reset_prefix_cache(self) -> None:
@@ -168,9 +168,9 @@ class EngineCalls:
                 logger.error("the adapter %s has no files any more: the engine starts without it", key)
                 del self.loaded[key]
 
-    def forget(self, given: Iterable[str]) -> None:
+    def forget(self, keys: Iterable[str]) -> None:
         """Unloads those of a new engine process's adapters that were unloaded while it started."""
-        self._send([UnloadAdapter(next(self._numbers), key) for key in given if key not in self.loaded])
+        self._send([UnloadAdapter(next(self._numbers), key) for key in keys if key not in self.loaded])
 
 
 class EngineClient(ABC):

@@ -217,19 +217,19 @@ class AttachedEngine(Watched):
 
     async def _supervise(self) -> None:
         """Watches the connection, and makes a new one when it is gone. A reason why not is logged once."""
-        told = ""
+        last_message = ""
         while True:
             if self._connection is not None:
                 self._declare_dead(self._connection, await self._end_of(self._connection))
             try:
                 await self._connect_somehow()
                 self.num_restarts += 1
-                told = ""
+                last_message = ""
                 logger.warning("the engine at %s is back", self._door.address)
             except EngineError as error:
-                if error.message != told:
+                if error.message != last_message:
                     logger.error("%s; retrying until it works", error.message)
-                told = error.message
+                last_message = error.message
                 await asyncio.sleep(_LONGEST_PAUSE)
             except Exception as error:  # whatever it is, the next try comes
                 logger.error("the engine at %s cannot be reached: %s", self._door.address, as_load_error(error).message)
@@ -289,7 +289,7 @@ class AttachedEngine(Watched):
         if self._connection is None or self._welcome is None:
             return
         now = time.monotonic()
-        encoded = [encode(_aged(each, now) if isinstance(each, AddRequest) else each) for each in messages]
+        encoded = [encode(_aged(message, now) if isinstance(message, AddRequest) else message) for message in messages]
         largest = max(map(len, encoded), default=0)
         if largest > self._welcome.max_message_bytes:
             most = self._welcome.max_message_bytes

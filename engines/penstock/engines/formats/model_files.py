@@ -82,7 +82,7 @@ def eos_token_ids(model_dir: Path, vocab_size: int) -> tuple[int, ...]:
     settings = read_json_if_any(model_dir / "config.json")
     inner = settings.get("text_config")
     named = (read_json_if_any(model_dir / "generation_config.json"), settings, inner)
-    ids = [each.get("eos_token_id") for each in named if isinstance(each, dict)]
+    ids = [known.get("eos_token_id") for known in named if isinstance(known, dict)]
     return ids_of_vocabulary(vocab_size, *ids, _eos_of_tokenizer(model_dir))
 
 

@@ -91,6 +91,6 @@ def field_names(there: Any) -> set[str]:
     return set(there.__struct_fields__)
 
 
-def _missing(path: str, kind: str, wanted: Iterable[str], there: Iterable[str]) -> Iterator[str]:
+def _missing(path: str, kind: str, names: Iterable[str], there: Iterable[str]) -> Iterator[str]:
     known = set(there)
-    yield from (f"{path} has no {kind} {name!r}" for name in wanted if name not in known)
+    yield from (f"{path} has no {kind} {name!r}" for name in names if name not in known)

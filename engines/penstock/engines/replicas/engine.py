@@ -148,8 +148,8 @@ class ReplicatedEngine:
         """The engine is there, perhaps again, and perhaps another one. Raises EngineError when it does not fit."""
         replica.checked = info = replica.engine.info
         could_resume = self._members.can_resume
-        told: str | None = getattr(replica.engine, "fingerprint", None)
-        self._members.join(replica.number, info, self._fingerprint(info) if told is None else told)
+        fingerprint: str | None = getattr(replica.engine, "fingerprint", None)
+        self._members.join(replica.number, info, self._fingerprint(info) if fingerprint is None else fingerprint)
         if could_resume and self._settings.resume and self._members.why_not_resumed:
             logger.warning("requests are not resumed: %s", self._members.why_not_resumed)
 

@@ -377,9 +377,9 @@ class Scheduler:
             self.prefetches.drop(request)
         self.intake.ended(request, now)
         if request.followers:  # it ended before its prompt was computed: the next sample takes the lead
-            leader, *others = request.dismiss_followers()
+            leader, *rest = request.dismiss_followers()
             leader.params = request.params  # if the prompt's logprobs are wanted, they come with this one
-            leader.lead(others)
+            leader.lead(rest)
             self._num_followers -= 1
             self.intake.enqueue(leader)
 

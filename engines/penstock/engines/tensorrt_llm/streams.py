@@ -114,7 +114,7 @@ class Streams:
         self._probe_arguments = probe
         self._interval = interval
         self._streams: dict[int, _Stream] = {}
-        self._made = BatcherOutput()
+        self._pending = BatcherOutput()
         self._flushing = False
         self._busy = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -254,7 +254,7 @@ class Streams:
             if stream is not None:
                 stream.task.cancel()
         if ids:
-            self._made.released += ids
+            self._pending.released += ids
             self._flush_soon()
             self._rest()
 
@@ -263,7 +263,7 @@ class Streams:
             self._busy.clear()
 
     def _emit(self, new: NewTokens) -> None:
-        self._made.tokens.append(new)
+        self._pending.tokens.append(new)
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -273,7 +273,7 @@ class Streams:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        output, self._made, self._flushing = self._made, BatcherOutput(), False
+        output, self._pending, self._flushing = self._pending, BatcherOutput(), False
         self._pipe.put(output)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cas
 
 import msgspec
 
-from penstock.gateway.generating.requests import RequestReader, language_model
+from penstock.gateway.generating.request_reading import RequestReader, language_model
 from penstock.gateway.models.language.dataplane import ChoiceDelta, DataPlane, GenerateRequest, Generation, Usage
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange

@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult
 
-import msgspec
-
 from penstock.engines.host.crash_folder import FILES, crashes
 from penstock.engines.host.failure_text import one_line
 from penstock.engines.host.machine_facts import machine, variables, versions
 from penstock.engines.host.redaction import Redaction
 from penstock.gateway.commands.top.operator_port import MOST_BYTES, fetch, parse_url
-from penstock.gateway.configuration.config import Config, ConfigError, load_config
+from penstock.gateway.configuration.config import Config, ConfigError, load_config, sections
 from penstock.gateway.configuration.sections.server import ServerConfig
 
 _VIEWS = {
@@ -108,7 +106,7 @@ def _collect(source: _Source) -> dict[str, bytes]:
     """By name. Whatever cannot be had is told in its place: a report without it is better than none."""
     redaction = Redaction()
     redaction.tree({"api_key": source.key})
-    settings = {"trouble": source.trouble} if source.config is None else msgspec.to_builtins(source.config)
+    settings = {"trouble": source.trouble} if source.config is None else sections(source.config)
     files = {
         "machine.json": _json(redaction, {"versions": versions(), "machine": machine(), "variables": variables()}),
         "settings.json": _json(redaction, settings),

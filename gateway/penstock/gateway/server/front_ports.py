@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import tempfile
@@ -29,9 +28,8 @@ from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.processes.fronts.front_process import Services
-from penstock.gateway.processes.fronts.messages import REQUESTS, Begin, FromSupervisor, Logs, ReadAgain
+from penstock.gateway.processes.fronts.messages import Begin, FromSupervisor, Logs, ReadAgain
 from penstock.gateway.processes.fronts.model_table import Doors, ModelTable
-from penstock.gateway.processes.fronts.private_port import PrivatePort
 from penstock.gateway.processes.fronts.quotas import keys_message
 from penstock.gateway.processes.fronts.supervisor import Fronts, reserve
 from penstock.gateway.processes.model_host.host import ModelHost
@@ -67,7 +65,7 @@ def front_count(config: Config) -> int:
 
 
 class FrontFolder:
-    """Of this user alone (0700): sockets of the server and of its engines, for its fronts."""
+    """Of this user alone (0700): sockets of the server's engines, for its fronts."""
 
     def __init__(self, fronts: int) -> None:
         self.fronts = fronts
@@ -112,7 +110,6 @@ class FrontPorts:
         self._starts = count()
         self._health = Health(shared.would_serve)
         service = build_service(shared.kserve, shared.guard, self._health, grpc_settings(config))
-        self._private = PrivatePort(shared.app, service.service)
         self.fronts = Fronts(
             self._first,
             ModelTable(shared.dataplane, shared.models, empty=config.repository.load_on_demand),
@@ -122,6 +119,8 @@ class FrontPorts:
                 drain=shared.settings.drain,
                 quota_of=self._quota_of,
                 add_usage=shared.ledger.add,
+                app=shared.app,
+                find_handler=service.service,
                 crash_folder=config.server.crash_folder,
             ),
             lambda: shared.traffic.names,
@@ -146,7 +145,6 @@ class FrontPorts:
         server = self._config.server
         try:
             self._shared.models.changes.watch(self._host.publish)
-            await self._private.start(self._folder.path / REQUESTS)
             sockets = self._reserved()
             if server.allow_metrics:
                 await self._open_metrics()
@@ -259,6 +257,6 @@ class FrontPorts:
     async def stop(self) -> None:
         self._health.close()
         await self.fronts.stop(_STOP_SECONDS)
-        await asyncio.gather(self._metrics.stop(), self._private.stop())
+        await self._metrics.stop()
         self._host.stop()
         self._folder.remove()

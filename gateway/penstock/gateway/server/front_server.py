@@ -31,7 +31,7 @@ from penstock.gateway.apis.kserve.grpc.server import http2_transport
 from penstock.gateway.apis.usage.ledger import usage_of
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.metrics.registry import Metrics
-from penstock.gateway.metrics.requests import HttpPortMetrics, IntakeMetrics
+from penstock.gateway.metrics.request_metrics import HttpPortMetrics, IntakeMetrics
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.engine_sharing import watchdog_config
 from penstock.gateway.processes.fronts.counts import samples_of, take
@@ -40,7 +40,6 @@ from penstock.gateway.processes.fronts.front_models import FrontModels
 from penstock.gateway.processes.fronts.grpc_front import FrontGuard, FrontService
 from penstock.gateway.processes.fronts.http_front import FrontApp
 from penstock.gateway.processes.fronts.messages import (
-    REQUESTS,
     Begin,
     Counted,
     Drain,
@@ -64,6 +63,7 @@ from penstock.gateway.processes.fronts.messages import (
     Table,
     decode_from_supervisor,
 )
+from penstock.gateway.processes.fronts.passing import FromAnswering, PassedMessage
 from penstock.gateway.processes.fronts.quotas import QuotaClient, granted_by
 from penstock.gateway.processes.model_host.connection import Connection
 from penstock.gateway.processes.model_host.host_link import HostLink
@@ -144,6 +144,8 @@ class Supervisor:
 
     link: HostLink
     """When the first message has come."""
+    forwarder: Forwarder | None = None
+    """What has requests on the connection."""
 
     def __init__(self, inbox: int, outbox: int) -> None:
         """The files of the two arenas."""
@@ -158,7 +160,11 @@ class Supervisor:
             return None
         return await self._messages.get()
 
-    def _heard(self, message: FromSupervisor | DownMessage, tail: memoryview) -> None:
+    def _heard(self, message: FromSupervisor | DownMessage | FromAnswering, tail: memoryview) -> None:
+        if isinstance(message, PassedMessage):
+            if self.forwarder is not None:
+                self.forwarder.heard(message, tail)
+            return
         if isinstance(message, DownMessage):
             self.link.heard(message, tail)
             return
@@ -170,6 +176,8 @@ class Supervisor:
     def _lost(self) -> None:
         if hasattr(self, "link"):
             self.link.lost()
+        if self.forwarder is not None:
+            self.forwarder.lost()
         self._messages.put_nowait(None)
 
 
@@ -184,7 +192,7 @@ class _Front:
         link = supervisor.link
         pools = WorkPools()
         dataplane = DataPlane(
-            request_timeout=config.scheduling.request_timeout or None,
+            request_timeout=config.models.scheduling.request_timeout or None,
             clamp_max_tokens=config.server.clamp_max_tokens,
             text_pool=pools.text,
             salt_key=begin.salt_key,
@@ -204,7 +212,7 @@ class _Front:
         kserve = build_kserve(config, self._models.store, dataplane, pools, ServerHealth())
         kserve = replace(kserve, shared_memory=link.shared_memory, tracing=link.tracing)
         self._logs = kserve.logs
-        forwarder = Forwarder(str(Path(begin.folder) / REQUESTS), max(_LEAST_PASSED_ON, _PASSED_ON // begin.fronts))
+        supervisor.forwarder = forwarder = Forwarder(supervisor.send, max(_LEAST_PASSED_ON, _PASSED_ON // begin.fronts))
         app = FrontApp(self._models, settings, kserve, forwarder, self._quotas)
         self._http: HttpServer | None = None
         if "http" in sockets:

@@ -30,7 +30,7 @@ from penstock.gateway.apis.openai.tensor_models import TensorModels
 from penstock.gateway.configuration.command_parser import as_flags
 from penstock.gateway.configuration.config import SETTINGS, Config, ConfigError, overlay
 from penstock.gateway.metrics.registry import Metrics, Source
-from penstock.gateway.metrics.requests import HttpPortMetrics, IntakeMetrics
+from penstock.gateway.metrics.request_metrics import HttpPortMetrics, IntakeMetrics
 from penstock.gateway.requests.call import DrainState
 from penstock.gateway.requests.exposure import check_exposure
 from penstock.gateway.requests.first_steps import first_steps, reachable_host

@@ -23,7 +23,7 @@ from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.quantization import quantize_rows
 from penstock.engines.openvino.weights import Weights
-from support.cpu import needs_int8
+from support.cpu import needs_int8, own_cache
 from support.models import load_reference, make_model, reference_logprobs
 from support.quantized import (
     GROUP,
@@ -125,7 +125,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", own_cache(tmp_path / "cache"))
     return tmp_path / "cache" / "penstock" / "weights"
 
 

@@ -89,8 +89,8 @@ def _parts(
         for number, expert in enumerate(_experts(name, blocks)):
             yield f"{layer}.{architecture.expert_parts[part].format(number)}.{kind}", expert
     elif part == _FUSED and part not in names:
-        for each, some in zip(_SEPARATE, _split(name, blocks, _qkv_sizes(config)), strict=True):
-            yield f"{layer}.{names[each]}.{kind}", some
+        for separate, some in zip(_SEPARATE, _split(name, blocks, _qkv_sizes(config)), strict=True):
+            yield f"{layer}.{names[separate]}.{kind}", some
     else:
         yield (f"{layer}.{names[part]}.{kind}" if part in names else name), blocks
 

@@ -90,12 +90,12 @@ def _tensor(module: Module, bits: int, shape: tuple[int, int], weight: StoredTen
     groups = scale.shape[1] if len(scale.shape) == 2 else 1
     if scale.shape not in ((), (1,), (1, 1), (rows,), (rows, groups)) or not 0 < groups <= width:
         raise EngineError(f"{module.name}: scales {scale.shape} do not match the matrix {shape}")
-    given = module.take("weight_g_idx", ["I32", "I64"], (width,)).integers() if "weight_g_idx" in module.parts else None
-    if given is not None and (given == -1).any():  # the library's sign that columns are in order
-        given = None
-    if given is None and width % groups:
+    order = module.take("weight_g_idx", ["I32", "I64"], (width,)).integers() if "weight_g_idx" in module.parts else None
+    if order is not None and (order == -1).any():  # the library's sign that columns are in order
+        order = None
+    if order is None and width % groups:
         raise EngineError(f"{module.name}: {width} columns do not go into {groups} groups")
-    group_of = groups_of_columns(module.name, width, groups, width // groups, given)
+    group_of = groups_of_columns(module.name, width, groups, width // groups, order)
     layout = _Layout(bits, shape, groups, weight, scale, _zero_point(module, bits, rows, groups))
     return IntegerTensor(bits, shape, groups, group_of, layout, tuple(module.parts.values()))
 

@@ -73,10 +73,10 @@ class GPTQ:
         qzeros = module.take("qzeros", ["I32"], (groups, rows // per_word))
         layout = _Layout(self, _words(qweight), _words(qzeros), scales)
         size = width if self.group_size == -1 else self.group_size
-        given = module.take("g_idx", ["I32"], (width,)).integers() if "g_idx" in module.parts else None
-        if given is not None and not given.any():  # of tools that leave it out where columns are in order
-            given = None
-        group_of = groups_of_columns(module.name, width, groups, size, given)
+        order = module.take("g_idx", ["I32"], (width,)).integers() if "g_idx" in module.parts else None
+        if order is not None and not order.any():  # of tools that leave it out where columns are in order
+            order = None
+        group_of = groups_of_columns(module.name, width, groups, size, order)
         return IntegerTensor(self.bits, (rows, width), groups, group_of, layout, tuple(module.parts.values()))
 
 

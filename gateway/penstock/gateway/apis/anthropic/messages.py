@@ -32,7 +32,7 @@ from penstock.gateway.apis.anthropic.schemas import (
 )
 from penstock.gateway.apis.anthropic.tools import OfferedTools, offered_tools
 from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint, chat_fields
-from penstock.gateway.generating.requests import RequestReader, language_model, parse
+from penstock.gateway.generating.request_reading import RequestReader, language_model, parse
 from penstock.gateway.generating.streams import collect, stream
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.requests.context import RequestContext
@@ -108,9 +108,9 @@ class Messages(TranslatingEndpoint[MessagesRequest]):
     async def _generate_request(self, request: MessagesRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model, context)
         chat, shape = read_chat(request, model, context, max_tokens=request.max_tokens)
-        wanted = generate_request(request, model, self._settings.policy, context)
+        text_request = generate_request(request, model, self._settings.policy, context)
         prompt = await chat.prompt(self._dataplane, context)
-        return fitted(shape.applied(wanted, prompt), model.info.context_length)
+        return fitted(shape.applied(text_request, prompt), model.info.context_length)
 
     async def _other_chat(self, request: MessagesRequest, context: RequestContext) -> OtherChat:
         return other_chat(request, context)
@@ -119,9 +119,9 @@ class Messages(TranslatingEndpoint[MessagesRequest]):
         return msgspec.structs.replace(request, model=model)
 
     def _respond(
-        self, exchange: Exchange, request: MessagesRequest, wanted: GenerateRequest, generation: Generation
+        self, exchange: Exchange, request: MessagesRequest, text_request: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
-        cut = wanted.params.max_tokens < request.max_tokens
+        cut = text_request.params.max_tokens < request.max_tokens
         return self._shown(exchange, request, generation, cut=cut)
 
     def _respond_from(self, exchange: Exchange, request: MessagesRequest, answer: OtherAnswer) -> Awaitable[None]:

@@ -29,7 +29,7 @@ from penstock.gateway.apis.openai.chat import chat_generation, other_chat
 from penstock.gateway.apis.openai.validation import WHAT_FITS, completion_generate_request
 from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint
 from penstock.gateway.generating.fitting import only_prompt
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import stream
 from penstock.gateway.models.language.dataplane import GenerateRequest as WantedText
 from penstock.gateway.models.language.dataplane import Generation, ServedModel

@@ -18,7 +18,7 @@ from penstock.gateway.apis.ollama.model_files import ModelFiles, read_model_file
 from penstock.gateway.apis.ollama.schemas import PullRequest, ShowRequest, model_name
 from penstock.gateway.apis.pooling.models import PoolingModel
 from penstock.gateway.apis.pooling.plane import PoolingPlane
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.language_models import LanguageModels
 from penstock.gateway.transports.http.exchange import Exchange

@@ -38,7 +38,7 @@ from penstock.gateway.apis.openai.tools import tool_use
 from penstock.gateway.apis.openai.validation import chat_generate_request, kept_metadata, real_tier, with_metadata
 from penstock.gateway.generating.answer_shape import answer_shape, asked_budget
 from penstock.gateway.generating.endpoint import GeneratingEndpoint, OtherChat, chat_fields
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import Collected, collect, collecting, stream
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation, ServedModel
 from penstock.gateway.requests.context import RequestContext

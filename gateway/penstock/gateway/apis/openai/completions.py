@@ -24,7 +24,7 @@ from penstock.gateway.apis.openai.objects import (
 from penstock.gateway.apis.openai.schemas import COMPLETION, CompletionRequest, StreamOptions
 from penstock.gateway.apis.openai.validation import completion_generate_request
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import Collected, collect, stream
 from penstock.gateway.models.language.choice_output import whole_characters
 from penstock.gateway.models.language.dataplane import ChoiceDelta, GenerateRequest, Generation, TokenLogprob, Usage

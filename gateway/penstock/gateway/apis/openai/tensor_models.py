@@ -57,7 +57,7 @@ from penstock.gateway.apis.openai.tensor_requests import (
 )
 from penstock.gateway.apis.openai.validation import kept_metadata, with_metadata
 from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import Collected, collect, stream
 from penstock.gateway.models.language.choice_output import ChoiceDelta
 from penstock.gateway.models.language.dataplane import DataPlane, Usage

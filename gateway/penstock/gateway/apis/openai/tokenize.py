@@ -20,7 +20,7 @@ from penstock.gateway.apis.openai.messages import (
 from penstock.gateway.apis.openai.schemas import CHAT, ChatMessage, ChatRequest
 from penstock.gateway.apis.openai.tools import tool_use
 from penstock.gateway.generating.answer_shape import check_tool_parser
-from penstock.gateway.generating.requests import language_model, parse
+from penstock.gateway.generating.request_reading import language_model, parse
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange

@@ -20,14 +20,12 @@ from penstock.engines.formats.model_files import read_json
 from penstock.engines.host.failure_text import as_load_error
 from penstock.gateway.apis.pooling.metrics import EncoderMetrics
 from penstock.gateway.apis.pooling.models import Head, PoolingModel, read_head
-from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections.language_model import DoorConfig
+from penstock.gateway.configuration.config import ConfigError, overlay
+from penstock.gateway.configuration.sections.language_model import DoorConfig, ModelSettings
 from penstock.gateway.models.language.engine_spec import choose_engine
-from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import ModelSource
-from penstock.gateway.models.memory.budget import MemoryBudget
 from penstock.gateway.requests.context import RequestContext
-from penstock.gateway.requests.loading_board import LoadingBoard
 from penstock.tokenizers import Tokenizer, TokenizerError
 
 _TOGETHER = 128
@@ -98,11 +96,11 @@ class DecoderSource:
 
     async def _some(self, texts: Sequence[TokenizedText], context: RequestContext) -> list[list[float]]:
         adds = [self._add(text, context) for text in texts]
-        found: dict[int, list[float]] = {}
+        vectors: dict[int, list[float]] = {}
         async with self._engine.submit(adds) as stream:
             async for outputs in stream:
-                found |= {output.id: _vector(output) for output in outputs}
-        return [found[add.ids[0]] for add in adds]
+                vectors |= {output.id: _vector(output) for output in outputs}
+        return [vectors[add.ids[0]] for add in adds]
 
     def _add(self, text: TokenizedText, context: RequestContext) -> AddRequest:
         return AddRequest(
@@ -131,9 +129,9 @@ def _vector(output: RequestOutput) -> list[float]:
 
 
 def build_pooling_model(
-    config: Config, source: ModelSource, names: tuple[str, ...], budget: MemoryBudget, board: LoadingBoard
+    config: ModelSettings, source: ModelSource, names: tuple[str, ...], builder: ModelBuilder, batch_tokens: int
 ) -> PoolingModel:
-    """Raises ConfigError."""
+    """`batch_tokens`: see `EmbeddingsConfig`. Raises ConfigError."""
     if config.model.speculative_model is not None or config.scheduling.speculative == "mtp":
         setting = "speculative" if config.model.speculative_model is None else "speculative-model"
         raise ConfigError(f"{setting}: this model gives embeddings or scores, and has no next tokens to guess")
@@ -141,20 +139,23 @@ def build_pooling_model(
         settings = read_json(source.folder / "config.json")
         recipe = read_recipe(source.folder)
         if not is_encoder_folder(source.folder, settings):
-            return _decoder(config, source, names, settings, recipe, budget, board)
+            return _decoder(config, source, names, settings, recipe, builder)
         tokenizer = Tokenizer(source.folder)
-        return _encoder(config, source, names, settings, recipe, tokenizer, board.reporter(names))
+        queue = TextQueue(batch_tokens, config.scheduling.max_queued_requests, config.scheduling.max_queued_tokens)
+        report = builder.board.reporter(names)
+        return _encoder(config, source, names, settings, recipe, tokenizer, queue, report)
     except (PenstockError, TokenizerError) as error:
         raise ConfigError(f"model: {error}") from None
 
 
 def _encoder(
-    config: Config,
+    config: ModelSettings,
     source: ModelSource,
     names: tuple[str, ...],
     settings: Mapping[str, Any],
     recipe: SentenceRecipe,
     tokenizer: Tokenizer,
+    queue: TextQueue,
     report: Report,
 ) -> PoolingModel:
     _check_encoder_settings(config)
@@ -182,10 +183,6 @@ def _encoder(
             settings = {"dtype": model.dtype, "weights": model.weights, "activations": model.activations}
             raise as_load_error(error, {"engine": "openvino", **settings}) from error
 
-    scheduling = config.scheduling
-    queue = TextQueue(
-        config.embeddings.embedding_batch_tokens, scheduling.max_queued_requests, scheduling.max_queued_tokens
-    )
     engine = EncoderEngine(load, queue, report)
     head: Head | None = None
     if outline.num_labels is not None:
@@ -205,13 +202,12 @@ def _encoder(
 
 
 def _decoder(
-    config: Config,
+    config: ModelSettings,
     source: ModelSource,
     names: tuple[str, ...],
     settings: Mapping[str, Any],
     recipe: SentenceRecipe,
-    budget: MemoryBudget,
-    board: LoadingBoard,
+    builder: ModelBuilder,
 ) -> PoolingModel:
     if recipe.pooling != ("lasttoken",) or recipe.dense:
         raise UnsupportedError(
@@ -220,7 +216,7 @@ def _decoder(
         )
     if config.model.engine == "auto" and choose_engine(source.folder) == "vllm":
         config = overlay(config, {"engine": "torch"})  # which gives vectors, and comes with vLLM
-    model = build_model(config, source, names, budget, board)
+    model = builder.build(config, source, names)
     return PoolingModel(
         names=names,
         root=source.name,
@@ -234,7 +230,7 @@ def _decoder(
     )
 
 
-def _check_encoder_settings(config: Config) -> None:
+def _check_encoder_settings(config: ModelSettings) -> None:
     """Raises ConfigError for a setting that would change nothing."""
     model = config.model
     if model.engine not in ("auto", "openvino"):
@@ -257,5 +253,5 @@ def _check_encoder_settings(config: Config) -> None:
 
 
 def _matryoshka(settings: Mapping[str, Any]) -> tuple[int, ...]:
-    given = settings.get("matryoshka_dimensions")
-    return tuple(each for each in given if isinstance(each, int)) if isinstance(given, list) else ()
+    sizes = settings.get("matryoshka_dimensions")
+    return tuple(size for size in sizes if isinstance(size, int)) if isinstance(sizes, list) else ()

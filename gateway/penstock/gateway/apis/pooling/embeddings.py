@@ -28,7 +28,7 @@ from penstock.gateway.apis.pooling.schemas import (
     TeiEmbedRequest,
 )
 from penstock.gateway.apis.pooling.tokenizing import Cut, tokenize_inputs, truncation
-from penstock.gateway.generating.requests import texts_or_ids
+from penstock.gateway.generating.request_reading import texts_or_ids
 from penstock.gateway.requests.context import RequestContext
 
 

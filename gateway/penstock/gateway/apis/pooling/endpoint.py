@@ -18,7 +18,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.pooling.models import PoolingModel
 from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import UNSUPPORTED, PoolingRequest
-from penstock.gateway.generating.requests import RequestReader, default_model, parse
+from penstock.gateway.generating.request_reading import RequestReader, default_model, parse
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.settings import AppSettings

@@ -121,6 +121,13 @@ class PoolingModel:
     created: int = field(default_factory=lambda: int(time.time()))
     loaded: bool = False
 
+    async def start(self) -> None:
+        """As `RowSource.start`."""
+        await self.source.start()
+
+    async def stop(self) -> None:
+        await self.source.stop()
+
     @property
     def capabilities(self) -> list[str]:
         """A head with one class gives a score, by which texts are ranked."""

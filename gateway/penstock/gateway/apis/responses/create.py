@@ -26,7 +26,7 @@ from penstock.gateway.apis.responses.tools import NO_TOOLS, ResponseTools, respo
 from penstock.gateway.errors import PreviousResponseError
 from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint
 from penstock.gateway.generating.fitting import longest_that_fits, within
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import stream
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation, Usage
 from penstock.gateway.requests.context import RequestContext

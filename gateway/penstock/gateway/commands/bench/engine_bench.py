@@ -327,7 +327,7 @@ __all__ = ["run", "table"]
 def run(config: Config, wanted: EngineBench) -> EngineReport:
     """Raises ConfigError, PenstockError."""
     machine = this_machine()
-    found = find(overlay(config, {"max_num_seqs": max(config.scheduling.max_num_seqs, *wanted.batch_sizes)}))
+    found = find(overlay(config, {"max_num_seqs": max(config.models.scheduling.max_num_seqs, *wanted.batch_sizes)}))
     before = resident_memory()
     runner, times = load(found)
     try:

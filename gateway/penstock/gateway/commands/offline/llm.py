@@ -23,26 +23,10 @@ from penstock.gateway.commands.offline.parameters import (
     embedding_request,
     prompt_list,
 )
-from penstock.gateway.configuration.config import Config, overlay
-from penstock.gateway.configuration.sections.language_model import (
-    AdapterConfig,
-    CacheConfig,
-    EngineConfig,
-    LanguageModelConfig,
-    ReplicaConfig,
-    SchedulingConfig,
-    SimulatedOptions,
-)
+from penstock.gateway.configuration.config import SECTIONS, Config, overlay
+from penstock.gateway.configuration.sections.language_model import DoorConfig, ModelSettings
 
-_SECTIONS = (
-    LanguageModelConfig,
-    ReplicaConfig,
-    EngineConfig,
-    AdapterConfig,
-    CacheConfig,
-    SchedulingConfig,
-    SimulatedOptions,
-)
+_SECTIONS = [kind for name in ModelSettings.__struct_fields__ if (kind := SECTIONS[name]) is not DoorConfig]
 _OF_SERVERS = {"model", "served_model_name", "lora_directory", "max_queued_requests", "max_queued_tokens"}
 _OTHERS = {"clamp_max_tokens", "embedding_batch_tokens", "load_timeout", "log_level", "watchdog_timeout"}
 OPTIONS = frozenset({name for section in _SECTIONS for name in section.__struct_fields__} - _OF_SERVERS | _OTHERS)

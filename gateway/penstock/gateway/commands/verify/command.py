@@ -78,7 +78,7 @@ def _config(parser: argparse.ArgumentParser, given: dict[str, Any]) -> Config:
         config = load_config(given, file=file)
     except ConfigError as error:
         parser.error(str(error))
-    if config.model.engine == "simulated":
+    if config.models.model.engine == "simulated":
         parser.error("--engine simulated makes tokens up: there is nothing to verify")
     return config
 

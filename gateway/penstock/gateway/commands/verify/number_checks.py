@@ -164,7 +164,7 @@ def check_divergence(config: Config, *, quick: bool) -> Row:
     if not fitting:
         notes.add("skipped", _lacks_memory(exact(config, "auto"), config))
         return notes.row()
-    chosen = ",".join(f"{name}={getattr(config.model, name)}" for name in _NUMBERS)
+    chosen = ",".join(f"{name}={getattr(config.models.model, name)}" for name in _NUMBERS)
     with as_file(files(__package__).joinpath(_TEXT)) as file:
         options = PerplexityBench(compare=(chosen,), text_tokens=256 if quick else 2048)
         report = perplexity_bench.run(fitting[0], options, file if quick else None)

@@ -12,7 +12,7 @@ from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import StepRecord
 from penstock.engines.process.liveness import Liveness
 from penstock.engines.replicas.state import ReplicaState, Replicated
-from penstock.gateway.metrics.requests import Histogram
+from penstock.gateway.metrics.request_metrics import Histogram
 from penstock.gateway.models.language.adapters import AdapterSet
 
 _LATENCY = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)

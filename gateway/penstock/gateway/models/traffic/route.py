@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from hashlib import blake2b
 
 from penstock.gateway.configuration.traffic_rules import Target, TrafficRule
-from penstock.gateway.metrics.requests import Histogram
+from penstock.gateway.metrics.request_metrics import Histogram
 from penstock.gateway.models.traffic.shift import Shift
 from penstock.gateway.requests.record import Outcome
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -18,9 +17,8 @@ from penstock.gateway.models.traffic.shadows import Result
 from penstock.gateway.models.traffic.shift import ShiftState
 from penstock.gateway.models.traffic.store import TrafficStore
 from penstock.gateway.models.traffic.table import Choice, PublicName, TrafficTable
-from penstock.gateway.requests.call import RequestJournal
 from penstock.gateway.requests.context import Principal, RequestContext
-from penstock.gateway.transports.http.inner_request import InnerAnswer, ask_in_background
+from penstock.gateway.transports.http.inner_request import InnerRequest
 from penstock.gateway.transports.http.routes import Handle
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.text_models import TextModel, TextModels
@@ -116,13 +114,10 @@ class TrafficService:
 
     def answer_by(self, endpoints: Mapping[str, Handle], settings: AppSettings) -> None:
         """By these, which are known by their routes, the server asks shadows what it asks another server."""
-        unnoticed = replace(settings, journal=RequestJournal())
 
-        async def ask(api: str, body: bytes, choice: Choice, tenant: str) -> InnerAnswer:
+        def ask(api: str, body: bytes, choice: Choice, tenant: str) -> InnerRequest:
             route = _ROUTES[api]
-            return await ask_in_background(
-                endpoints[route], route, body, Principal(tenant=tenant), unnoticed, routed=choice
-            )
+            return InnerRequest(endpoints[route], route, body, Principal(tenant=tenant), settings.drain, routed=choice)
 
         self._language.ask_inside = ask
 

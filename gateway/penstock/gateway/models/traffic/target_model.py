@@ -4,7 +4,6 @@ are counted, loaded for and, some of them, sent to a shadow as well."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -19,9 +18,9 @@ from penstock.classic.tensors import Tensor
 from penstock.gateway.apis.kserve.store import ServedByOthers
 from penstock.gateway.apis.pooling.kserve_model import VectorModel
 from penstock.gateway.configuration.traffic_rules import ShadowRule
-from penstock.gateway.models.traffic.shadows import Result, Shadow, Shadows, same_tensors
+from penstock.gateway.models.traffic.shadows import Result, Shadow, same_tensors
 from penstock.gateway.models.traffic.table import PublicName, RoutedCall, TrafficTable
-from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.record import Outcome, outcome_of
 
 _LARGE = 1 << 16
@@ -120,7 +119,8 @@ class TargetModel:
         if request.correlation_id or self.signature.decoupled or isinstance(self.model, VectorModel):
             shadows.results[Result.SKIPPED] += 1
             return None
-        return shadows.begin(partial(_ask, self._find, request, shadows), partial(_same, shadows.rule))
+        caller = shadows.context(request.tenant)
+        return shadows.begin(caller, partial(_ask, self._find, request, caller), partial(_same, shadows.rule))
 
 
 def _unfit(first: ModelSignature, other: ModelSignature, name: str) -> str | None:
@@ -194,25 +194,20 @@ class _LateStream(CancellableStream, AdmittedLater):
             self._end = None
 
 
-async def _ask(find: FindShadow, request: InferRequest, shadows: Shadows) -> _Answer:
+async def _ask(find: FindShadow, request: InferRequest, caller: RequestContext) -> _Answer:
     """The shadow's answer to the same request, with the last place in every queue."""
-    deadline = time.monotonic() + shadows.rule.timeout_s
-    caller = RequestContext(principal=Principal(tenant=request.tenant), background=True, deadline=deadline)
-    try:
-        model = await find(caller)
-        copy = replace(
-            request,
-            inputs=dict(request.inputs),
-            parameters=dict(request.parameters),
-            priority=model.config.dynamic_batching.priority_levels,
-            deadline=deadline,
-            caller=caller,
-            trace=None,
-            timings=None,
-        )
-        response = await model.infer(copy)
-    finally:
-        caller.end()
+    model = await find(caller)
+    copy = replace(
+        request,
+        inputs=dict(request.inputs),
+        parameters=dict(request.parameters),
+        priority=model.config.dynamic_batching.priority_levels,
+        deadline=caller.deadline,
+        caller=caller,
+        trace=None,
+        timings=None,
+    )
+    response = await model.infer(copy)
     if response.error is not None:
         raise response.error
     return response.outputs or []

@@ -37,7 +37,7 @@ class OtherServers:
                 self._dataplane,
                 version=self._version,
                 heartbeat_s=self._config.server.heartbeat_s,
-                request_timeout=self._config.scheduling.request_timeout or None,
+                request_timeout=self._config.models.scheduling.request_timeout or None,
                 answer_memory=self._config.server.body_memory,
             )
         return self._upstreams

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from starlette.types import ASGIApp
 
 from penstock.classic.python.link import ArenaFiles
+from penstock.classic.python.worker.wire import Buffer
 from penstock.classic.statistics import ModelStatistics
 from penstock.engines.errors import EngineError, NotReadyError
 from penstock.engines.host.black_box import BlackBox
@@ -45,12 +47,15 @@ from penstock.gateway.processes.fronts.messages import (
     decode_from_front,
 )
 from penstock.gateway.processes.fronts.model_table import FrontHolds, Used
+from penstock.gateway.processes.fronts.passed_requests import PassedRequests
+from penstock.gateway.processes.fronts.passing import FromAnswering, FromPassing, PassedMessage
 from penstock.gateway.processes.fronts.quotas import QuotaDesk
 from penstock.gateway.processes.model_host.connection import Connection
 from penstock.gateway.processes.model_host.host import HostedFront, ModelHost
 from penstock.gateway.processes.model_host.messages import UpMessage
 from penstock.gateway.requests.call import DrainState
 from penstock.gateway.requests.quota import Quota
+from penstock.gateway.transports.grpc.server import FindHandler
 
 logger = logging.getLogger("penstock")
 
@@ -68,6 +73,10 @@ class Services:
     """Of a key, by its digest."""
     add_usage: Callable[[RequestUsage], None]
     """Told what each request has used."""
+    app: ASGIApp
+    """Answers HTTP requests that fronts do not serve themselves."""
+    find_handler: FindHandler
+    """Finds what answers such an RPC."""
     crash_folder: Path | None = None
     """Where it is kept what is known of a process that dies; None: nowhere."""
 
@@ -87,6 +96,7 @@ class FrontProcess:
         self._services = services
         self._drain = services.drain
         self._desk = QuotaDesk(services.quota_of)
+        self._passed = PassedRequests(services.app, services.find_handler, self.send)
         self._box: BlackBox | None = None
         self._settings: dict[str, Any] = {}
         self._holds = FrontHolds()
@@ -158,6 +168,7 @@ class FrontProcess:
         self._serving.clear()
         if self._hosted is not None:
             self._hosted.lost()
+        self._passed.lost()
         self._desk.close()
         self._holds.close()
         self.forget_pending()
@@ -174,7 +185,7 @@ class FrontProcess:
         self.kill()
         return await process.wait()
 
-    def _take(self, message: FromFront | UpMessage, tail: memoryview) -> None:
+    def _take(self, message: FromFront | UpMessage | FromPassing, tail: memoryview) -> None:
         match message:
             case Serving():
                 self._serving.set()
@@ -201,6 +212,8 @@ class FrontProcess:
                 self._answer(message)
             case Idle():
                 self._drain.wait_no_more(self)
+            case PassedMessage():
+                self._passed.heard(message, tail)
             case _ if self._hosted is not None:
                 self._hosted.heard(message, tail)
 
@@ -218,9 +231,9 @@ class FrontProcess:
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    def send(self, message: FromSupervisor) -> None:
+    def send(self, message: FromSupervisor | FromAnswering, *, tail: Buffer = b"") -> None:
         if self._connection is not None:
-            self._connection.send(message)
+            self._connection.send(message, tail=tail)
 
     def send_table(self, table: Table, used: Used) -> None:
         self._holds.sent(table, used)
@@ -267,6 +280,7 @@ class FrontProcess:
                 logger.warning("front %d does not end: killing it", self.number)
                 self.kill()
                 await self.ended
+        await self._passed.stop()
 
     def keep_evidence(self, reason: str) -> None:
         """Of its process, which has died."""

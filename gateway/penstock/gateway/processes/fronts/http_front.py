@@ -27,7 +27,7 @@ from penstock.gateway.processes.fronts.front_models import FrontModels
 from penstock.gateway.processes.fronts.quotas import QuotaClient
 from penstock.gateway.requests.bounded_json import decode_json
 from penstock.gateway.server.ports.http_apps import App
-from penstock.gateway.transports.http.door import Door
+from penstock.gateway.transports.http.access_control import AccessControl
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.routes import OPENAI, Handle, Match, Route
 from penstock.gateway.transports.http.settings import AppSettings
@@ -68,7 +68,7 @@ class FrontApp(App):
             *(route for route in openai.token_routes(models.dataplane, settings) if route.method == "POST"),
         )
         routes = [*map(own, texts), *map(counted, kserve_routes(kserve))]
-        super().__init__(routes, settings, _FrontDoor(settings))
+        super().__init__(routes, settings, _FrontAccessControl(settings))
         self._models = models
         self._forwarder = forwarder
 
@@ -91,7 +91,7 @@ class FrontApp(App):
         )
 
 
-class _FrontDoor(Door):
+class _FrontAccessControl(AccessControl):
     """What a request may use is asked for when it is certain that it is served here."""
 
     def begin(self, exchange: Exchange) -> None:

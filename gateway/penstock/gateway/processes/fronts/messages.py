@@ -9,12 +9,10 @@ from penstock.gateway.apis.usage.ledger import RequestUsage
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.models.language.models import TextSettings
 from penstock.gateway.processes.fronts.counts import Counts, Samples
+from penstock.gateway.processes.fronts.passing import FromAnswering, FromPassing
 from penstock.gateway.processes.model_host.messages import DownMessage, UpMessage
 from penstock.gateway.requests.context import Role
 from penstock.gateway.server.ports.scheduler_state import Chosen
-
-REQUESTS = "requests"
-"""Name of the socket for requests that a front does not serve itself."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -82,7 +80,7 @@ class Begin(_Message, frozen=True, kw_only=True):
     fronts: int
     salt_key: bytes
     folder: str
-    """Where the supervisor's sockets are."""
+    """Where the doors of engines are."""
     first_trace: int
     """The number of its first trace: no other front's are near."""
     listens: tuple[str, ...]
@@ -242,6 +240,7 @@ class Counted(_Message, frozen=True, kw_only=True):
 
 FromFront = Serving | Failed | Holds | Ask | Spent | Ended | Counted | Reported | Listed | Idle
 
-# On one connection: what these tell each other, and what a front and the models of the supervisor do.
-decode_from_supervisor = msgspec.msgpack.Decoder(FromSupervisor | DownMessage).decode
-decode_from_front = msgspec.msgpack.Decoder(FromFront | UpMessage).decode
+# On one connection: what these tell each other, what a front and the models of the supervisor do, and requests that are
+# passed on.
+decode_from_supervisor = msgspec.msgpack.Decoder(FromSupervisor | DownMessage | FromAnswering).decode
+decode_from_front = msgspec.msgpack.Decoder(FromFront | UpMessage | FromPassing).decode

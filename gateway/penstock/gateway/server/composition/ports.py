@@ -184,7 +184,7 @@ def build_keys(config: Config, ledger: UsageLedger) -> ApiKeys:
 def granted_keys(config: Config, ledger: UsageLedger) -> dict[bytes, Principal]:
     """Whom each key lets in, by its digest; their budgets are compared with the ledger. Raises ConfigError."""
     server = config.server
-    granted = read_keys(Path(server.api_key_file), config.scheduling.policy) if server.api_key_file else {}
+    granted = read_keys(Path(server.api_key_file), config.models.scheduling.policy) if server.api_key_file else {}
     for keys, roles in ((server.api_key, USER_ROLES), (server.admin_key, ALL_ROLES)):
         for key in keys:
             digest = key_digest(key.encode())
@@ -218,7 +218,7 @@ def app_settings(
 ) -> AppSettings:
     return AppSettings(
         version=__version__,
-        policy=config.scheduling.policy,
+        policy=config.models.scheduling.policy,
         keys=keys,
         restrictions=build_restrictions(config, "http"),
         browsers=browser_rules(config.server, "http"),

@@ -15,7 +15,7 @@ from penstock.gateway.apis.responses.service import ResponseService
 from penstock.gateway.apis.usage.ledger import UsageLedger
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.database import Database, NewerSchemaError
-from penstock.gateway.metrics.requests import EndedRequests, RequestMetrics
+from penstock.gateway.metrics.request_metrics import EndedRequests, RequestMetrics
 from penstock.gateway.metrics.server_load import EngineLoad, ServerLoad
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.requests.access_log import AccessLog

@@ -1,4 +1,4 @@
-"""The apps of the ports: the table of all routes, the door before them, and one place where every error becomes a
+"""The apps of the ports: the table of all routes, access control before them, and one place where every error becomes a
 response."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.gateway.requests.call import ClientGone
 from penstock.gateway.requests.server_health import ServerHealth
 from penstock.gateway.server.ports.about import OpenApi, about_route
 from penstock.gateway.server.ports.health import health_routes, info_routes, ping_routes
-from penstock.gateway.transports.http.door import CrossOrigin, Door
+from penstock.gateway.transports.http.access_control import AccessControl, CrossOrigin
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.routes import SERVER, Handle, Match, NoRoute, Route, Routes
 from penstock.gateway.transports.http.settings import AppSettings
@@ -88,8 +88,8 @@ def build_app(
     ]
     routes.append(Route("GET", "/openapi.json", SEE_METADATA, OpenApi(settings, routes).show, SERVER))
     routes.append(about_route(settings, routes))
-    door = Door(settings, resumable.may_be_read_by) if resumable is not None else None
-    return App(routes, settings, door)
+    control = AccessControl(settings, resumable.may_be_read_by) if resumable is not None else None
+    return App(routes, settings, control)
 
 
 def _resumable_streams(settings: AppSettings) -> ResumableStreams | None:
@@ -129,16 +129,16 @@ def _health(dataplane: DataPlane, settings: AppSettings) -> ServerHealth:
 
 
 class App:
-    """Plain ASGI: a port's routes behind its door. Routes are found without starlette's Router, whose own coroutines
-    would lie on the way of every token."""
+    """Plain ASGI: a port's routes behind its access control. Routes are found without starlette's Router, whose own
+    coroutines would lie on the way of every token."""
 
-    def __init__(self, routes: Sequence[Route], settings: AppSettings, door: Door | None = None) -> None:
+    def __init__(self, routes: Sequence[Route], settings: AppSettings, control: AccessControl | None = None) -> None:
         self.routes = Routes(routes)
         self._drain = settings.drain
         self._bodies = settings.intake.bodies
         self._pool = settings.pools.tensors
         self._journal = settings.journal
-        self._door = door or Door(settings)
+        self._access_control = control or AccessControl(settings)
         self._cross_origin = CrossOrigin(settings.browsers.origins) if settings.browsers.origins else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,11 +170,11 @@ class App:
                 return
         try:
             if isinstance(match, NoRoute):
-                self._door.admit(exchange, None)
+                self._access_control.admit(exchange, None)
                 raise match.error
             exchange.names = match.names
             exchange.context.record.route = match.route.name
-            self._door.admit(exchange, match.route.access)
+            self._access_control.admit(exchange, match.route.access)
             await match.route.handle(exchange)
         except ClientGone:
             exchange.context.record.cancelled()

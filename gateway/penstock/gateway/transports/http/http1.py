@@ -467,7 +467,7 @@ class Http1Connection(SocketConnection):
         self._transport.close()
 
     def tick(self, now: float) -> None:
-        unsent = self._transport.get_write_buffer_size() if self._watched else 0
+        unsent = self._untaken() if self._watched else 0
         idle = self.reader.idle_seconds(now, self._written - unsent, unsent)
         if self._watched:
             closing = self._transport.is_closing()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -105,7 +107,7 @@ class ReaderPace:
         """Since the client took any. It has taken so many bytes so far, `unwritten` wait for it in the socket, and
         `held` behind those."""
         moved = taken - self._taken
-        self.seconds_to_read = max(0, self._waiting - moved) / (moved + _SLOWEST)
+        self.seconds_to_read = max(0, self._waiting - moved) / (max(0, moved) + _SLOWEST)
         self._waiting = held + unwritten
         if not unwritten or moved:
             self._taken, self._taken_at = taken, now
@@ -177,6 +179,15 @@ class SocketConnection(asyncio.Protocol, ABC):
     def _later(self, seconds: float, what: Callable[[], None]) -> None:
         self._timers.append(self._loop.call_later(seconds, what))
 
+    def _untaken(self) -> int:
+        """Bytes that wait for the client: in the transport, and while there are any, in the kernel, which takes so many
+        at a time that a slow client would seem to take none for long. A TLS transport that is closing shows none of
+        those that it still has for the kernel."""
+        unwritten = self._transport.get_write_buffer_size()
+        if unwritten or self._transport.is_closing():
+            unwritten += untaken_bytes(self._transport)
+        return unwritten
+
     def _note_unread(self, held: int = 0) -> None:
         unread = held + self._transport.get_write_buffer_size()
         if unread != self._unread:
@@ -186,6 +197,21 @@ class SocketConnection(asyncio.Protocol, ABC):
     @property
     def seconds_to_read(self) -> float:
         return self.reader.seconds_to_read
+
+
+def untaken_bytes(transport: asyncio.BaseTransport) -> int:
+    """Bytes that the client's machine has not acknowledged, and 1 for the end of the connection; 0 where the system
+    does not tell."""
+    own = transport.get_extra_info("socket")
+    if sys.platform != "linux" or own is None:
+        return 0
+    import fcntl  # not everywhere
+    import termios
+
+    found = bytes(4)
+    with suppress(OSError, ValueError):  # it is closed already
+        found = fcntl.ioctl(own.fileno(), termios.TIOCOUTQ, found)
+    return int.from_bytes(found, sys.byteorder)
 
 
 def watch(connections: Iterable[PortConnection], now: float) -> None:

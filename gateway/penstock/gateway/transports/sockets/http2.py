@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from abc import abstractmethod
-from contextlib import suppress
 
 from penstock.gateway.requests.intake import ConnectionShare
 from penstock.gateway.transports.http2.connection import Http2Connection
@@ -20,7 +18,7 @@ from penstock.gateway.transports.http2.heads import (
     StreamEvent,
     StreamReset,
 )
-from penstock.gateway.transports.sockets.connection import SocketConnection, SocketPort, SocketSettings
+from penstock.gateway.transports.sockets.connection import SocketConnection, SocketPort, SocketSettings, untaken_bytes
 
 
 class ConnectionWatch:
@@ -325,8 +323,8 @@ class Http2SocketConnection(SocketConnection):
         if self._ending:
             return
         watch, http2 = self.watch, self.http2
-        unwritten = self._transport.get_write_buffer_size()
-        unread_seconds = self.reader.idle_seconds(now, self._written - unwritten, unwritten, http2.held_bytes)
+        untaken = self._untaken()
+        unread_seconds = self.reader.idle_seconds(now, self._written - untaken, untaken, http2.held_bytes)
         if watch.late(now, http2) or unread_seconds > self._settings.send_seconds:
             self.abort()
             return
@@ -339,17 +337,3 @@ class Http2SocketConnection(SocketConnection):
             http2.ping(b"are you?")
         if http2.has_output:
             self._flush_soon()
-
-
-def untaken_bytes(transport: asyncio.BaseTransport) -> int:
-    """Bytes that the client's machine has not acknowledged, and 1 for the end of the connection; 0 where the system
-    does not tell. Of a transport that is not closing."""
-    if sys.platform != "linux":
-        return 0
-    import fcntl  # not everywhere
-    import termios
-
-    found = bytes(4)
-    with suppress(OSError):
-        found = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, found)
-    return int.from_bytes(found, sys.byteorder)

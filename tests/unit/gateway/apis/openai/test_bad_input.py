@@ -272,6 +272,7 @@ async def test_model_without_a_template_refuses_chat() -> None:
     dataplane = FakeDataPlane(models=(ServedModel("tiny", "root", 0, INFO, has_chat_template=False),))
     result = await call(build_app(dataplane, AppSettings()), CHAT, chat())
     assert result.status == 400
+    assert result.json()["error"]["message"] == "This model has no chat template; use /v1/completions."
     assert dataplane.prompts == []
 
 

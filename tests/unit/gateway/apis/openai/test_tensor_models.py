@@ -240,7 +240,10 @@ async def test_what_would_change_the_answer_is_refused(field: str, value: object
 async def test_tools_are_refused_unless_none_may_be_called() -> None:
     front = Front(echo())
     tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
-    assert (await front("/v1/chat/completions", {"model": "m", **CHAT, **tools})).status == 400
+    refused = await front("/v1/chat/completions", {"model": "m", **CHAT, **tools})
+    assert refused.status == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
     allowed = await front("/v1/chat/completions", {"model": "m", **CHAT, **tools, "tool_choice": "none"})
     assert allowed.status == 200
 

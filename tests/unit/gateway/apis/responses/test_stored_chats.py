@@ -174,7 +174,9 @@ async def test_a_server_that_keeps_nothing() -> None:
     rig = Rig(stored_responses=0)
     refused = await rig.ask("", BODY, "POST")
     assert (refused.status, refused.json()["error"]["param"]) == (400, "store")
-    assert (await rig.ask()).status == 400
+    listed = await rig.ask()
+    assert listed.status == 400
+    assert "--stored-responses" in listed.json()["error"]["message"]
     assert (await rig.ask("", BODY | {"store": False}, "POST")).status == 200
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from penstock.gateway.cli import main
+from support.cpu import own_cache
 
 SMALL = ("--prompt-lengths", "8,20", "--batch-sizes", "1,2", "--context-lengths", "16", "--decode-steps", "2")
 
 
 @pytest.fixture(autouse=True)
 def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", own_cache(tmp_path / "cache"))
 
 
 def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

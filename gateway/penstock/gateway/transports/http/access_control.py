@@ -1,4 +1,4 @@
-"""The door of an HTTP port: headers, key, role and quota of a request, before its body is read; web pages of others."""
+"""Access control of an HTTP port: key, role and quota before a body is read, and web pages of other origins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXPOSED = (
     b"endpoint-load-metrics, endpoint-load-metrics-bin"
 )
 _MAX_AGE = (b"access-control-max-age", b"600")
-_ELSEWHERE = ("GET", "HEAD", "POST")
+_UNKNOWN_PATH_METHODS = ("GET", "HEAD", "POST")
 """For paths that there are not: their 404 is for pages, too."""
 _VARIES: Headers = [(b"vary", b"origin")]
 
@@ -51,9 +51,9 @@ class CrossOrigin:
         headers = exchange.headers
         if exchange.scope["method"] != "OPTIONS" or b"access-control-request-method" not in headers:
             return False
-        allowed_methods = ", ".join(sorted(methods() or _ELSEWHERE)).encode()
-        wanted = headers.get(b"access-control-request-headers")
-        names = [(b"access-control-allow-headers", wanted)] if wanted else []
+        allowed_methods = ", ".join(sorted(methods() or _UNKNOWN_PATH_METHODS)).encode()
+        request_headers = headers.get(b"access-control-request-headers")
+        names = [(b"access-control-allow-headers", request_headers)] if request_headers else []
         preflight = [(b"access-control-allow-methods", allowed_methods), _MAX_AGE, *names]
         await exchange.respond(200, b"", content_type=b"text/plain", headers=preflight)
         return True
@@ -112,9 +112,9 @@ class BrowserGuard:
                 code="origin_not_allowed",
             )
 
-    def _judge(self, given: bytes) -> bool:
+    def _judge(self, value: bytes) -> bool:
         """An address in the place of a name cannot be rebound: the page that shows it came from there."""
-        match = _HOST.fullmatch(given.decode("latin-1"))
+        match = _HOST.fullmatch(value.decode("latin-1"))
         if match is None:
             return False
         host = (match[1] or match[2]).lower().removesuffix(".")
@@ -128,7 +128,7 @@ def _text(value: bytes) -> str:
     return repr(value.decode("latin-1"))
 
 
-class Door:
+class AccessControl:
     """Of one HTTP port. Requests without a key have to pass the browser guard: a web page may have sent them."""
 
     def __init__(self, settings: AppSettings, may_read: Callable[[Exchange], bool] = lambda exchange: False) -> None:
@@ -175,5 +175,5 @@ class Door:
 
 def _authorization(exchange: Exchange) -> bytes | None:
     """Clients of Anthropic's API send their key in a header of its own. Raises InvalidRequestError."""
-    given, key = exchange.only_header(b"authorization"), exchange.only_header(b"x-api-key")
-    return b"Bearer " + key if given is None and key is not None else given
+    authorization, key = exchange.only_header(b"authorization"), exchange.only_header(b"x-api-key")
+    return b"Bearer " + key if authorization is None and key is not None else authorization

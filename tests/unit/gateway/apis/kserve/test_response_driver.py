@@ -11,7 +11,7 @@ from penstock.classic.batching.batch import Call
 from penstock.classic.batching.responses import Stream
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import EngineError
-from penstock.gateway.apis.kserve.grpc.infer import PushedResponses
+from penstock.gateway.apis.kserve.grpc.infer import ResponseDriver
 
 
 def numbered(number: int, *, final: bool = False, error: bool = False) -> InferResponse:
@@ -36,7 +36,7 @@ class Reader:
         return True
 
     async def _read(self) -> None:
-        async for response in PushedResponses(self.stream, self._write):
+        async for response in ResponseDriver(self.stream, self._write):
             self.by_task.append(response.parameters["number"])
             self.written.append(response.parameters["number"])
             if response.final:
@@ -80,6 +80,14 @@ async def test_what_cannot_be_written_at_once_waits_in_order(refused: set[int]) 
     assert reader.by_task == [0, *sorted(refused)]
     await reader.put(numbered(6, final=True))
     await reader.end()
+
+
+async def test_a_stream_that_can_only_be_iterated_is_written_in_the_same_way() -> None:
+    reader = Reader(lambda response: response.parameters["number"] != 2)
+    reader.stream.pushes = False
+    await reader.put(*map(numbered, range(4)), numbered(4, final=True), turns=30)
+    await reader.end()
+    assert (reader.written, reader.by_task) == ([0, 1, 2, 3, 4], [0, 2, 4])
 
 
 async def test_errors_go_to_the_task() -> None:

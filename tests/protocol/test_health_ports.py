@@ -1,4 +1,4 @@
-"""Liveness and readiness through every door, which must all say the same."""
+"""Liveness and readiness on every port, which must all say the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]
 
 
 def said(server: Server) -> tuple[bool, bool]:
-    """(live, ready), in which all doors agree."""
+    """(live, ready), in which all ports agree."""
     with grpc.insecure_channel(server.grpc) as channel:
         triton = GRPCInferenceServiceStub(channel)
         check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
@@ -56,7 +56,7 @@ def said(server: Server) -> tuple[bool, bool]:
 
 
 def model_is_ready(server: Server, name: str) -> bool:
-    """In which both doors agree."""
+    """In which both ports agree."""
     over_http = httpx.get(f"{server.url}/v2/models/{name}/ready").status_code == 200
     with grpc.insecure_channel(server.grpc) as channel:
         assert GRPCInferenceServiceStub(channel).ModelReady(pb.ModelReadyRequest(name=name)).ready == over_http
@@ -82,7 +82,7 @@ def repository(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_all_doors_agree_while_an_engine_hangs_and_afterwards() -> None:
+def test_all_ports_agree_while_an_engine_hangs_and_afterwards() -> None:
     with serving(*SIMULATED, "--ready-timeout", "1.5", "--watchdog-timeout", "30") as server:
         wait_until(lambda: said(server) == (True, True))
         assert model_is_ready(server, "m")
@@ -96,8 +96,22 @@ def test_all_doors_agree_while_an_engine_hangs_and_afterwards() -> None:
         assert said(server) == (True, True)
 
 
-def test_a_model_that_is_down_for_good_beside_a_healthy_one(repository: str) -> None:
-    with serving(str(find_model(None).folder), *SIMULATED, "--model-repository", repository) as server:
+AT_ONCE = """
+import sys
+if "penstock.gateway.cli" in sys.orig_argv:
+    from penstock.engines.process import client
+    client._BACKOFF = 0.0
+"""
+"""The server waits ten seconds in all between the restarts of an engine."""
+
+
+def test_a_model_that_is_down_for_good_beside_a_healthy_one(
+    repository: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    startup = tmp_path_factory.mktemp("startup")
+    (startup / "sitecustomize.py").write_text(AT_ONCE)
+    flags = (str(find_model(None).folder), *SIMULATED, "--model-repository", repository)
+    with serving(*flags, environ={"PYTHONPATH": str(startup)}) as server:
         assert said(server) == (True, True)
         kill_for_good(server)
         wait_until(lambda: not model_is_ready(server, "m"))

@@ -1,4 +1,4 @@
-"""The exchange between the loop of an engine process and the thread of its door, under one lock."""
+"""The mail between the loop of an engine process and the thread of its door, under one lock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class News(NamedTuple):
     """Client, samples and bytes of messages that the engine has taken in."""
 
 
-class Exchange:
+class DoorMail:
     """`loop_wakeup` is readable while there are arrivals, `thread_wakeup` while there is something for the thread."""
 
     def __init__(self) -> None:
@@ -119,14 +119,14 @@ class KnownAdapters:
         self.keys: tuple[str, ...] = tuple(self._loaded)
         """In the order of loading; replaced as a whole, so other threads may look."""
 
-    def asked(self, message: DownMessage) -> None:
+    def requested(self, message: DownMessage) -> None:
         if isinstance(message, LoadAdapter):
             self._loading[message.call] = message.key
         elif isinstance(message, UnloadAdapter):
             self._loaded.pop(message.key, None)
             self.keys = tuple(self._loaded)
 
-    def answered(self, reply: CallReply) -> None:
+    def replied(self, reply: CallReply) -> None:
         key = self._loading.pop(reply.call, None)
         if key is not None and reply.error is None:
             self._loaded[key] = None

@@ -57,6 +57,7 @@ class UpstreamRequest:
 
     def __init__(self, body: bytes, api: Api) -> None:
         """Raises InvalidRequestError, UnsupportedError."""
+        self.body = body
         self._fields = decode_json(body, dict[str, msgspec.Raw])
         read = decode_checked(body, _Read)
         if read.store:
@@ -66,12 +67,12 @@ class UpstreamRequest:
         self.streams = bool(read.stream) and api != "embeddings"
         self.shows_usage = read.stream_options is not None and bool(read.stream_options.include_usage)
         self.choices = int(read.n or 1) * (_prompts(read.prompt) if api == "completions" else 1)
-        asked = (read.max_completion_tokens or read.max_tokens or 0) * (read.n or 1)
+        most_tokens = (read.max_completion_tokens or read.max_tokens or 0) * (read.n or 1)
         names = (read.prompt_cache_key, read.safety_identifier, read.user)
         self.session = next((name for name in names if name and isinstance(name, str)), "")[:_MAX_SESSION]
         """The caller's name for requests that belong together, as this server's own models read it."""
         self.prompt_estimate = len(body) // BYTES_OF_TOKEN
-        self.expected_tokens = self.prompt_estimate + round(min(max(0.0, asked), _MOST_EXPECTED))
+        self.expected_tokens = self.prompt_estimate + round(min(max(0.0, most_tokens), _MOST_EXPECTED))
 
     def prefix(self) -> Sequence[int]:
         """The parts that prompts begin with, as numbers of `BYTES_OF_TOKEN` bytes each; of a long one the beginning."""
@@ -85,8 +86,8 @@ class UpstreamRequest:
         if not self.streams:  # without a stream they mean nothing, and many servers refuse them
             fields.pop("stream_options", None)
         else:
-            given = self._fields.get("stream_options")
-            options = None if given is None else msgspec.json.decode(given, type=dict[str, msgspec.Raw] | None)
+            raw = self._fields.get("stream_options")
+            options = None if raw is None else msgspec.json.decode(raw, type=dict[str, msgspec.Raw] | None)
             fields["stream_options"] = {**(options or {}), "include_usage": True}
         return msgspec.json.encode(fields)
 
@@ -172,7 +173,10 @@ class RequestWriter:
         self._caches_matter = len(settings.urls) > 1 and settings.routing is RoutingPolicy.PREFIX
         self._secrets = [*settings.headers.values(), *(base_url(url).authority for url in settings.urls)]
 
-    def question(self, context: RequestContext, request: UpstreamRequest, api: Api) -> Question:
+    def question(
+        self, context: RequestContext, request: UpstreamRequest, api: Api, tokens: Sequence[int] = ()
+    ) -> Question:
+        """`tokens`: of the prompt, where they are known."""
         settings = self._settings
         authorization = self._authorization(context)
         headers = [*self._always, ("x-request-id", context.id)]
@@ -190,7 +194,8 @@ class RequestWriter:
             body=request.written(self._model),
             streams=request.streams,
             seconds=settings.first_token_timeout if request.streams else settings.answer_timeout,
-            prefix=request.prefix() if self._caches_matter else (),
+            prefix=tokens or (request.prefix() if self._caches_matter else ()),
+            has_tokens=bool(tokens),
             session=f"{context.tenant} {request.session}" if request.session else "",
             redact=Redactor([authorization.removeprefix(_BEARER), *self._secrets]),
             own_key=not settings.client_key,
@@ -206,7 +211,7 @@ class RequestWriter:
         if not self._settings.client_key:
             key = self._key.value
             return _BEARER + key if key else ""
-        given = context.headers.get(b"authorization", b"").decode("latin-1")
-        if not given and b"x-api-key" in context.headers:
-            given = _BEARER + context.headers[b"x-api-key"].decode("latin-1")
-        return given if given.isascii() and given.isprintable() else ""
+        value = context.headers.get(b"authorization", b"").decode("latin-1")
+        if not value and b"x-api-key" in context.headers:
+            value = _BEARER + context.headers[b"x-api-key"].decode("latin-1")
+        return value if value.isascii() and value.isprintable() else ""

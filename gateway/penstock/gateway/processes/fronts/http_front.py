@@ -49,8 +49,8 @@ class FrontApp(App):
     def __init__(
         self, models: FrontModels, settings: AppSettings, kserve: KServe, forwarder: Forwarder, quotas: QuotaClient
     ) -> None:
-        def ollama_name(given: str) -> str:
-            return model_name(given, models.serves)
+        def ollama_name(model: str) -> str:
+            return model_name(model, models.serves)
 
         def own(route: Route) -> Route:
             name = ollama_name if route.api is OLLAMA else str
@@ -140,9 +140,14 @@ def _is_served(models: FrontModels, name: Callable[[str], str], resumable: bool,
     """Whether nothing but a model of this front is needed. So is nothing for a body that cannot be read: its error.
     `resumable`: streams outlive their connections, and their clients may come back to another front."""
     try:
-        asked = decode_json(body, _Asked)
+        request = decode_json(body, _Asked)
     except InvalidRequestError:
         return True
-    if asked.store or (resumable and asked.stream) or asked.keep_alive is not None or not isinstance(asked.model, str):
+    if (
+        request.store
+        or (resumable and request.stream)
+        or request.keep_alive is not None
+        or not isinstance(request.model, str)
+    ):
         return False
-    return models.serves(name(asked.model))
+    return models.serves(name(request.model))

@@ -262,7 +262,8 @@ def answer_shape(
     budget: AskedBudget | None = None,
 ) -> AnswerShape:
     """`request_grammar`: what the request's own fields say that the answer is. Raises UnsupportedError for what this
-    model's answers cannot be searched for, for what a grammar cannot promise here, and for a budget that nothing would keep."""
+    model's answers cannot be searched for, for what a grammar cannot promise here, and for a budget that nothing would
+    keep."""
     check_tool_parser(model.parsers, use)
     if budget is not None:
         check_budget(budget, model.parsers, model.info)

@@ -32,7 +32,7 @@ from penstock.gateway.apis.anthropic.schemas import (
 )
 from penstock.gateway.apis.anthropic.tools import OfferedTools, offered_tools
 from penstock.gateway.generating.endpoint import TranslatingEndpoint, chat_fields
-from penstock.gateway.generating.request_reading import RequestReader, default_model, parse
+from penstock.gateway.generating.request_reading import JsonBody, RequestReader, default_model, parse
 from penstock.gateway.generating.streams import collect, stream
 from penstock.gateway.models.entries import Kind, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
@@ -100,7 +100,7 @@ def _format_fields(answer: OutputFormat | None) -> dict[str, Any]:
 
 
 class Messages(TranslatingEndpoint[MessagesRequest]):
-    def _parse(self, body: bytes) -> MessagesRequest:
+    def _parse(self, body: JsonBody) -> MessagesRequest:
         return parse(body, MessagesRequest, UNSUPPORTED)
 
     def _model_name(self, request: MessagesRequest) -> str:

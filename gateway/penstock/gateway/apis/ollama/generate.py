@@ -29,7 +29,7 @@ from penstock.gateway.apis.openai.chat import chat_generation, upstream_chat
 from penstock.gateway.apis.openai.validation import WHAT_FITS, completion_generate_request
 from penstock.gateway.generating.endpoint import TranslatingEndpoint
 from penstock.gateway.generating.fitting import only_prompt
-from penstock.gateway.generating.request_reading import parse
+from penstock.gateway.generating.request_reading import JsonBody, parse
 from penstock.gateway.generating.streams import stream
 from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.entries import UpstreamAnswer, UpstreamChat
@@ -82,7 +82,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
     schema: type[_R]
     is_chat: bool
 
-    def _parse(self, body: bytes) -> _R:
+    def _parse(self, body: JsonBody) -> _R:
         request = parse(body, self.schema, {})
         if request.keep_alive is not None:
             seconds_of(request.keep_alive)
@@ -244,7 +244,7 @@ class Generate(_Endpoint[GenerateRequest]):
     schema = GenerateRequest
     is_chat = False
 
-    def _parse(self, body: bytes) -> GenerateRequest:
+    def _parse(self, body: JsonBody) -> GenerateRequest:
         request = super()._parse(body)
         if request.raw and (request.system or request.context or request.template):
             message = "raw: this prompt goes to the model as it is, without system, context and template."

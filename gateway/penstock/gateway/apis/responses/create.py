@@ -26,7 +26,7 @@ from penstock.gateway.apis.responses.tools import NO_TOOLS, ResponseTools, respo
 from penstock.gateway.errors import PreviousResponseError
 from penstock.gateway.generating.endpoint import TranslatingEndpoint
 from penstock.gateway.generating.fitting import longest_that_fits, within
-from penstock.gateway.generating.request_reading import parse
+from penstock.gateway.generating.request_reading import JsonBody, parse
 from penstock.gateway.generating.streams import stream
 from penstock.gateway.models.entries import Kind, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation, Usage
@@ -183,7 +183,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         self._responses = responses
         self._stores = responses.store.enabled
 
-    def _parse(self, body: bytes) -> Asked:
+    def _parse(self, body: JsonBody) -> Asked:
         request = parse(body, ResponsesRequest, UNSUPPORTED)
         needs_store = {
             "store": request.store,

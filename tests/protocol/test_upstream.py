@@ -531,7 +531,8 @@ def test_usage_is_counted_and_budgets_hold(fleet: Fleet) -> None:
         }
     ]
     assert HTTP.get(f"{fleet.front.url}/usage", headers={"authorization": "Bearer user"}).status_code == 403
-    assert HTTP.get(f"{fleet.front.url}/usage?by=prompt", headers=ADMIN).status_code == 400
+    refused = HTTP.get(f"{fleet.front.url}/usage?by=prompt", headers=ADMIN)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "by")
     assert HTTP.get(f"{fleet.front.url}/usage?end=0001-01-05", headers=ADMIN).status_code == 200
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import support.tokenizers
-from penstock.engines.client.inline import InlineEngine
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
@@ -15,6 +14,7 @@ from penstock.gateway.models.language.dataplane import ChoiceDelta, DataPlane, G
 from penstock.gateway.models.language.model_metrics import ModelMetrics
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.tokenizers import ChatTemplate, Tokenizer
+from support.inline_engine import InlineEngine
 from support.writing import WritingRunner
 
 MARKER = 5

@@ -125,7 +125,7 @@ LAYERS = (
     {"commands.offline", "apis.ollama", "apis.responses"},
     {"apis.batches", "commands.doctor", "commands.verify"},
     {"server.ports"},
-    {"processes.fronts"},
+    {"apis.console", "processes.fronts"},
     {"server.composition"},
     {"server.signals"},
     {"server.front_ports", "server.open_ports"},
@@ -236,6 +236,16 @@ def test_only_runners_that_are_made_of_torch_import_it() -> None:
         if not name_of(path).startswith(NEEDS_TORCH):
             found = {name.split(".")[0] for name in imported(path)} & {"torch", "transformers", "vllm", "tensorrt_llm"}
             assert not found, f"{name_of(path)} imports {found}"
+
+
+def test_runners_do_not_know_sampling() -> None:
+    """They hand logits over, and the kit chooses tokens. vLLM chooses them itself."""
+    knowing = {
+        path.parent.name
+        for path in sources("engines/penstock/engines")
+        if any(name.startswith("penstock.engines.kit.sampling") for name in imports(path))
+    }
+    assert knowing == {"kit", "sampling", "vllm"}
 
 
 def test_only_one_package_knows_ray() -> None:

@@ -151,7 +151,7 @@ class ServedModels:
         self.upstreams = build_upstreams(config, self.dataplane.models)
         self._custom, self._gpus = CustomMetrics(), GpuMetrics()
         latencies = read_metrics_config(config.server.metrics_config)
-        budget = build_budget(config, self._gpus, self.on_demand)
+        self.budget = budget = build_budget(config, self._gpus, self.on_demand)
         self.pooling = build_pooling(config, self.dataplane.models, pools)
         loader = build_loader(config, self.dataplane.models, budget, board, new_door)
         settings = repository_settings(config.repository, config.server.crash_folder)

@@ -55,8 +55,8 @@ async def truncated(messages: Messages, context_length: int, max_tokens: int | N
     def shorter(start: int) -> Awaitable[GenerateRequest]:
         return render(_from(messages, start))
 
-    found = await longest_that_fits(messages, starts, shorter, context_length - room)
-    return found or await shorter(starts[-1])
+    fitting = await longest_that_fits(messages, starts, shorter, context_length - room)
+    return fitting or await shorter(starts[-1])
 
 
 def _starts(messages: Messages) -> list[int]:
@@ -221,13 +221,13 @@ class CreateResponse(TranslatingEndpoint[Asked]):
                 return chat_generation(self._dataplane, self._settings, chat, list(messages), context)
 
             if request.truncation == "auto":
-                wanted = await truncated(messages, model.info.context_length, request.max_output_tokens, render)
+                text_request = await truncated(messages, model.info.context_length, request.max_output_tokens, render)
             else:
-                wanted = await render(messages)
-        if wanted.stages and asked.include.logprobs:
+                text_request = await render(messages)
+        if text_request.stages and asked.include.logprobs:
             asked.leave_out_logprobs(context, "this model's answers may have reasoning or calls, which have none here.")
-            wanted = replace(wanted, params=msgspec.structs.replace(wanted.params, logprobs=None))
-        return replace(wanted, grammar_field=name_of_responses(wanted.grammar_field))
+            text_request = replace(text_request, params=msgspec.structs.replace(text_request.params, logprobs=None))
+        return replace(text_request, grammar_field=name_of_responses(text_request.grammar_field))
 
     async def _messages(self, asked: Asked, context: RequestContext) -> list[dict[str, Any]]:
         """As chat templates know them, with those that the request goes on from. Raises PenstockError."""
@@ -250,9 +250,9 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         """Raises PenstockError."""
         background, tenant = self._responses.background, context.tenant
         background.check_room(tenant)
-        wanted = await self._generate_request(asked, context)
+        text_request = await self._generate_request(asked, context)
         keeping = Keeping(self._responses, asked, tenant)
-        response = _object(asked, wanted, Usage(), store=True)
+        response = _object(asked, text_request, Usage(), store=True)
         queued = msgspec.json.encode(response.queued())
         if not keeping.fits(queued):
             raise InvalidRequestError("The conversation is too large to be kept.", param="input")
@@ -261,7 +261,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         own = context.next_request()
         own.record.route = _BACKGROUND_ROUTE
         context.hand_over_to(own)
-        generate = partial(self._dataplane.generate, replace(wanted, context=own))
+        generate = partial(self._dataplane.generate, replace(text_request, context=own))
         events = ResponseEvents(response, keeping.end, asked.include, asked.tools)
         begun = BackgroundResponse(own, events, generate, size=size, stream=bool(asked.stream))
         store = self._responses.store
@@ -269,10 +269,10 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         return begun
 
     def _respond(
-        self, exchange: Exchange, asked: Asked, wanted: GenerateRequest, generation: Generation
+        self, exchange: Exchange, asked: Asked, text_request: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
         return self._send(
-            exchange, asked, _object(asked, wanted, generation.usage, store=self._kept(asked)), generation
+            exchange, asked, _object(asked, text_request, generation.usage, store=self._kept(asked)), generation
         )
 
     async def _upstream_chat(self, asked: Asked, context: RequestContext) -> UpstreamChat:
@@ -334,8 +334,12 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         await exchange.respond(200, msgspec.json.encode(ended))
 
 
-def _object(asked: Asked, wanted: GenerateRequest, usage: Usage, *, store: bool) -> ResponseObject:
-    params, tier, record = wanted.params, real_tier(asked.request.service_tier, wanted), wanted.context.record
+def _object(asked: Asked, text_request: GenerateRequest, usage: Usage, *, store: bool) -> ResponseObject:
+    params, tier, record = (
+        text_request.params,
+        real_tier(asked.request.service_tier, text_request),
+        text_request.context.record,
+    )
     return ResponseObject(
         asked.request,
         usage,
@@ -355,7 +359,7 @@ class InputTokens(CreateResponse):
     kind = Kind.TOKENS
 
     async def _answer_at_once(self, exchange: Exchange, asked: Asked) -> bool:
-        wanted = await self._generate_request(asked, exchange.context)
-        count = {"object": "response.input_tokens", "input_tokens": len(wanted.prompts[0])}
+        text_request = await self._generate_request(asked, exchange.context)
+        count = {"object": "response.input_tokens", "input_tokens": len(text_request.prompts[0])}
         await exchange.respond(200, msgspec.json.encode(count))
         return True

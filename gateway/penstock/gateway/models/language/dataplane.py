@@ -255,6 +255,7 @@ class DataPlane:
             adapter="" if adapter is None else adapter.key,
             traced=request.context.record.stages is not None,
             session=request.session,
+            label=request.context.id,
         )
 
     def _deadline(self, context: RequestContext) -> float | None:

@@ -216,7 +216,7 @@ def _decoder(
         )
     if config.model.engine == "auto" and choose_engine(source.folder) == "vllm":
         config = overlay(config, {"engine": "torch"})  # which gives vectors, and comes with vLLM
-    model = builder.build(config, source, names)
+    model = replace(builder, new_door=None).build(config, source, names)  # fronts pass its requests on
     return PoolingModel(
         names=names,
         root=source.name,

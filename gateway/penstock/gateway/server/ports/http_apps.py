@@ -56,6 +56,7 @@ def build_app(
     responses: ResponseService | None = None,
     traffic: TrafficTable | None = None,
     ledger: UsageLedger | None = None,
+    extra_routes: Sequence[Route] = (),
 ) -> App:
     """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
     pooling = pooling or PoolingPlane(dataplane.models)
@@ -85,6 +86,7 @@ def build_app(
         *ping_routes(settings, health),
         *info_routes(dataplane.models, settings),
         *([] if kserve is None else kserve_routes(kserve)),
+        *extra_routes,
     ]
     routes.append(Route("GET", "/openapi.json", SEE_METADATA, OpenApi(settings, routes).show, SERVER))
     routes.append(about_route(settings, routes))

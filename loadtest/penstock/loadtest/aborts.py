@@ -98,7 +98,7 @@ async def _state(operator: str, model: str) -> State:
     try:
         return msgspec.json.decode(answer.body, type=dict[str, State])[model]
     except (msgspec.MsgspecError, KeyError):
-        raise LoadTestError(f"{operator}/debug/scheduler knows no model {model!r} (status {answer.status})") from None
+        raise LoadTestError(f"{operator}/debug/scheduler has no model {model!r} (status {answer.status})") from None
 
 
 async def _storm_and_settle(args: argparse.Namespace) -> tuple[Counter[str], State]:

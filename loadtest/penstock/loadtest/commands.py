@@ -54,7 +54,7 @@ def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.
     _mock(subcommands, add_sections, formatter)
     subcommands.add_parser(
         "compare",
-        help="what differs between reports, and whether it is chance",
+        help="differences between reports, and whether they are chance",
         description="Compares reports of load tests.",
         formatter_class=formatter,
         fill=_add_compare_flags,

@@ -188,7 +188,7 @@ class Watch:
                 break
         chosen = self._options.load.metrics_url
         if chosen not in (None, "none") and not self._url:
-            raise LoadTestError(f"metrics-url: {chosen} is no Prometheus page (text format)")
+            raise LoadTestError(f"metrics-url: {chosen} is not a Prometheus page (text format)")
         self._listeners = listeners(_port(self._options.target)) if self._local else set()
         self._began, self._time_of_day = time.perf_counter(), time.time()
         self._busy, self._own = busy_cpu_seconds(), time.process_time()

@@ -86,10 +86,12 @@ def _read(path: str) -> EngineBench | list[Report]:
             return [msgspec.convert(tree, Report)]
         if schema == "penstock-loadtest-sweep/1":
             return msgspec.convert(tree, SweepReport).reports
-        if schema is None and isinstance(tree, dict) and "decode" in tree:
+        if schema in (None, "penstock-bench-engine/1") and isinstance(tree, dict) and "decode" in tree:
             return msgspec.convert(tree, EngineBench)
     except msgspec.ValidationError as error:
         raise LoadTestError(f"measured: {path}: {error}") from None
+    if isinstance(schema, str) and schema.startswith(("penstock-loadtest", "penstock-bench-engine/")):
+        raise LoadTestError(f"measured: {path}: is of the schema {schema!r}, which another version has written")
     raise LoadTestError(
         f"measured: {path}: is neither a run nor a sweep of penstock loadtest --json, nor of penstock bench engine"
     )

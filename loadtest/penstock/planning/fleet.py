@@ -234,7 +234,7 @@ class Fleet:
                 replica.engine.catch_up()
 
     def paid_seconds(self) -> float:
-        """Of all replicas so far, those that are reckoned to be alike included."""
+        """Of all replicas so far, those that are assumed to be alike included."""
         now = self._events.now
         return self.scale * sum(
             replica.paid_seconds + (now - replica.since if replica.state is not State.AWAY else 0.0)

@@ -211,9 +211,7 @@ class Server:
         sources = ConsoleSources(
             version=self._settings.version,
             dataplane=models.dataplane,
-            pooling=models.pooling,
             models=models.traffic.models,
-            text_models=self._settings.text_models,
             traffic=models.traffic.table,
             budget=models.budget,
             health=self._kserve.health,

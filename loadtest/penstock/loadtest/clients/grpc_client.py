@@ -254,4 +254,4 @@ def parameters_of(extra: dict[str, object]) -> dict[str, object]:
     try:
         return msgspec.convert(extra.get("parameters") or {}, dict[str, Any])
     except msgspec.ValidationError:
-        raise LoadTestError("extra: parameters is no object") from None
+        raise LoadTestError("extra: parameters must be an object") from None

@@ -67,7 +67,7 @@ class HttpResponse:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             if not self.complete:
-                raise MalformedError(f"this is no answer of HTTP/1.1: {data[:40]!r}: {error}") from None
+                raise MalformedError(f"not an HTTP/1.1 answer: {data[:40]!r}: {error}") from None
             self.surplus = True
         self.times.append(now)
         self._parts_after_read.append(len(self._parts))

@@ -81,7 +81,7 @@ def of_metadata(metadata: ModelMetadata, batch_size: int) -> list[TensorMetadata
         if any(dim < 0 for dim in shape[1:]):
             known = ",".join(map(str, shape))
             raise LoadTestError(
-                f"the model leaves dimensions of its input {tensor.name} open ({known}): say what to send with "
+                f"the model leaves dimensions of its input {tensor.name} open ({known}): specify it with "
                 f"--input-tensor {tensor.name}:{tensor.datatype}:1,..."
             )
         if batch_size > 1 and shape[:1] != [-1]:

@@ -124,7 +124,7 @@ def check_places(written: Sequence[str], read: Sequence[str] = ()) -> None:
         if file.is_dir():
             raise LoadTestError(f"{path}: is a folder")
         if file.resolve() in needed:
-            raise LoadTestError(f"{path}: is read, and would be written over")
+            raise LoadTestError(f"{path}: is an input and would be overwritten")
         if file.resolve() in taken and not file.is_char_device():
             raise LoadTestError(f"{path}: only one form of the report can go there")
         taken.add(file.resolve())

@@ -199,7 +199,7 @@ def add_check_command(commands: Any, formatter: Any, check: CheckModels) -> None
         formatter_class=formatter,
     )
     parser.add_argument("model_repository", nargs="+", metavar="REPO", help="folder, s3://, gs:// or as:// location")
-    parser.add_argument("--gpus", type=int, metavar="N", help="as on a machine with N GPUs (default: this one)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="check as if the machine had N GPUs (default: this one)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     add_sections(parser, SECTIONS, lists=LISTS, only=_SETTINGS)
     parser.set_defaults(run_command=lambda settings: _run(parser, settings, check))

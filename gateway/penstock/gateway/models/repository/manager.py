@@ -416,7 +416,7 @@ class ModelRepository:
             try:
                 wire_again(deployment)
             except PenstockError as error:
-                logger.error("ensemble '%s' serves no longer: %s", ensemble, error)
+                logger.error("ensemble '%s' no longer serves: %s", ensemble, error)
                 self._withdraw_ensemble(ensemble, error.message)
             else:
                 self._wire_ensembles_of(ensemble)

@@ -82,7 +82,7 @@ class OnDemandLoads:
         try:
             await asyncio.to_thread(self._listing.refresh)
         except EngineError as error:
-            logger.warning("the model repositories could not be looked at: %s", error.message)
+            logger.warning("the model repositories could not be read: %s", error.message)
         else:
             await self.look()
 

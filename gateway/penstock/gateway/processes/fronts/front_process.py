@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from penstock.classic.python.link import ArenaFiles
 from penstock.classic.python.worker.wire import Buffer
 from penstock.classic.statistics import ModelStatistics
-from penstock.engines.errors import EngineError, NotReadyError
+from penstock.engines.errors import EngineError, PenstockError
 from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.crash_folder import Crash, keep_evidence
 from penstock.gateway.apis.usage.ledger import RequestUsage
@@ -197,7 +197,7 @@ class FrontProcess:
             case Failed():
                 self._failure = message.reason
                 if self.serving:
-                    logger.error("front %d: %s: it is ended", self.number, message.reason)
+                    logger.error("front %d: %s: stopping it", self.number, message.reason)
                     self.kill()
             case Holds():
                 self._holds.told(message)
@@ -286,7 +286,7 @@ class FrontProcess:
             self._drain.wait_for(self)
             self.send(Drain())
 
-    def interrupt(self, error: NotReadyError) -> None:
+    def interrupt(self, error: PenstockError) -> None:
         self.send(Expire())
 
     async def stop(self, seconds: float) -> None:
@@ -295,7 +295,7 @@ class FrontProcess:
         if self.ended is not None:
             await asyncio.wait((self.ended,), timeout=seconds)
             if not self.ended.done():
-                logger.warning("front %d does not end: it is killed", self.number)
+                logger.warning("front %d does not end: killing it", self.number)
                 self.kill()
                 await self.ended
         await self._passed.stop()

@@ -51,7 +51,7 @@ def upstream_chat(request: MessagesRequest, context: RequestContext) -> Upstream
     if request.max_tokens < 1:
         raise InvalidRequestError("max_tokens must be at least 1.", param="max_tokens")
     note_hints(request, context)
-    given = {
+    fields = {
         "max_tokens": request.max_tokens,
         "stop": request.stop_sequences or None,
         "temperature": request.temperature,
@@ -63,7 +63,7 @@ def upstream_chat(request: MessagesRequest, context: RequestContext) -> Upstream
         "reasoning_effort": asked_effort(request.output_config, context),
         **_format_fields(request.answer_format),
     }
-    return UpstreamChat(chat_fields(given, messages), show_reasoning=shows_thoughts(request.thinking))
+    return UpstreamChat(chat_fields(fields, messages), show_reasoning=shows_thoughts(request.thinking))
 
 
 def _tool_fields(request: MessagesRequest, offered: OfferedTools) -> dict[str, Any]:

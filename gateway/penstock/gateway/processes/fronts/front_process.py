@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from penstock.classic.python.link import ArenaFiles
 from penstock.classic.python.worker.wire import Buffer
 from penstock.classic.statistics import ModelStatistics
-from penstock.engines.errors import EngineError, NotReadyError
+from penstock.engines.errors import EngineError, PenstockError
 from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.crash_folder import Crash, keep_evidence
 from penstock.gateway.apis.usage.ledger import RequestUsage
@@ -286,7 +286,7 @@ class FrontProcess:
             self._drain.wait_for(self)
             self.send(Drain())
 
-    def interrupt(self, error: NotReadyError) -> None:
+    def interrupt(self, error: PenstockError) -> None:
         self.send(Expire())
 
     async def stop(self, seconds: float) -> None:

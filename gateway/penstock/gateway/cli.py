@@ -182,7 +182,7 @@ def _add_run_batch(commands: Any) -> None:
         "run-batch",
         help="answer a file of requests",
         description="Answers the requests in a file, in the form of OpenAI's batches, without opening ports. Started "
-        "again after an interruption, it goes on where it was.",
+        "again after an interruption, it continues.",
         argument_default=argparse.SUPPRESS,
         formatter_class=_FORMATTER,
         hints=FLAG_HINTS,

@@ -24,7 +24,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the replicas did. Those that were not simulated are reckoned to be alike."""
+    """What the replicas did. Those that were not simulated are assumed to be alike."""
 
     replicas_mean: float
     """That serve."""

@@ -61,6 +61,7 @@ def test_what_is_kept(keep: Callable[..., Path]) -> None:
     [place] = crashes(folder)
     assert place.name.endswith("-engine-org-a-model-7")
     report = json.loads((place / "report.json").read_text())
+    assert report["schema"] == "penstock-crash/1"
     assert (report["name"], report["status"], report["signal"]) == ("org/a model", -9, "SIGKILL")
     assert report["settings"] == {"options": {"weights": "int8"}}
     assert report["versions"]["openvino"]

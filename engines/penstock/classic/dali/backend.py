@@ -1,4 +1,4 @@
-"""Triton's `dali` backend: serialized pipelines. docs/backends.md says what of it there is."""
+"""Triton's `dali` backend: serialized pipelines. docs/builtin_backends.md lists what it supports."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def split_outputs(config: ModelConfig) -> frozenset[str]:
     `split_along_outer_axis`. Raises ValueError when it names none of the outputs."""
     names = frozenset(filter(None, strings(config).get("split_along_outer_axis", "").split(":")))
     if unknown := sorted(names - {tensor.name for tensor in config.output}):
-        raise ValueError(f"parameter 'split_along_outer_axis' names '{unknown[0][:100]}', which is no output")
+        raise ValueError(f"parameter 'split_along_outer_axis' names '{unknown[0][:100]}', which is not an output")
     return names
 
 

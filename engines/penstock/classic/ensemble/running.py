@@ -57,7 +57,7 @@ def told_by(model: str, request: InferRequest, parameters: Mapping[str, Paramete
         or not all(isinstance(flag, bool) for flag in flags)
     ):
         raise EngineError(
-            f"model '{model}' says of its response's sequence what cannot be: {_ID} must be an integer or a text,"
+            f"model '{model}' gives an invalid sequence for its response: {_ID} must be an integer or a text,"
             f" {_START} and {_END} must be true or false"
         )
     return SequencePlace(number, bool(flags[0]), bool(flags[1]))

@@ -1,4 +1,4 @@
-"""Triton's `fil` backend: forests of decision trees. docs/backends.md says what of it there is."""
+"""Triton's `fil` backend: forests of decision trees. docs/builtin_backends.md lists what it supports."""
 
 from __future__ import annotations
 

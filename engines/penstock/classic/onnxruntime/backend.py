@@ -1,6 +1,6 @@
 """Triton's `onnxruntime` backend: model.onnx, or the folder model.onnx/ with external data beside the model.
 
-docs/backends.md says what of it there is.
+docs/builtin_backends.md lists what it supports.
 """
 
 from __future__ import annotations

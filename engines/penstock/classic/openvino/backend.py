@@ -1,4 +1,4 @@
-"""Triton's `openvino` backend. docs/backends.md says what of it there is."""
+"""Triton's `openvino` backend. docs/builtin_backends.md lists what it supports."""
 
 from __future__ import annotations
 

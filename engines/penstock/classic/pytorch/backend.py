@@ -1,6 +1,6 @@
 """Triton's `pytorch` backend: model.pt (TorchScript), model.pt2 (torch.export, AOTInductor), model.py (runtime).
 
-docs/backends.md says what of it there is.
+docs/builtin_backends.md lists what it supports.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def from_torch(name: str, tensor: Any) -> Array:
     """An array in main memory, which no later execution changes. Raises EngineError for what is no tensor."""
     torch = load_torch()
     if not isinstance(tensor, torch.Tensor):
-        raise EngineError(f"the model gave a {type(tensor).__name__} for output '{name}', which is no tensor")
+        raise EngineError(f"the model gave a {type(tensor).__name__} for output '{name}', which is not a tensor")
     tensor = tensor.detach()
     # a copy on the CPU too: models may give a buffer that they go on writing to
     tensor = tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()

@@ -1,4 +1,4 @@
-"""Triton's `tensorflow` backend: SavedModels and GraphDefs. docs/backends.md says what of it there is."""
+"""Triton's `tensorflow` backend: SavedModels and GraphDefs. docs/builtin_backends.md lists what it supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's `tensorrt` backend: plan files on NVIDIA GPUs. docs/backends.md says what of it there is."""
+"""Triton's `tensorrt` backend: plan files on NVIDIA GPUs. docs/builtin_backends.md lists what it supports."""
 
 from __future__ import annotations
 

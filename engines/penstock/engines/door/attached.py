@@ -130,7 +130,7 @@ class AttachedEngine(Watched):
                 return await self._connect()
             except EngineDeadError as error:
                 if pause == _FIRST_PAUSE:
-                    logger.info("%s: it is waited for", error.message)
+                    logger.info("%s: waiting for it", error.message)
                 at_once = isinstance(error, HandshakeError) and time.monotonic() - tried_at < _QUICKLY
                 hung_up = hung_up + 1 if at_once else 0
                 if hung_up == _SURELY:
@@ -229,7 +229,7 @@ class AttachedEngine(Watched):
                 logger.warning("the engine at %s is back", self._door.address)
             except EngineError as error:
                 if error.message != last_message:
-                    logger.error("%s; it is tried again until it works", error.message)
+                    logger.error("%s; retrying until it works", error.message)
                 last_message = error.message
                 await asyncio.sleep(_LONGEST_PAUSE)
             except Exception as error:  # whatever it is, the next try comes

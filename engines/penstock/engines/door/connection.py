@@ -50,7 +50,7 @@ class DoorConnection:
                 socket.close()
                 raise
         except zmq.ZMQError as error:
-            raise NoResourcesError(f"there can be no socket: {error}") from None
+            raise NoResourcesError(f"no socket can be created: {error}") from None
         self._events = LoopSocket(monitor, receive_monitor_events, self._look)
         self._messages = LoopSocket(socket, receive_all, self._take)
         self._raw = socket
@@ -79,7 +79,7 @@ class DoorConnection:
             raise EngineDeadError(message.error.message)
         if isinstance(message, Farewell):
             raise EngineError(f"the engine at {self._door.address} refuses: {message.error.message}")
-        raise EngineError(f"what is at {self._door.address} is no engine's door")
+        raise EngineError(f"what is at {self._door.address} is not an engine's door")
 
     def _failure(self) -> EngineError:
         """Why there is no answer."""

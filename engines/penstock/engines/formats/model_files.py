@@ -92,7 +92,7 @@ def ids_of_vocabulary(vocab_size: int, *values: Any) -> tuple[int, ...]:
     ids = [i for value in values for i in (value if isinstance(value, list) else [value]) if i is not None]
     strange = next((i for i in ids if type(i) is not int), None)
     if strange is not None:
-        raise EngineError(f"eos_token_id has {str(strange)[:50]!r}, which is no token id")
+        raise EngineError(f"eos_token_id has {str(strange)[:50]!r}, which is not a token id")
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
 
 

@@ -237,7 +237,7 @@ class ProcessEngine(Watched):
                 refusals = 0
                 logger.warning("the engine is back (restart %d)", self.num_restarts)
             except NoResourcesError as error:
-                logger.error("the engine could not be restarted, and will be tried again: %s", error.message)
+                logger.error("the engine could not be restarted, and will be retried: %s", error.message)
                 self._restarts.pop()
                 refusals += 1
                 await asyncio.sleep(min(_BACKOFF * refusals, _LONGEST_BACKOFF))

@@ -185,7 +185,7 @@ class ReplicatedEngine:
                 self._join(replica)
             except EngineError as error:
                 problem = error.message
-                logger.error("replica %d: %s; it will be tried again", replica.number, problem)
+                logger.error("replica %d: %s; it will be retried", replica.number, problem)
             if not tried.done():
                 tried.set_result(problem)
             if not problem:

@@ -56,7 +56,7 @@ class OutputReader:
         if self._top is not None:
             rows = output.logprobs[start : start + len(tokens)]
             if len(rows) != len(tokens):
-                raise EngineError(f"TensorRT-LLM told {len(rows)} logprobs for {len(tokens)} tokens")
+                raise EngineError(f"TensorRT-LLM returned {len(rows)} logprobs for {len(tokens)} tokens")
             new.logprobs = [_entry(token, row, self._top) for token, row in zip(tokens, rows, strict=True)]
         if not start:
             new.num_cached_tokens = result.cached_tokens
@@ -75,7 +75,7 @@ def _entry(token: int, row: Any, top: int) -> TokenLogprobs:
     """`row`: token id -> its Logprob; the sampled one among them, more or fewer of the others than were asked for."""
     own = row.get(token) if isinstance(row, dict) else None
     if own is None:
-        raise EngineError("TensorRT-LLM told no logprob of the token that it sampled")
+        raise EngineError("TensorRT-LLM returned no logprob of the token that it sampled")
     if not math.isfinite(own.logprob):
         raise NumericalError("the model's logits are not finite")
     likeliest = sorted(((i, p.logprob) for i, p in row.items()), key=lambda entry: -entry[1])

@@ -122,7 +122,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise ValueError(f"upstream {self.name!r}: it needs 1 to {_MAX_URLS} urls")
         bases = [base_url(text) for text in self.urls]
         if len(set(bases)) < len(bases):
-            raise ValueError(f"upstream {self.name!r}: a url is there twice")
+            raise ValueError(f"upstream {self.name!r}: a url appears twice")
         if sum((self.api_key_file is not None, self.api_key_env is not None, self.client_key)) > 1:
             raise ValueError(f"upstream {self.name!r}: api_key_file, api_key_env and client_key: only one of them")
         if not self.apis:

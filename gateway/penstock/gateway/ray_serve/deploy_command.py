@@ -24,7 +24,7 @@ def add_deploy_command(commands: Any, formatter: Any) -> None:
         "ray",
         help="with Ray Serve",
         description="Deploys the server that CONFIG describes, a file as for `penstock serve` with a table `ray`, as "
-        "an application of Ray Serve. Deployed again under the same name, it replaces the one that runs, replica by "
+        "an application of Ray Serve. A second deployment under the same name replaces the running one, replica by "
         "replica.",
         formatter_class=formatter,
     )

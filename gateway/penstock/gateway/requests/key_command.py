@@ -56,7 +56,11 @@ def add_key_command(commands: Any) -> None:
         help="a model that it may use, * for any text; may be repeated",
     )
     new.add_argument(
-        "--priority", type=int, default=0, metavar="N", help="with --policy=priority: of its requests; lower runs first"
+        "--priority",
+        type=int,
+        default=0,
+        metavar="N",
+        help="priority of its requests (--policy=priority); lower runs first",
     )
     for limit in _LIMITS:
         new.add_argument("--" + limit.replace("_", "-"), type=int, metavar="N")

@@ -160,12 +160,10 @@ class Server:
             self._records.journal,
             health,
             self._records.load_reports,
-            models.other_servers,
         )
         self._settings = replace(settings, pools=self._pools)
-        by_tensors = TensorModels(self._kserve, models.repository.models, models.dataplane, self._settings)
-        models.repository.changes.watch(by_tensors.look)
-        models.dataplane.models.changes.watch(by_tensors.look)  # a language model's name may have become free
+        by_tensors = TensorModels(self._kserve, models.dataplane.models, self._settings)
+        models.dataplane.models.changes.watch(by_tensors.look)
         self._drain = self._settings.drain
         self._intake = self._settings.intake
         self._guard = Guard(
@@ -213,9 +211,7 @@ class Server:
         sources = ConsoleSources(
             version=self._settings.version,
             dataplane=models.dataplane,
-            pooling=models.pooling,
             models=models.traffic.models,
-            text_models=self._settings.text_models,
             traffic=models.traffic.table,
             budget=models.budget,
             health=self._kserve.health,

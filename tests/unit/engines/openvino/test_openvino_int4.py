@@ -225,9 +225,9 @@ def test_gguf_files_of_four_bits(model: Path, tmp_path: Path, make_runner: Any) 
     [
         (
             {"weights": "int4", "activations": "bf16"},
-            "activations=bf16 does not go with weights=int4 and dtype=f32; int8 and f32 do",
+            "activations=bf16 cannot be combined with weights=int4 and dtype=f32; int8 and f32 can",
         ),
-        ({"activations": "int8"}, "activations=int8 does not go with weights=auto and dtype=f32; f32 does"),
+        ({"activations": "int8"}, "activations=int8 cannot be combined with weights=auto and dtype=f32; f32 can"),
     ],
 )
 def test_activations_have_to_fit(settings: dict[str, Any], message: str, model: Path, make_runner: Any) -> None:

@@ -88,7 +88,7 @@ def float8_matrix(module: Module, block: tuple[int, int] | None) -> Float8Tensor
     rows, width = weight.shape
     chosen = _block(scale.shape, rows, width, block)
     if chosen is None:
-        raise EngineError(f"{module.name}: scales {scale.shape} do not go with the matrix {weight.shape}")
+        raise EngineError(f"{module.name}: scales {scale.shape} do not match the matrix {weight.shape}")
     scales = scale.f32().reshape(-(-rows // chosen[0]), -1)
     if not np.isfinite(scales).all():
         raise EngineError(f"{module.name} has scales that are not finite")

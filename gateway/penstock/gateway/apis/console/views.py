@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.gateway.apis.kserve.store import ModelStore
-from penstock.gateway.apis.pooling.plane import PoolingPlane
+from penstock.gateway.models.entries import upstream_of
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.models.memory.budget import MemoryBudget
@@ -18,7 +18,6 @@ from penstock.gateway.requests.call import DrainState
 from penstock.gateway.requests.request_watch import RequestWatch, WatchedRequests, merged
 from penstock.gateway.requests.server_health import ServerHealth
 from penstock.gateway.server.ports.scheduler_state import snapshot
-from penstock.gateway.transports.http.text_models import TextModels
 
 _MOST_REQUESTS = 100
 _MOST_MODELS = 500
@@ -51,9 +50,7 @@ class ConsoleSources:
 
     version: str
     dataplane: DataPlane
-    pooling: PoolingPlane
     models: ModelStore
-    text_models: TextModels
     traffic: TrafficTable
     budget: MemoryBudget
     health: ServerHealth
@@ -104,13 +101,17 @@ class ConsoleSources:
         return {
             name: {"kinds": ["pools"], "capabilities": list(model.capabilities)}
             | ({"runner": model.source.info.runner} if model.loaded else {})
-            for model in self.pooling.known_models()
+            for model in self.dataplane.models.pooling_models()
             for name in model.names
         }
 
     def _facts_of_upstreams(self) -> dict[str, dict[str, Any]]:
-        models = self.text_models.listed()
-        return {name: {"kinds": ["upstream"], "capabilities": list(model.apis)} for name, model in models.items()}
+        listed = ((name, upstream_of(served)) for name, served in self.dataplane.models.listed())
+        return {
+            name: {"kinds": ["upstream"], "capabilities": list(upstream.apis)}
+            for name, upstream in listed
+            if upstream is not None
+        }
 
     def memory(self) -> dict[str, Any]:
         return {"limit": self.budget.limit, "models": self.budget.rows()}

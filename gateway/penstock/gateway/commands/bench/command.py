@@ -41,7 +41,7 @@ def add_bench_command(commands: Any, formatter: Callable[..., argparse.HelpForma
         help="how well a model predicts a text",
         usage="penstock bench perplexity [MODEL] [options]",
         description="Loads MODEL, by default the demo model, in this process and computes its perplexity on a text; "
-        "with --compare also how far other settings move its distributions.",
+        "with --compare also how much other settings change its distributions.",
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
         hints=FLAG_HINTS,

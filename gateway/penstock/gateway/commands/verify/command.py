@@ -31,7 +31,7 @@ def add_verify_command(commands: Any, formatter: Callable[..., argparse.HelpForm
     """`commands` are argparse's subparsers."""
     parser = commands.add_parser(
         "verify",
-        help="say whether a model works here",
+        help="check that a model works here",
         usage="penstock verify [MODEL] [options]",
         description="Loads MODEL, by default the demo model, and checks its chat template, end tokens, tokenizer, "
         "numbers, answers, tool calls and JSON. Ends with 1 if a check fails or the model does not load.",

@@ -41,7 +41,7 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     sleep_idle_seconds: Annotated[
         Seconds,
         Meta(
-            description="a model without requests for so long gives its memory back, and is loaded again at the next "
+            description="seconds without requests after which a model frees its memory; it is loaded again at the next "
             "request, which waits; 0: never"
         ),
     ] = 0.0
@@ -125,7 +125,7 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         Meta(
             extra={"metavar": "MODEL"},
             description="openvino: a smaller model with the same vocabulary (a folder, a GGUF file or a hub id), or an "
-            "EAGLE-3 head, that guesses next tokens, of which several are verified in a step; answers stay the same",
+            "EAGLE-3 head, that drafts next tokens, of which several are verified in a step; answers stay the same",
         ),
     ] = None
     chat_template: Annotated[

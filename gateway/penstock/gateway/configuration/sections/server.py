@@ -112,7 +112,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Key, ...],
         Meta(
             description="accepted bearer keys for inference, metadata and metrics; each is a tenant of its own; "
-            "default: no key is asked for"
+            "default: no key is needed"
         ),
     ] = ()
     admin_key: Annotated[
@@ -169,7 +169,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_limit: Annotated[
         Memory | None,
         Meta(
-            description="what the language models may take together, as bytes, a size like 16GiB, or a share of free "
+            description="memory of all language models together, as bytes, a size like 16GiB, or a share of free "
             "memory; a model that would not fit is not loaded; default: what is free"
         ),
     ] = None
@@ -274,7 +274,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crash_dir: Annotated[
         str | None,
         Meta(
-            description="folder for what is known of processes that died, without texts of requests; the newest 10 are "
+            description="folder for reports of crashed processes, without texts of requests; the newest 10 are "
             "kept, and none with an empty name; default: ~/.cache/penstock/crashes"
         ),
     ] = None

@@ -131,7 +131,7 @@ def replicas_elsewhere(
     replication = settings.replication
     if not replication.replicas:
         if not replication.replica_address:
-            raise ConfigError("replicas: 0 of them here needs some elsewhere (replica-address)")
+            raise ConfigError("replicas: 0 needs a replica-address")
         _check_no_engine(settings, server, "replicas=0")
     elif settings.adapters.lora or settings.adapters.lora_directory:
         raise ConfigError("replica-address: engines elsewhere do not have the adapters of this server")

@@ -39,7 +39,7 @@ async def fetch_draft_model(settings: ModelSettings, report: Report) -> ModelSet
 def check_revision(model: str | None, revision: str | None) -> None:
     """Raises ConfigError for a revision of what is not on the hub."""
     if revision is not None and not is_hub_id(model):
-        raise ConfigError("revision: only models of the hub have one, and MODEL is none")
+        raise ConfigError("revision: only hub models have revisions, and MODEL is not one")
 
 
 async def _download(hub_id: str, revision: str | None, report: Report) -> Path:

@@ -34,7 +34,7 @@ def add_hub_commands(commands: Any, formatter: Callable[..., argparse.HelpFormat
         "pull",
         help="download a model of the hub",
         description="Downloads from the Hugging Face hub what `penstock serve ID` reads, and prints the folder. What "
-        "is here is not downloaded again. HF_TOKEN, HF_HOME and the hub's other variables are heeded.",
+        "is here is not downloaded again. HF_TOKEN, HF_HOME and the hub's other variables work as usual.",
         formatter_class=formatter,
     )
     pull.add_argument("id", metavar="ID", help="the model's name on the hub, as in Qwen/Qwen2.5-0.5B-Instruct")

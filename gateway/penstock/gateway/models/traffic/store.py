@@ -62,7 +62,7 @@ class TrafficStore:
             except PenstockError as error:
                 if isinstance(error, ModelNotFoundError) and self._elsewhere(target.model):
                     raise UnsupportedError(
-                        f"model '{public.rule.name}' is served by '{id}', which is no model of this API"
+                        f"model '{public.rule.name}' is served by '{id}', which is not a model of this API"
                     ) from None
                 made.pop(id, None)
                 missing[id] = error.message

@@ -197,7 +197,7 @@ class FrontProcess:
             case Failed():
                 self._failure = message.reason
                 if self.serving:
-                    logger.error("front %d: %s: it is ended", self.number, message.reason)
+                    logger.error("front %d: %s: stopping it", self.number, message.reason)
                     self.kill()
             case Holds():
                 self._holds.told(message)
@@ -295,7 +295,7 @@ class FrontProcess:
         if self.ended is not None:
             await asyncio.wait((self.ended,), timeout=seconds)
             if not self.ended.done():
-                logger.warning("front %d does not end: it is killed", self.number)
+                logger.warning("front %d does not end: killing it", self.number)
                 self.kill()
                 await self.ended
         await self._passed.stop()

@@ -137,7 +137,7 @@ class _Rpc:
 
     async def run(self, find_handler: FindHandler) -> None:
         """To be cancelled when the front gives it up: the caller has left, or the caller's time is over."""
-        handler = find_handler(CallDetails(self._called.path, self._called.metadata))
+        handler = find_handler(CallDetails(self._called.path, tuple(self._called.metadata)))
         if handler is None:
             self._finish(_UNIMPLEMENTED, "Method not found!")
         else:

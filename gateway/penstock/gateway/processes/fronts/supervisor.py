@@ -210,7 +210,7 @@ class Fronts:
                 continue
             silent = 0 if await front.report(_LOOK_SECONDS) else silent + 1
             if silent >= _MOST_SILENT:
-                logger.error("front %d does not answer: it is ended", slot.number)
+                logger.error("front %d does not answer: stopping it", slot.number)
                 front.kill()
 
     # What they have counted

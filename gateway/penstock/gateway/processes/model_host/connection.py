@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
 
     async def fill(self, packed: Packed) -> None:
         """In a thread, where that takes long. When it is cancelled, the blocks are free once the thread is done."""
-        filling = asyncio.ensure_future(packed.copies.made())
+        filling = asyncio.ensure_future(packed.copies.written())
         try:
             await asyncio.shield(filling)
         except asyncio.CancelledError:

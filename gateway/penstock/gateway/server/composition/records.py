@@ -14,7 +14,7 @@ from penstock.gateway.apis.batches.service import BatchService
 from penstock.gateway.apis.responses.service import ResponseService
 from penstock.gateway.apis.usage.ledger import UsageLedger
 from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.database import Database
+from penstock.gateway.database import Database, NewerSchemaError
 from penstock.gateway.metrics.request_metrics import EndedRequests, RequestMetrics
 from penstock.gateway.metrics.server_load import EngineLoad, ServerLoad
 from penstock.gateway.models.language.dataplane import DataPlane
@@ -112,6 +112,8 @@ def open_database(config: Config) -> Database:
         return Database(folder / "penstock.sqlite")
     except OSError as error:
         raise ConfigError(f"data-dir: {folder}: {error.strerror}") from None
+    except NewerSchemaError as error:
+        raise ConfigError(f"data-dir: {folder}/penstock.sqlite: {error}. Use that server, or another folder.") from None
     except sqlite3.Error as error:
         raise ConfigError(f"data-dir: {folder}: {error}. Another server may be using it.") from None
 

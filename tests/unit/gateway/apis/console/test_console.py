@@ -15,7 +15,6 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.apis.console import feed
 from penstock.gateway.apis.console.routes import console_routes
 from penstock.gateway.apis.console.views import ConsoleSources
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.server import ServerConfig
 from penstock.gateway.models.language.dataplane import DataPlane
@@ -54,9 +53,7 @@ class Console:
         self.sources = ConsoleSources(
             version="9",
             dataplane=dataplane,
-            pooling=PoolingPlane(dataplane),
             models=FakeModelStore(),
-            text_models=self.settings.text_models,
             traffic=self.traffic,
             budget=MemoryBudget(available=lambda: 1 << 30),
             health=ServerHealth(loading=lambda: {"<b>slow": "reading weights, 40 %"}),

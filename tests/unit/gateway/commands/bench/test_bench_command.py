@@ -43,7 +43,7 @@ def test_the_demo_model_on_openvino(capsys: pytest.CaptureFixture[str], tmp_path
     found, shown = report(
         capsys, tmp_path, "engine", "--weights", "int8", "--kv-cache-dtype", "u4", "--threads", "1", *SMALL
     )
-    assert found["model"] == "penstock-demo"
+    assert (found["model"], found["schema"]) == ("penstock-demo", "penstock-bench-engine/1")
     assert found["runner"].startswith("openvino ")
     assert found["work"]["weights"] == "int8"
     # of a token: 6 layers, 2 heads of 64; 4 bits each, and 8 bytes for 32 of them

@@ -68,7 +68,7 @@ def test_the_rate_is_below_what_the_engine_can(server: Server) -> None:
     words = ("--rate", "16", "--arrival", "constant", "--duration", "1", "--precision", "1", "--max-runs", "7")
     study = measured(server, "--find", "rate", *words)
     assert study["held"] is None or study["held"] <= 40 / 0.95
-    assert study["failed"] is not None
+    assert study["failed"] is not None or study["outcome"] == "client-bound", "on a machine that is busy"
     assert 4 < len(study["probes"]) <= 7
     assert not any(probe["held"] for probe in study["probes"] if probe["value"] > 48)
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock.engines.client.inline import InlineEngine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import AddRequest
@@ -15,6 +14,7 @@ from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import NotReadyError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from support.inline_engine import InlineEngine
 
 
 class MortalEngine:

@@ -92,10 +92,10 @@ def element_count(shape: Iterable[int], name: str) -> int:
     dims = list(shape)
     if len(dims) > MAX_DIMS:
         raise InvalidRequestError(f"the shape of input '{name}' has more than {MAX_DIMS} dimensions")
-    if any(dim < 0 for dim in dims):
+    if min(dims, default=0) < 0:
         raise InvalidRequestError(f"input '{name}' has a negative dimension in its shape {dims}")
     count = math.prod(dims)
-    if count > MAX_ELEMENTS or math.prod(dim for dim in dims if dim) > MAX_ELEMENTS:
+    if (count or math.prod(dim for dim in dims if dim)) > MAX_ELEMENTS:
         raise InvalidRequestError(f"the shape of input '{name}' has more elements than any request can carry")
     return count
 

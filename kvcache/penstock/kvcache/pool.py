@@ -57,6 +57,20 @@ class BlockPool:
         """Blocks in the prefix cache, referenced or not."""
         return len(self._by_hash)
 
+    @property
+    def num_evictable(self) -> int:
+        """Free blocks whose contents are in the prefix cache."""
+        return len(self._evictable) + len(self._marked)
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks with more than one reference. Looks at all of them."""
+        counts = self._ref_counts
+        return len(counts) - counts.count(0) - counts.count(1)
+
+    def is_cached(self, block_id: int) -> bool:
+        return self._hashes[block_id] is not None
+
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 

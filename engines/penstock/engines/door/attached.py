@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.engines.client.base import RETRY_AFTER
 from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.engine_view import EngineView
 from penstock.engines.contract.messages import AddRequest, DownMessage, PromptInfo, StepOutputs, StepRecord
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.connection import DoorConnection, HandshakeError, RemoteClock, decode_door
@@ -283,6 +284,10 @@ class AttachedEngine(Watched):
     async def unload_adapter(self, key: str) -> None:
         """Raises as `load_adapter`."""
         raise PermissionDeniedError("The adapters of this engine are unloaded where it was started.")
+
+    async def inspect(self, since_steps: Sequence[int] = ()) -> list[EngineView | None]:
+        """Raises PermissionDeniedError: what requests of others wait for, its owner sees."""
+        raise PermissionDeniedError("This engine is looked at where it was started.")
 
     def _send(self, messages: Sequence[DownMessage]) -> None:
         """All of them or none. Raises PayloadTooLargeError."""

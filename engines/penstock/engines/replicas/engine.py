@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.engines.client.engine import Drainable, Engine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_view import EngineView
 from penstock.engines.contract.messages import AddRequest
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError
@@ -256,6 +257,13 @@ class ReplicatedEngine:
         error = _refusal(results)
         if error is not None:
             raise error
+
+    async def inspect(self, since_steps: Sequence[int] = ()) -> list[EngineView | None]:
+        """Of each replica; None for one that is down, or another server's."""
+        since = [*since_steps, *[0] * len(self.replicas)]
+        calls = [replica.engine.inspect([number]) for replica, number in zip(self.replicas, since, strict=False)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        return [None if isinstance(result, BaseException) else result[0] for result in results]
 
     # -- looking after the replicas --------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from penstock.engines.contract.engine_view import WaitsFor
 from penstock.engines.scheduler.pending import Pending
 from penstock.engines.scheduler.request import Request
 from penstock.kvcache import BlockHash, KVCacheManager
@@ -17,6 +18,7 @@ _LONGEST = 5.0
 class Prefetch:
     """Blocks that are read for one request, which waits for them (`Pending`)."""
 
+    reason: ClassVar[str] = WaitsFor.BLOCKS_OUTSIDE
     request: Request
     blocks: list[tuple[BlockHash, int]]
     """(hash, slot)"""
@@ -37,6 +39,7 @@ class Prefetch:
 class _Twin:
     """The request ahead that reads the same blocks: until it computes them, or has not got them (`Pending`)."""
 
+    reason: ClassVar[str] = WaitsFor.BLOCKS_OUTSIDE
     prefetch: Prefetch
     error: None = None
 
@@ -51,6 +54,7 @@ class Prefetches:
     They are `Pending` themselves: while any are being read, there is no room for one that is larger.
     """
 
+    reason: ClassVar[str] = WaitsFor.BLOCKS_OUTSIDE
     error: None = None
 
     def __init__(self, kv: KVCacheManager) -> None:

@@ -53,6 +53,7 @@ class Request:
         "guesser",
         "id",
         "key",
+        "label",
         "leader",
         "looks_ahead",
         "max_num_tokens",
@@ -107,6 +108,7 @@ class Request:
         self.priority = message.priority
         self.background = message.background
         self.tenant = message.tenant
+        self.label = message.label
         self.cache_salt = message.cache_salt
         self.retention = Retention(message.cache_retention, message.tenant) if message.cache_retention else None
         self.adapter = message.adapter

@@ -93,6 +93,11 @@ class Scheduler:
         return self.intake.num_waiting + self._num_followers
 
     @property
+    def is_short_of_blocks(self) -> bool:
+        """When waiting requests were last looked at, the next one needed more blocks than were free."""
+        return self._admission.short_of_blocks
+
+    @property
     def has_requests(self) -> bool:
         return bool(self.intake.requests)
 

@@ -19,17 +19,7 @@ from msgspec import inspect
 
 from penstock.engines.host.failure_text import one_line
 from penstock.gateway.configuration.plain_values import bare, fields_of, plain_settings
-from penstock.gateway.configuration.sections.language_model import (
-    AdapterConfig,
-    CacheConfig,
-    DoorConfig,
-    EngineConfig,
-    LanguageModelConfig,
-    ModelSettings,
-    ReplicaConfig,
-    SchedulingConfig,
-    SimulatedOptions,
-)
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.configuration.sections.other_models import (
     EmbeddingsConfig,
     RepositoryConfig,
@@ -88,24 +78,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "model": LanguageModelConfig,
-    "replication": ReplicaConfig,
-    "engine": EngineConfig,
-    "door": DoorConfig,
-    "adapters": AdapterConfig,
-    "embeddings": EmbeddingsConfig,
-    "data": DataConfig,
-    "cache": CacheConfig,
-    "scheduling": SchedulingConfig,
-    "repository": RepositoryConfig,
-    "upstream": UpstreamConfig,
-    "traffic": TrafficConfig,
-    "server": ServerConfig,
-    "access_log": AccessLogConfig,
-    "opentelemetry": OpenTelemetryConfig,
-    "http": HttpConfig,
-    "grpc": GrpcConfig,
-    "simulated": SimulatedOptions,
+    name: type(getattr(half, name))
+    for half in (ModelSettings(), Config())
+    for name in half.__struct_fields__
+    if name != "models"
 }
 _PREFIX = "PENSTOCK_"
 SETTINGS = frozenset(name for cls in SECTIONS.values() for name in cls.__struct_fields__)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from typing import Generic, TypeVar
 
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, PermissionDeniedError, UnsupportedError
-from penstock.gateway.models.language.language_models import LanguageModels
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import Kind
 from penstock.gateway.requests.bounded_json import decode_checked, decode_json
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
@@ -125,13 +125,15 @@ def _no_model(detail: str = "") -> InvalidRequestError:
 
 
 def default_model(
-    settings: AppSettings, context: RequestContext, models: Sequence[Sequence[str]], api: str = "chat"
+    settings: AppSettings,
+    context: RequestContext,
+    models: Catalogue,
+    kind: Kind = Kind.TOKENS,
+    capabilities: Sequence[str] = (),
 ) -> str:
-    """`models`: the names of each that the route can use, but for those of other servers, which know `api`. Raises
-    InvalidRequestError, and PermissionDeniedError for a key that may use none."""
-    may_use = context.principal.may_use
-    others = ([name] for name, model in settings.text_models.listed().items() if api in model.apis)
-    usable = [names for names in ([*filter(may_use, names)] for names in chain(models, others)) if names]
+    """`capabilities`: as Catalogue.usable has it. Raises InvalidRequestError, and PermissionDeniedError for a key that
+    may use none."""
+    usable = models.usable(kind, context.principal.may_use, capabilities)
     default = settings.default_model
     if any(default in names for names in usable):
         return str(default)
@@ -143,36 +145,29 @@ def default_model(
     return usable[0][0]
 
 
-def language_model(
-    settings: AppSettings, context: RequestContext, models: LanguageModels, api: str | None = None
-) -> str:
-    """For a route that generates. `api`: as for `default_model`; None: it asks models of other servers by chats."""
-    return default_model(settings, context, models.usable(context.principal.may_use), api or "chat")
-
-
 class RequestReader(Generic[_R]):
     """Reads the body of a request for a model. One that names none has a model from then on, which everything below
     sees as if its client had named it."""
 
     def __init__(
         self,
-        settings: AppSettings,
+        models: Catalogue,
         parse_body: Callable[[bytes], _R],
         model_name: Callable[[_R], str],
         choose: Callable[[RequestContext], str],
-        api: str | None = None,
+        kind: Kind | None = None,
     ) -> None:
-        """`choose` gives the model of a request that names none (`default_model`). `api`: by which models of other
-        servers are asked with the same body; None: they are not."""
-        self._settings = settings
+        """`choose` gives the model of a request that names none (`default_model`). `kind`: of requests that models of
+        other servers are asked with the same body; None: they are not."""
+        self._models = models
         self._parse_body = parse_body
         self._model_name = model_name
         self._choose = choose
-        self._api = api
+        self._kind = kind
 
     async def read(self, exchange: Exchange, body: bytes) -> _R | None:
         """The request for a model of this server; None when another server has answered it. Raises PenstockError."""
-        own_body = await self._settings.text_models.answer(exchange, self._api, body)
+        own_body = body if self._kind is None else await self._passed_on(exchange, self._kind, body)
         if own_body is None:
             return None
         try:
@@ -182,6 +177,24 @@ class RequestReader(Generic[_R]):
         except InvalidRequestError as error:
             return await self.read(exchange, self._with_model(own_body, error, exchange.context))
         return request
+
+    async def _passed_on(self, exchange: Exchange, kind: Kind, body: bytes) -> bytes | None:
+        """None when another server has answered; else the body for a model of this server. Raises PenstockError."""
+        name = self._named(body) if self._models.has_upstreams else None
+        if name is None or not self._models.is_upstream(name, kind):
+            return body
+        context = exchange.context
+        entry = await self._models.find(name, kind, context)
+        if context.routed is not None:
+            context.routed.keep(kind.value, body)
+        return body if entry.upstream is None else await entry.upstream.answer(exchange, kind.value, body)
+
+    def _named(self, body: bytes) -> str | None:
+        """None if it cannot be read: the endpoint will say why."""
+        try:
+            return msgspec.json.decode(body, type=_Named).model
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+            return None
 
     def _with_model(self, body: bytes, error: InvalidRequestError, context: RequestContext) -> bytes:
         """The body of a request that was refused with `error`, with a model. Raises `error` where something else is
@@ -194,3 +207,7 @@ class RequestReader(Generic[_R]):
         name = self._choose(context)
         context.hold_more(len(body))
         return msgspec.json.encode({**fields, "model": name})
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None

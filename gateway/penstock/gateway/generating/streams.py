@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -36,6 +37,8 @@ class FrameDriver(StreamDriver[bytes | None]):
     def __init__(self, writer: StreamWriter) -> None:
         self._writer = writer
         self._failure: Exception | None = None
+        self.waited = 0.0
+        """Seconds for the client."""
 
     async def run(self) -> bytes:
         """Writes until the source ends. Returns the frames of that end: they leave together with the end of the
@@ -43,7 +46,9 @@ class FrameDriver(StreamDriver[bytes | None]):
         async for last in self:
             if last is not None:
                 return last
+            slow_since = time.monotonic()
             await self._writer.drain()
+            self.waited += time.monotonic() - slow_since
             if self._failure is not None:
                 raise self._failure
         return b""
@@ -122,7 +127,9 @@ async def stream(
     data = opening() + frames.render(batch or ())
     if frames.live:
         await send(_body_message(data))
-        data = await DeltaDriver(deltas, frames, exchange.writer, push=exchange.body_writer is not None).run()
+        driver = DeltaDriver(deltas, frames, exchange.writer, push=exchange.body_writer is not None)
+        data = await driver.run()
+        exchange.context.record.write_seconds = driver.waited
     await exchange.finish(data + ending())
 
 

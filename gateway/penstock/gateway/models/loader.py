@@ -9,16 +9,15 @@ from typing import Literal
 
 from penstock.engines.encoder.model_folder import makes_vectors
 from penstock.engines.errors import PenstockError
-from penstock.gateway.apis.pooling.builder import build_pooling_model
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.configuration.sections.other_models import EmbeddingsConfig
-from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.hub import check_revision, fetch_draft_model, fetch_model
 from penstock.gateway.models.language.kserve.folder_layout import check_installed
 from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import LoadedModel, ModelSource, find_model, is_hub_id
+from penstock.gateway.models.pooling.builder import build_pooling_model
+from penstock.gateway.models.pooling.model import PoolingModel
 
 Model = LoadedModel | PoolingModel
 
@@ -52,12 +51,9 @@ class ModelLoader:
     """Fetches, builds and starts models, those of the command line and of repositories alike. Their names are taken at
     once where requests wait for the model, and when it has started where it may replace another."""
 
-    def __init__(
-        self, builder: ModelBuilder, dataplane: DataPlane, pooling: PoolingPlane, embeddings: EmbeddingsConfig
-    ) -> None:
+    def __init__(self, builder: ModelBuilder, catalogue: Catalogue, embeddings: EmbeddingsConfig) -> None:
         self._builder = builder
-        self._dataplane = dataplane
-        self._pooling = pooling
+        self._catalogue = catalogue
         self._batch_tokens = embeddings.embedding_batch_tokens
 
     def prepare(self, entry: ModelEntry) -> Model | None:
@@ -94,10 +90,7 @@ class ModelLoader:
     def take_names(self, model: Model) -> None:
         """From now on requests that name it are told that it is loading. Nothing happens the second time. Raises
         AlreadyExistsError."""
-        if isinstance(model, LoadedModel):
-            self._dataplane.models.add(model)
-        elif model not in self._pooling.known_models():
-            self._pooling.add(model)
+        self._catalogue.add(model)
 
     async def start(self, model: Model) -> None:
         """Returns when it serves requests, under its own names at the latest now. Raises PenstockError, and nothing of
@@ -110,10 +103,7 @@ class ModelLoader:
             raise
         finally:
             self._builder.board.reporter(model.names)(None)
-        if isinstance(model, LoadedModel):
-            self._dataplane.models.serve(model)
-        else:
-            model.loaded = True
+        self._catalogue.serve(model)
 
     async def load(self, settings: ModelSettings, name: str) -> LoadedModel:
         """A language model of a repository, which serves from then on. Raises ConfigError, PenstockError."""

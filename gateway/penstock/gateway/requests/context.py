@@ -106,6 +106,13 @@ class Principal:
 ANYONE = Principal()
 
 
+class NamedModel(Protocol):
+    """What a name means (`models/catalogue.py`)."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class RoutedName(Protocol):
     """A public name with traffic rules, and the target that a request has got."""
 
@@ -113,6 +120,9 @@ class RoutedName(Protocol):
     def name(self) -> str:
         """The public one."""
         ...
+
+    def keep(self, api: str, body: bytes) -> None:
+        """The request as `api` has it, for a shadow that has to be asked the same."""
 
     @property
     def listener(self) -> Callable[[], Callable[[int, str], None] | None]:
@@ -146,6 +156,8 @@ class RequestContext:
     """By lower-case name; of several with the same name the first one."""
     strict: bool = False
     """What `ignore` would note is refused (--strict-requests)."""
+    entry: NamedModel | None = None
+    """What its model's name means; None: not looked up yet."""
     routed: RoutedName | None = None
     """What stands for the model, where the request's name has several (`traffic/`): chosen once."""
     infers: bool = False
@@ -173,7 +185,14 @@ class RequestContext:
     def next_request(self) -> RequestContext:
         """For another request of the same caller on the same stream, which arrives now."""
         record = RequestRecord(protocol=self.record.protocol, method=self.record.method, route=self.record.route)
-        fresh: dict[str, Any] = {"routed": None, "_used": {}, "infers": False, "quota": None, "_tokens_paid": 0}
+        fresh: dict[str, Any] = {
+            "entry": None,
+            "routed": None,
+            "_used": {},
+            "infers": False,
+            "quota": None,
+            "_tokens_paid": 0,
+        }
         fresh |= {"_bodies": None, "_held": [], "_ended": False, "is_handed_over": False}
         return replace(self, id=new_request_id(), arrival=time.monotonic(), record=record, **fresh)
 
@@ -189,7 +208,7 @@ class RequestContext:
     def hand_over_to(self, other: RequestContext) -> None:
         """What this request counts against and holds, the other one does from now on: it goes on with its work."""
         self.is_handed_over = True
-        other.routed = self.routed
+        other.entry, other.routed = self.entry, self.routed
         other.record.model, other.record.target = self.record.model, self.record.target
         other.quota, self.quota = self.quota, None
         other._bodies, self._bodies = self._bodies, None

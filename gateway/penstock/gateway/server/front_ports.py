@@ -144,7 +144,7 @@ class FrontPorts:
         """Raises ConfigError."""
         server = self._config.server
         try:
-            self._shared.models.changes.watch(self._host.publish)
+            self._shared.dataplane.models.changes.watch(self._host.publish)
             sockets = self._reserved()
             if server.allow_metrics:
                 await self._open_metrics()
@@ -204,8 +204,7 @@ class FrontPorts:
     async def _start_fronts(self, sockets: list[dict[str, socket]]) -> None:
         shared, fronts = self._shared, self.fronts
         await fronts.start(sockets)
-        for changes in (shared.dataplane.models.changes, shared.models.changes):
-            changes.watch(fronts.tables_changed)
+        shared.dataplane.models.changes.watch(fronts.tables_changed)
         shared.traffic.on_change(fronts.tables_changed)
         self._keys.changes.watch(lambda: fronts.tell(keys_message(self._keys.granted)))
         shared.kserve.logs.changes.watch(lambda: fronts.tell(self._logs()))

@@ -41,6 +41,8 @@ from penstock.gateway.processes.fronts.grpc_front import FrontGuard, FrontServic
 from penstock.gateway.processes.fronts.http_front import FrontApp
 from penstock.gateway.processes.fronts.messages import (
     Begin,
+    Cancelled,
+    CancelRequest,
     Counted,
     Drain,
     Expire,
@@ -61,6 +63,8 @@ from penstock.gateway.processes.fronts.messages import (
     Serving,
     Stop,
     Table,
+    Watched,
+    WatchRequests,
     decode_from_supervisor,
 )
 from penstock.gateway.processes.fronts.passing import FromAnswering, PassedMessage
@@ -73,6 +77,7 @@ from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.heap import settle
 from penstock.gateway.requests.intake import Intake, WorkPools
 from penstock.gateway.requests.loops import loop_factory
+from penstock.gateway.requests.request_watch import RequestWatch
 from penstock.gateway.requests.server_health import ServerHealth
 from penstock.gateway.requests.server_log import set_up_log
 from penstock.gateway.server.composition.ports import (
@@ -209,6 +214,7 @@ class _Front:
         bodies = max(_LEAST_BODY_BYTES, config.server.body_memory // begin.fronts)
         settings = replace(settings, intake=Intake(bodies, config.server.max_loop_lag), pools=pools)
         self._drain, self._intake = settings.drain, settings.intake
+        self._watch = RequestWatch(self._journal, self._drain)
         kserve = build_kserve(config, self._models.store, dataplane, pools, ServerHealth())
         kserve = replace(kserve, shared_memory=link.shared_memory, tracing=link.tracing)
         self._logs = kserve.logs
@@ -268,6 +274,11 @@ class _Front:
             case ListRequests():
                 found = chosen(self._journal.in_flight(), message.limit, message.tenant, message.model)
                 self._supervisor.send(Listed(id=message.id, chosen=found))
+            case WatchRequests():
+                watched = self._watch.look(message.since, message.limit, message.request)
+                self._supervisor.send(Watched(id=message.id, requests=watched))
+            case CancelRequest():
+                self._supervisor.send(Cancelled(id=message.id, done=self._watch.cancel(message.request)))
             case Leave():
                 self._drain.leave()
                 for port in (self._http, self._grpc):

@@ -13,20 +13,20 @@ from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import AlreadyExistsError
 from penstock.engines.host.failure_text import failures_of
 from penstock.gateway.apis.pooling.kserve_model import VectorModel, is_offered
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.machine import GpuMetrics
 from penstock.gateway.metrics.prometheus_text import Family
 from penstock.gateway.metrics.registry import Source
 from penstock.gateway.metrics.triton import TritonMetrics, latency_observers, read_metrics_config
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.endpoint_metrics import EndpointMetrics
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
-from penstock.gateway.models.language.language_models import LanguageModels
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.models.loader import Model, ModelEntry, ModelLoader
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.traffic.service import TrafficService
 from penstock.gateway.requests.first_steps import Kind
@@ -39,9 +39,9 @@ from penstock.gateway.server.composition.models import (
     build_loader,
     build_loaders,
     build_on_demand,
-    build_other_servers,
     build_pooling,
     build_repository,
+    build_upstreams,
     command_line_models,
     repository_settings,
 )
@@ -148,17 +148,18 @@ class ServedModels:
         self._has_repository = bool(config.repository.model_repository)
         self.on_demand = build_on_demand(config)
         self.dataplane = build_dataplane(config, pools, board, self.on_demand)
-        self.other_servers = build_other_servers(config, self.dataplane)
+        self.upstreams = build_upstreams(config, self.dataplane.models)
         self._custom, self._gpus = CustomMetrics(), GpuMetrics()
         latencies = read_metrics_config(config.server.metrics_config)
-        budget = build_budget(config, self._gpus, self.on_demand)
-        self.pooling = build_pooling(config, self.dataplane, pools)
-        loader = build_loader(config, self.dataplane, self.pooling, budget, board, new_door)
+        self.budget = budget = build_budget(config, self._gpus, self.on_demand)
+        self.pooling = build_pooling(config, self.dataplane.models, pools)
+        loader = build_loader(config, self.dataplane.models, budget, board, new_door)
         settings = repository_settings(config.repository, config.server.crash_folder)
         self.repository = build_repository(
             config,
             settings,
-            build_loaders(config, settings, loader, self.dataplane, budget, self.other_servers),
+            build_loaders(config, settings, loader, self.dataplane, budget, self.upstreams),
+            self.dataplane.models,
             self._custom,
             board,
             latency_observers(latencies),
@@ -176,8 +177,6 @@ class ServedModels:
             config.traffic.traffic,
             self.repository,
             self.dataplane,
-            self.pooling,
-            self.other_servers.models,
             self.on_demand,
         )
         self.repository.host.route(self.traffic.models, self.traffic.table.names.__contains__)
@@ -185,7 +184,7 @@ class ServedModels:
     async def start(self) -> None:
         """Loads those that are to be there from the beginning. Raises ConfigError, PenstockError."""
         await self._command_line.start()
-        self.other_servers.start()
+        self.upstreams.start()
         await self.repository.start()
         check_default_model(self._settings.default_model, self.dataplane.models, has_repository=self._has_repository)
 
@@ -199,7 +198,7 @@ class ServedModels:
             logger.warning("some models are still executing requests: they are stopped")
             unloading.cancel()
         await asyncio.gather(unloading, return_exceptions=True)
-        self.other_servers.stop()
+        self.upstreams.stop()
 
     async def drain(self) -> None:
         """Until nothing is in flight in the engines, from this server or another."""
@@ -208,7 +207,7 @@ class ServedModels:
     def is_live(self) -> bool:
         """False where only another process would help: see `server_health.is_live`."""
         failed = [model.engine.failed for model in self.dataplane.models.known()]
-        failed += [model.source.failed for model in self.pooling.known_models()]
+        failed += [model.source.failed for model in self.dataplane.models.pooling_models()]
         any_ready = any(model.ready for model in self.repository.models())
         return is_live(failed, any_ready, strict=self._settings.strict_liveness)
 
@@ -225,9 +224,8 @@ class ServedModels:
     @property
     def first_to_ask(self) -> tuple[str, Kind] | None:
         """Name and kind of the model that a person tries first; None: the server was started for none in particular."""
-        return self._command_line.first or next(
-            ((name, model.task) for name, model in self.pooling.loaded_names()), None
-        )
+        pooling = (model for model in self.dataplane.models.pooling_models() if model.loaded)
+        return self._command_line.first or next(((model.names[0], model.task) for model in pooling), None)
 
     def metrics(self) -> Iterator[Source]:
         """Of language, embedding and other servers' models, and of traffic rules."""
@@ -235,7 +233,7 @@ class ServedModels:
         yield EndpointMetrics(self.dataplane.models.loaded, vllm_names=self._settings.vllm_metric_names)
         yield from self.pooling.metrics()
         yield self.traffic.metrics
-        yield from self.other_servers.metrics()
+        yield from self.upstreams.metrics()
         if self.on_demand is not None:
             yield self.on_demand.counts
 
@@ -245,9 +243,7 @@ class ServedModels:
         return chain(self._triton.families(), gpus, self._custom.families())
 
 
-def check_default_model(name: str | None, models: LanguageModels, *, has_repository: bool) -> None:
+def check_default_model(name: str | None, models: Catalogue, *, has_repository: bool) -> None:
     """Raises ConfigError for one that there is not, unless a repository may still get it."""
-    if name is None or has_repository or models.knows(name):
-        return
-    if not models.is_reserved(name):  # those of embeddings and of other servers are
+    if name is not None and not has_repository and name not in models:
         raise ConfigError(f"default-model: there is no model `{name}`")

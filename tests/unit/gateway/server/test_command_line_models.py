@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.engines.errors import EngineError, ModelNotFoundError, NotReadyError
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.configuration.sections.other_models import EmbeddingsConfig
-from penstock.gateway.models.language.dataplane import DataPlane
-from penstock.gateway.models.language.language_models import LanguageModels
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.models.loader import ModelEntry, ModelLoader
@@ -54,9 +52,8 @@ class Loading:
 
     def __init__(self) -> None:
         self.board = LoadingBoard()
-        self.plane = DataPlane(LanguageModels(self.board))
-        builder = ModelBuilder(board=self.board)
-        self.loader = ModelLoader(builder, self.plane, PoolingPlane(self.plane), EmbeddingsConfig())
+        self.catalogue = Catalogue(self.board)
+        self.loader = ModelLoader(ModelBuilder(board=self.board), self.catalogue, EmbeddingsConfig())
 
     def entry(self, **settings: Any) -> ModelEntry:
         return ModelEntry(load_config({"engine": "simulated"} | settings, environ={}).models)
@@ -68,7 +65,7 @@ def test_what_is_in_a_folder_is_built_at_once_and_what_is_not_is_announced() -> 
     assert loading.loader.prepare(loading.entry(model="org/chat")) is None
     for name in ("penstock-demo", "org/chat"):
         with pytest.raises(NotReadyError, match="still loading"):
-            loading.plane.models.find(name)
+            loading.catalogue.first(name)
     with pytest.raises(ConfigError, match="model: there is no folder or file"):
         loading.loader.prepare(loading.entry(model="./nothing"))
     with pytest.raises(ConfigError, match="revision: only hub models have revisions"):
@@ -79,7 +76,7 @@ async def test_a_start_that_fails_leaves_nothing_on_the_board(monkeypatch: pytes
     loading = Loading()
     model = await loading.loader.fetch(ModelEntry(ModelSettings(), ("chat",)))
     with pytest.raises(ModelNotFoundError):  # a model of a repository may still serve under its name
-        loading.plane.models.find("chat")
+        loading.catalogue.first("chat")
 
     async def fail(self: LoadedModel) -> None:
         loading.board.announce(("chat",))

@@ -129,9 +129,10 @@ async def _respond(exchange: Exchange, parts: list[bytes], plane: TensorPlane) -
         parts = [await plane.in_thread(sum(map(len, parts)), compress, coding, parts)]
         headers += [(b"content-encoding", coding), (b"vary", b"accept-encoding")]
     size = sum(map(len, parts))
-    if size <= _JOINED:
-        parts = [b"".join(parts)]
     start = [(b"content-length", b"%d" % size), *headers]
+    if size <= _JOINED:
+        await exchange.answer(200, start, b"".join(parts))
+        return
     await exchange.send({"type": "http.response.start", "status": 200, "headers": start})
     last = len(parts) - 1
     for index, part in enumerate(parts):

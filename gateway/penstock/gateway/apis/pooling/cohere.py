@@ -14,8 +14,6 @@ from penstock.engines.encoder.text import Vectors
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.apis.pooling.embeddings import embed
 from penstock.gateway.apis.pooling.endpoint import PoolingEndpoint, check_dimensions, written
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import (
     UNSUPPORTED,
     CohereEmbedRequest,
@@ -26,6 +24,8 @@ from penstock.gateway.apis.pooling.schemas import (
 from penstock.gateway.apis.pooling.tokenizing import Cut
 from penstock.gateway.errors import public_message, wire_shape
 from penstock.gateway.models.language.sampling import bounded
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.settings import AppSettings
 

@@ -18,8 +18,6 @@ from penstock.gateway.apis.pooling.endpoint import (
     list_object,
     written,
 )
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import (
     UNSUPPORTED,
     Direction,
@@ -29,13 +27,16 @@ from penstock.gateway.apis.pooling.schemas import (
 )
 from penstock.gateway.apis.pooling.tokenizing import Cut, tokenize_inputs, truncation
 from penstock.gateway.generating.request_reading import texts_or_ids
+from penstock.gateway.models.entries import Kind
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 
 
 class Embeddings(PoolingEndpoint[EmbeddingRequest]):
     schema = EmbeddingRequest
     needs = ("embedding", "token_embedding")
-    text_api = "embeddings"
+    kind = Kind.EMBEDDINGS
 
     async def answer(self, request: EmbeddingRequest, context: RequestContext) -> bytes:
         model = self.plane.model(request.model, context)

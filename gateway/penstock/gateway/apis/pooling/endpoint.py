@@ -15,10 +15,11 @@ import numpy as np
 
 from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import UNSUPPORTED, PoolingRequest
 from penstock.gateway.generating.request_reading import RequestReader, default_model, parse
+from penstock.gateway.models.entries import Kind
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.settings import AppSettings
@@ -97,13 +98,14 @@ class PoolingEndpoint(ABC, Generic[_R]):
     needs: ClassVar[Sequence[str]] = ()
     """Capabilities that answer, the best first; empty: all do. A request without a model gets the only one that has
     one."""
-    text_api: ClassVar[str | None] = None
-    """By which models of other servers are asked with the same body; None: they are not."""
+    kind: ClassVar[Kind] = Kind.SCORES
+    """What its requests need of a model."""
 
     def __init__(self, plane: PoolingPlane, settings: AppSettings) -> None:
         self.plane = plane
         self._settings = settings
-        self._reader = RequestReader(settings, self._parse, attrgetter("model"), self._default_model, self.text_api)
+        passed = self.kind if self.kind.api else None
+        self._reader = RequestReader(plane.models, self._parse, attrgetter("model"), self._default_model, passed)
 
     async def handle(self, exchange: Exchange) -> None:
         with exchange.call() as call:
@@ -119,7 +121,7 @@ class PoolingEndpoint(ABC, Generic[_R]):
         return parse(body, self.schema, self.unsupported)
 
     def _default_model(self, context: RequestContext) -> str:
-        return default_model(self._settings, context, self.plane.names_with(self.needs), self.text_api or "")
+        return default_model(self._settings, context, self.plane.models, self.kind, self.needs)
 
     @abstractmethod
     async def answer(self, request: _R, context: RequestContext) -> bytes:

@@ -19,11 +19,11 @@ from penstock.engines.encoder.text import Vectors
 from penstock.engines.errors import InvalidRequestError, NotReadyError, OverloadedError, PenstockError
 from penstock.gateway.apis.pooling.embeddings import vectors_of
 from penstock.gateway.apis.pooling.endpoint import MAX_INPUTS
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.pooling import class_rows
 from penstock.gateway.apis.pooling.schemas import EmbeddingRequest
 from penstock.gateway.models.language.kserve.tensor_form import context_of
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 
 TEXT = "text"
 EMBEDDING = "embedding"

@@ -11,9 +11,9 @@ from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.pooling.embeddings import rows_of_inputs, vectors_of
 from penstock.gateway.apis.pooling.endpoint import PoolingEndpoint, list_object, written
-from penstock.gateway.apis.pooling.models import Head, PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import ClassifyRequest, InputRequest, PoolingTaskRequest
+from penstock.gateway.models.pooling.model import Head, PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 
 

@@ -16,11 +16,11 @@ from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.pooling.embeddings import require_one_vector, tei_cut
 from penstock.gateway.apis.pooling.endpoint import PoolingEndpoint, check_count, finished, list_object, usage_object
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import RerankRequest, ScoreRequest
 from penstock.gateway.apis.pooling.tokenizing import Cut, tokenize_inputs, tokenize_pairs, truncation
 from penstock.gateway.models.language.sampling import bounded
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 
 

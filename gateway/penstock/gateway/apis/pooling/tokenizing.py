@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
-from penstock.gateway.apis.pooling.models import PoolingModel
 from penstock.gateway.apis.pooling.schemas import PoolingRequest
 from penstock.gateway.models.language.prompts import TOKENS_OF_A_CALL
+from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.tokenizers import PromptTooLong, Tokenizer, TokenizerError
 
 _LONG_CHARS = 16_384

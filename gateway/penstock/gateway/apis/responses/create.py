@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError, UnsupportedError
-from penstock.gateway.apis.openai.chat import chat_generation, other_chat
+from penstock.gateway.apis.openai.chat import chat_generation, upstream_chat
 from penstock.gateway.apis.openai.validation import real_tier
 from penstock.gateway.apis.responses.answer import ResponseObject
 from penstock.gateway.apis.responses.background import BackgroundResponse, send_events
@@ -24,10 +24,11 @@ from penstock.gateway.apis.responses.service import ResponseService
 from penstock.gateway.apis.responses.store import StoredResponse
 from penstock.gateway.apis.responses.tools import NO_TOOLS, ResponseTools, response_tools
 from penstock.gateway.errors import PreviousResponseError
-from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint
+from penstock.gateway.generating.endpoint import TranslatingEndpoint
 from penstock.gateway.generating.fitting import longest_that_fits, within
 from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import stream
+from penstock.gateway.models.entries import Kind, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation, Usage
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
@@ -54,8 +55,8 @@ async def truncated(messages: Messages, context_length: int, max_tokens: int | N
     def shorter(start: int) -> Awaitable[GenerateRequest]:
         return render(_from(messages, start))
 
-    found = await longest_that_fits(messages, starts, shorter, context_length - room)
-    return found or await shorter(starts[-1])
+    fitting = await longest_that_fits(messages, starts, shorter, context_length - room)
+    return fitting or await shorter(starts[-1])
 
 
 def _starts(messages: Messages) -> list[int]:
@@ -220,13 +221,13 @@ class CreateResponse(TranslatingEndpoint[Asked]):
                 return chat_generation(self._dataplane, self._settings, chat, list(messages), context)
 
             if request.truncation == "auto":
-                wanted = await truncated(messages, model.info.context_length, request.max_output_tokens, render)
+                text_request = await truncated(messages, model.info.context_length, request.max_output_tokens, render)
             else:
-                wanted = await render(messages)
-        if wanted.stages and asked.include.logprobs:
+                text_request = await render(messages)
+        if text_request.stages and asked.include.logprobs:
             asked.leave_out_logprobs(context, "this model's answers may have reasoning or calls, which have none here.")
-            wanted = replace(wanted, params=msgspec.structs.replace(wanted.params, logprobs=None))
-        return replace(wanted, grammar_field=name_of_responses(wanted.grammar_field))
+            text_request = replace(text_request, params=msgspec.structs.replace(text_request.params, logprobs=None))
+        return replace(text_request, grammar_field=name_of_responses(text_request.grammar_field))
 
     async def _messages(self, asked: Asked, context: RequestContext) -> list[dict[str, Any]]:
         """As chat templates know them, with those that the request goes on from. Raises PenstockError."""
@@ -249,9 +250,9 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         """Raises PenstockError."""
         background, tenant = self._responses.background, context.tenant
         background.check_room(tenant)
-        wanted = await self._generate_request(asked, context)
+        text_request = await self._generate_request(asked, context)
         keeping = Keeping(self._responses, asked, tenant)
-        response = _object(asked, wanted, Usage(), store=True)
+        response = _object(asked, text_request, Usage(), store=True)
         queued = msgspec.json.encode(response.queued())
         if not keeping.fits(queued):
             raise InvalidRequestError("The conversation is too large to be kept.", param="input")
@@ -260,7 +261,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         own = context.next_request()
         own.record.route = _BACKGROUND_ROUTE
         context.hand_over_to(own)
-        generate = partial(self._dataplane.generate, replace(wanted, context=own))
+        generate = partial(self._dataplane.generate, replace(text_request, context=own))
         events = ResponseEvents(response, keeping.end, asked.include, asked.tools)
         begun = BackgroundResponse(own, events, generate, size=size, stream=bool(asked.stream))
         store = self._responses.store
@@ -268,13 +269,13 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         return begun
 
     def _respond(
-        self, exchange: Exchange, asked: Asked, wanted: GenerateRequest, generation: Generation
+        self, exchange: Exchange, asked: Asked, text_request: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
         return self._send(
-            exchange, asked, _object(asked, wanted, generation.usage, store=self._kept(asked)), generation
+            exchange, asked, _object(asked, text_request, generation.usage, store=self._kept(asked)), generation
         )
 
-    async def _other_chat(self, asked: Asked, context: RequestContext) -> OtherChat:
+    async def _upstream_chat(self, asked: Asked, context: RequestContext) -> UpstreamChat:
         if asked.request.background:
             message = "background: this model, which is no language model of this server, makes no such responses."
             raise UnsupportedError(message, param="background")
@@ -283,12 +284,12 @@ class CreateResponse(TranslatingEndpoint[Asked]):
             asked.leave_out_logprobs(context, "models of other servers have no logprobs here.")
         if asked.request.truncation == "auto":
             context.ignore("truncation", "models of other servers say themselves what does not fit.")
-        return other_chat(chat_request(asked.request, asked.tools, asked.include, context), messages)
+        return upstream_chat(chat_request(asked.request, asked.tools, asked.include, context), messages)
 
     def _renamed(self, asked: Asked, model: str) -> Asked:
         return Asked(msgspec.structs.replace(asked.request, model=model), asked.stream)
 
-    def _respond_from(self, exchange: Exchange, asked: Asked, answer: OtherAnswer) -> Awaitable[None]:
+    def _respond_from(self, exchange: Exchange, asked: Asked, answer: UpstreamAnswer) -> Awaitable[None]:
         request = asked.request
         response = ResponseObject(
             request,
@@ -307,7 +308,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         return self._stores and asked.request.store is not False
 
     def _send(
-        self, exchange: Exchange, asked: Asked, response: ResponseObject, generation: Generation | OtherAnswer
+        self, exchange: Exchange, asked: Asked, response: ResponseObject, generation: Generation | UpstreamAnswer
     ) -> Awaitable[None]:
         keep = Keeping(self._responses, asked, exchange.context.tenant).keep
         if not asked.stream:
@@ -321,7 +322,7 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         self,
         exchange: Exchange,
         output: Output,
-        generation: Generation | OtherAnswer,
+        generation: Generation | UpstreamAnswer,
         response: ResponseObject,
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -333,8 +334,12 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         await exchange.respond(200, msgspec.json.encode(ended))
 
 
-def _object(asked: Asked, wanted: GenerateRequest, usage: Usage, *, store: bool) -> ResponseObject:
-    params, tier, record = wanted.params, real_tier(asked.request.service_tier, wanted), wanted.context.record
+def _object(asked: Asked, text_request: GenerateRequest, usage: Usage, *, store: bool) -> ResponseObject:
+    params, tier, record = (
+        text_request.params,
+        real_tier(asked.request.service_tier, text_request),
+        text_request.context.record,
+    )
     return ResponseObject(
         asked.request,
         usage,
@@ -351,12 +356,10 @@ def _object(asked: Asked, wanted: GenerateRequest, usage: Usage, *, store: bool)
 class InputTokens(CreateResponse):
     """How long the prompt of a response would be. It takes what `/v1/responses` takes, and makes nothing."""
 
-    async def _for_own_model(self, exchange: Exchange, asked: Asked) -> Asked:
-        """Models of other servers are refused as unknown here: that takes their tokenizer."""
-        return asked
+    kind = Kind.TOKENS
 
     async def _answer_at_once(self, exchange: Exchange, asked: Asked) -> bool:
-        wanted = await self._generate_request(asked, exchange.context)
-        count = {"object": "response.input_tokens", "input_tokens": len(wanted.prompts[0])}
+        text_request = await self._generate_request(asked, exchange.context)
+        count = {"object": "response.input_tokens", "input_tokens": len(text_request.prompts[0])}
         await exchange.respond(200, msgspec.json.encode(count))
         return True

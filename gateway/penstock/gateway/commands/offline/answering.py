@@ -17,8 +17,6 @@ from penstock.gateway.apis.openai.schemas import ChatRequest, CompletionRequest
 from penstock.gateway.apis.openai.tools import tool_use
 from penstock.gateway.apis.openai.validation import completion_generate_request
 from penstock.gateway.apis.pooling.embeddings import embed
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import EmbeddingRequest
 from penstock.gateway.commands.offline.outputs import Answer, chat_answer, completion_answer
 from penstock.gateway.configuration.config import Config
@@ -27,6 +25,8 @@ from penstock.gateway.models.language.dataplane import DataPlane, GenerateReques
 from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.models.loader import Model, ModelEntry, ModelLoader
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.intake import WorkPools
 from penstock.gateway.transports.http.settings import AppSettings
@@ -42,9 +42,8 @@ class ModelHost:
         self.dataplane = DataPlane(
             request_timeout=timeout, clamp_max_tokens=config.server.clamp_max_tokens, text_pool=pool
         )
-        self.pooling = PoolingPlane(self.dataplane, request_timeout=timeout, text_pool=pool)
-        builder = ModelBuilder(config.server)
-        self._loader = ModelLoader(builder, self.dataplane, self.pooling, config.embeddings)
+        self.pooling = PoolingPlane(self.dataplane.models, request_timeout=timeout, text_pool=pool)
+        self._loader = ModelLoader(ModelBuilder(config.server), self.dataplane.models, config.embeddings)
         self._model: Model | None = None
 
     @property

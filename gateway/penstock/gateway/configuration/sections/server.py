@@ -159,6 +159,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="origins of web pages that may use the server, as http://localhost:3000; with keys also *",
         ),
     ] = ()
+    console: Annotated[
+        bool | None,
+        Meta(
+            description="the console, a page for operators at /console; default: on a server without keys that only "
+            "this machine reaches, where it is read-only; elsewhere it needs an admin's key"
+        ),
+    ] = None
     memory_limit: Annotated[
         Memory | None,
         Meta(

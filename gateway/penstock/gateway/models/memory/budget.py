@@ -194,6 +194,26 @@ class MemoryBudget:
                 reservation.cache = min(device.cache, reservation.cache or device.cache)
         return reservation
 
+    @property
+    def limit(self) -> int | None:
+        """Bytes that all models may take together; None: what is free."""
+        return self._limit
+
+    def rows(self) -> list[dict[str, object]]:
+        """What each model is counted with, in bytes, for operators."""
+        return [
+            {
+                "name": each.name,
+                "weights": each.host.weights,
+                "cache": each.host.cache,
+                "rest": each.host.rest,
+                "gpus": each.gpus,
+                "loading": each.loading,
+                "pid": each.pid(),
+            }
+            for each in self._reservations
+        ]
+
     def release(self, reservation: Reservation) -> None:
         """Its engine has ended. A second time is no harm."""
         if reservation in self._reservations:

@@ -139,7 +139,7 @@ class OnDemand:
 
     def would_load(self, name: str, *, generates: bool = False) -> bool:
         """Whether a request would load this model, which is not loaded, as far as it is known. `generates`: only
-        language models count. Raises NotReadyError as `offers`."""
+        those that chats may be for count. Raises NotReadyError as `offers`."""
         if name in self._held_out or not self._loads.knows(name):
             return False
         if generates and not self.may_generate(name):
@@ -147,17 +147,21 @@ class OnDemand:
         self._check_failure(name)
         return True
 
-    def language_models(self) -> list[str]:
+    def generating_models(self) -> list[str]:
         """Those that are not loaded and would be."""
         return [
             name
             for name in self._loads.stored()
-            if self._loads.is_language_model(name) and not self._loads.serves(name) and name not in self._held_out
+            if self._loads.generates(name) and not self._loads.serves(name) and name not in self._held_out
         ]
 
     def may_generate(self, name: str) -> bool:
         """False for a model that is known to be of another kind than those that generate."""
-        return self._loads.is_language_model(name) is not False
+        return self._loads.generates(name) is not False
+
+    def is_upstream(self, name: str) -> bool:
+        """Whether it is known to be another server's."""
+        return self._loads.is_upstream(name)
 
     async def use(self, name: str, context: RequestContext, version: str = "") -> None:
         """Returns when the model serves; it stays until the request has ended. For a model that there is not, or that

@@ -20,10 +20,10 @@ from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.gateway.configuration.config import LISTS, SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.configuration.flags import add_sections
-from penstock.gateway.models.repository.catalogue import Catalogue
 from penstock.gateway.models.repository.config_fields import FIELDS, Fate, field_lines, set_paths
 from penstock.gateway.models.repository.config_file import config_path
 from penstock.gateway.models.repository.layout import available_versions, select_versions
+from penstock.gateway.models.repository.listing import RepositoryListing
 from penstock.gateway.models.repository.loading import Loaders, plan_model, version_config
 from penstock.gateway.models.repository.settings import RepositorySettings
 from penstock.gateway.models.repository.storage import Repository
@@ -100,17 +100,17 @@ class RepositoryCheck:
 
     def verdicts(self, repositories: Sequence[Repository]) -> list[Verdict]:
         """One for each model, by name. Raises EngineError for a repository that cannot be read."""
-        catalogue = Catalogue(repositories)
-        catalogue.refresh()
-        models = {name: self._described(catalogue, name) for name in sorted(catalogue.names)}
+        listing = RepositoryListing(repositories)
+        listing.refresh()
+        models = {name: self._described(listing, name) for name in sorted(listing.names)}
         for model in models.values():
             _check_ensemble(model, self._beside | models, ())
         return [self._verdict(model) for model in models.values()]
 
-    def _described(self, catalogue: Catalogue, name: str) -> _Model:
+    def _described(self, listing: RepositoryListing, name: str) -> _Model:
         model = _Model(name)
         try:
-            local = catalogue.find(name).fetch(name)
+            local = listing.find(name).fetch(name)
             try:
                 self._describe(model, local.folder)
             finally:

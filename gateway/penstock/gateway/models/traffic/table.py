@@ -150,6 +150,11 @@ class Choice:
     def name(self) -> str:
         return self.public.rule.name
 
+    def keep(self, api: str, body: bytes) -> None:
+        """As `RoutedName.keep`. Embeddings have no shadows."""
+        if self.public.shadows is not None and api != "embeddings":
+            self.body = api, body
+
     def call(self, table: TrafficTable) -> RoutedCall:
         """The target has accepted the request."""
         return RoutedCall(table, self.public, self.target.id, counts=not self.is_shadow)

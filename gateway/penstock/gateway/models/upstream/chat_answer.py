@@ -55,7 +55,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class ChatAnswer:
-    """Implements OtherAnswer. To be closed."""
+    """Implements UpstreamAnswer. To be closed."""
 
     def __init__(
         self, counted: CountedAnswer, context: RequestContext, bounds: Bounds, *, show_reasoning: bool

@@ -20,7 +20,7 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings
 from penstock.gateway.errors import UpstreamUnavailableError
-from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat
+from penstock.gateway.models.entries import UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.adapters import CallCounter
 from penstock.gateway.models.language.generation import Usage
 from penstock.gateway.models.upstream.answer_reading import AnswerReader, HeldAnswer, HeldAnswers
@@ -40,6 +40,10 @@ IsOwn = Callable[[str, Api], bool]
 """Whether a model of this server has the name, and can be asked so."""
 
 _T = TypeVar("_T")
+_REFUSAL = (
+    "The model `{name}` is another server's. It can be asked by chats of every API, /v1/completions and "
+    "/v1/embeddings. Only that server could do this."
+)
 _LATE = "The request's time was over."
 _CALLERS_ERRORS = (InvalidRequestError, DeadlineExceededError, AuthenticationError)
 """Errors that no other model would answer differently."""
@@ -57,10 +61,11 @@ class Surroundings:
 
 
 class UpstreamModel:
-    """Implements TextModel."""
+    """Implements Upstream."""
 
     owner = "upstream"
     folder = ""
+    gives_way = False
 
     def __init__(
         self,
@@ -75,6 +80,7 @@ class UpstreamModel:
         self.name = settings.name
         self.apis = settings.apis
         self.root = settings.model or settings.name
+        self.refusal = _REFUSAL
         self.created = int(time.time())
         self.fleet = fleet
         self.calls = CallCounter()
@@ -105,9 +111,9 @@ class UpstreamModel:
 
     @asynccontextmanager
     async def chat(
-        self, exchange: Exchange, chat: OtherChat, *, pulse: float | None
-    ) -> AsyncIterator[OtherAnswer | str]:
-        """As OtherModel has it."""
+        self, exchange: Exchange, chat: UpstreamChat, *, pulse: float | None
+    ) -> AsyncIterator[UpstreamAnswer | str]:
+        """As Upstream has it."""
         context = exchange.context
         body = msgspec.json.encode({**chat.fields, "model": self.name, "stream": True})
         request = self._admitted(exchange, "chat", body)

@@ -13,21 +13,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.engines.errors import AlreadyExistsError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings
-from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.language.models import NameHolder
+from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.upstream.answer_reading import HeldAnswers
 from penstock.gateway.models.upstream.fleet import Fleet
 from penstock.gateway.models.upstream.model import Surroundings, UpstreamModel
 from penstock.gateway.models.upstream.prompt_tokens import PromptEncoder
 from penstock.gateway.models.upstream.request_writing import ApiKey, RequestWriter
 from penstock.gateway.models.upstream.server import UpstreamServer, probe
-from penstock.gateway.transports.http.text_models import TextModels
 
 logger = logging.getLogger("penstock")
-
-_REFUSAL = (
-    "The model `{name}` is another server's. It can be asked by chats of every API, /v1/completions and "
-    "/v1/embeddings. Only that server could do this."
-)
 
 
 class _Watched(NamedTuple):
@@ -41,8 +37,7 @@ class Upstreams:
 
     def __init__(
         self,
-        models: TextModels,
-        dataplane: DataPlane,
+        models: Catalogue,
         *,
         version: str,
         heartbeat_s: float,
@@ -51,7 +46,6 @@ class Upstreams:
     ) -> None:
         """`answer_memory`: bytes of all answers that may be in memory until more of them has come."""
         self._models = models
-        self._dataplane = dataplane
         self._user_agent = f"penstock/{version}"
         self._surroundings = Surroundings(
             find_fallback=self._find,
@@ -75,12 +69,10 @@ class Upstreams:
 
     def add(self, model: UpstreamModel) -> None:
         """From now on its name is known; one of this kind that had it is replaced. Raises AlreadyExistsError."""
-        if model.name not in self._watched:
-            self._dataplane.models.reserve(model.name, _REFUSAL.format(name=model.name))
+        self._models.add(model)
         watching = asyncio.create_task(_watch(model)) if model.settings.health else None
         model.fleet.start()
         self._watched.setdefault(model.name, []).append(_Watched(model, watching))
-        self._models.by_name[model.name] = model
 
     async def remove(self, model: UpstreamModel) -> None:
         """Its name is unknown, unless another model has it; returns when what runs has ended."""
@@ -90,10 +82,10 @@ class Upstreams:
             if watched.task is not None:
                 watched.task.cancel()
             if known:
-                self._models.by_name[model.name] = known[-1].model
+                self._models.add(known[-1].model)
             else:
-                del self._watched[model.name], self._models.by_name[model.name]
-                self._dataplane.models.release(model.name)
+                del self._watched[model.name]
+                self._models.remove(model)
         await model.calls.wait_idle()
         model.fleet.stop()
 
@@ -118,8 +110,10 @@ class Upstreams:
         return None if versions is None else versions[-1].model
 
     def _is_own(self, name: str, api: Api) -> bool:
-        generates = api != "embeddings"
-        return self._dataplane.models.knows(name) if generates else self._dataplane.models.is_reserved(name)
+        model, pools = self._models.model(name), api == "embeddings"
+        if model is None:
+            return not pools and name in self._models
+        return isinstance(model, PoolingModel if pools else NameHolder)
 
 
 async def _watch(model: UpstreamModel) -> None:

@@ -19,13 +19,16 @@ from starlette.types import ASGIApp
 from penstock.classic.python.link import ArenaFiles
 from penstock.classic.python.worker.wire import Buffer
 from penstock.classic.statistics import ModelStatistics
-from penstock.engines.errors import EngineError, NotReadyError
+from penstock.engines.errors import EngineError, PenstockError
 from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.crash_folder import Crash, keep_evidence
 from penstock.gateway.apis.usage.ledger import RequestUsage
 from penstock.gateway.processes.fronts.messages import (
+    Answer,
     Ask,
     Begin,
+    Cancelled,
+    CancelRequest,
     Counted,
     Drain,
     Ended,
@@ -44,6 +47,8 @@ from penstock.gateway.processes.fronts.messages import (
     Spent,
     Stop,
     Table,
+    Watched,
+    WatchRequests,
     decode_from_front,
 )
 from penstock.gateway.processes.fronts.model_table import FrontHolds, Used
@@ -107,7 +112,7 @@ class FrontProcess:
         self._serving = asyncio.Event()
         self._failure = ""
         self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[Reported | Listed]] = {}
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
         self.ended: asyncio.Task[int] | None = None
         """Its process: done when that has ended and everything is given back; the exit status."""
 
@@ -208,7 +213,7 @@ class FrontProcess:
                 self.reported = message
                 self.on_report(message)
                 self._answer(message)
-            case Listed():
+            case Listed() | Watched() | Cancelled():
                 self._answer(message)
             case Idle():
                 self._drain.wait_no_more(self)
@@ -226,7 +231,7 @@ class FrontProcess:
             statistics.pending -= number
         self._pending.clear()
 
-    def _answer(self, message: Reported | Listed) -> None:
+    def _answer(self, message: Answer) -> None:
         answer = self._asked.pop(message.id, None)
         if answer is not None and not answer.done():
             answer.set_result(message)
@@ -249,8 +254,21 @@ class FrontProcess:
         answer = await self._ask(asked, seconds)
         return answer if isinstance(answer, Listed) else None
 
-    async def _ask(self, message: Report | ListRequests, seconds: float) -> Reported | Listed | None:
-        answer: asyncio.Future[Reported | Listed] = asyncio.get_running_loop().create_future()
+    async def watch_requests(self, since: float, limit: int, request: str, seconds: float) -> Watched | None:
+        """None: it does not say that in this time."""
+        question = WatchRequests(id=next(self._numbers), since=since, limit=limit, request=request)
+        answer = await self._ask(question, seconds)
+        return answer if isinstance(answer, Watched) else None
+
+    async def cancel_request(self, request: str, seconds: float) -> bool:
+        """Whether it had such a request, and has ended it."""
+        answer = await self._ask(CancelRequest(id=next(self._numbers), request=request), seconds)
+        return isinstance(answer, Cancelled) and answer.done
+
+    async def _ask(
+        self, message: Report | ListRequests | WatchRequests | CancelRequest, seconds: float
+    ) -> Answer | None:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._asked[message.id] = answer
         self.send(message)
         await asyncio.wait((answer,), timeout=seconds)
@@ -268,7 +286,7 @@ class FrontProcess:
             self._drain.wait_for(self)
             self.send(Drain())
 
-    def interrupt(self, error: NotReadyError) -> None:
+    def interrupt(self, error: PenstockError) -> None:
         self.send(Expire())
 
     async def stop(self, seconds: float) -> None:

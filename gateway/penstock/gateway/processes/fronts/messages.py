@@ -12,6 +12,7 @@ from penstock.gateway.processes.fronts.counts import Counts, Samples
 from penstock.gateway.processes.fronts.passing import FromAnswering, FromPassing
 from penstock.gateway.processes.model_host.messages import DownMessage, UpMessage
 from penstock.gateway.requests.context import Role
+from penstock.gateway.requests.request_watch import WatchedRequests
 from penstock.gateway.server.ports.scheduler_state import Chosen
 
 
@@ -138,6 +139,23 @@ class ListRequests(_Message, frozen=True, kw_only=True):
     model: str | None
 
 
+class WatchRequests(_Message, frozen=True, kw_only=True):
+    """Asks for `Watched`: the requests of the front, and those that have ended `since`."""
+
+    id: int
+    since: float
+    limit: int
+    request: str
+    """The id of the one whose details are wanted."""
+
+
+class CancelRequest(_Message, frozen=True, kw_only=True):
+    """Asks for `Cancelled`."""
+
+    id: int
+    request: str
+
+
 class Leave(_Message, frozen=True, kw_only=True):
     """Clients are asked to go elsewhere; what comes is served."""
 
@@ -155,7 +173,20 @@ class Stop(_Message, frozen=True, kw_only=True):
 
 
 FromSupervisor = (
-    Begin | Table | Keys | Granted | ReadAgain | Logs | Report | ListRequests | Leave | Drain | Expire | Stop
+    Begin
+    | Table
+    | Keys
+    | Granted
+    | ReadAgain
+    | Logs
+    | Report
+    | ListRequests
+    | WatchRequests
+    | CancelRequest
+    | Leave
+    | Drain
+    | Expire
+    | Stop
 )
 
 # From a front
@@ -228,6 +259,17 @@ class Listed(_Message, frozen=True, kw_only=True):
     chosen: Chosen
 
 
+class Watched(_Message, frozen=True, kw_only=True):
+    id: int
+    requests: WatchedRequests
+
+
+class Cancelled(_Message, frozen=True, kw_only=True):
+    id: int
+    done: bool
+    """False: the front has no such request."""
+
+
 class Idle(_Message, frozen=True, kw_only=True):
     """Nothing is in flight, and nothing begins any more."""
 
@@ -238,7 +280,9 @@ class Counted(_Message, frozen=True, kw_only=True):
     usage: RequestUsage
 
 
-FromFront = Serving | Failed | Holds | Ask | Spent | Ended | Counted | Reported | Listed | Idle
+Answer = Reported | Listed | Watched | Cancelled
+"""To what the supervisor asks."""
+FromFront = Serving | Failed | Holds | Ask | Spent | Ended | Counted | Answer | Idle
 
 # On one connection: what these tell each other, what a front and the models of the supervisor do, and requests that are
 # passed on.

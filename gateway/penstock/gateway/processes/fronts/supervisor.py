@@ -21,6 +21,7 @@ from penstock.gateway.processes.fronts.front_process import FrontProcess, Servic
 from penstock.gateway.processes.fronts.messages import FromSupervisor, Reported, Table
 from penstock.gateway.processes.fronts.model_table import ModelTable, Used
 from penstock.gateway.requests.acceptor import listener
+from penstock.gateway.requests.request_watch import WatchedRequests
 from penstock.gateway.server.ports.scheduler_state import Chosen
 
 logger = logging.getLogger("penstock")
@@ -247,6 +248,15 @@ class Fronts:
         """Of each front that answers."""
         asked = [front.list_requests(limit, tenant, model, _ASK_SECONDS) for front in self.serving]
         return [listed.chosen for listed in await asyncio.gather(*asked) if listed is not None]
+
+    async def watch_requests(self, since: float, limit: int, request: str) -> list[WatchedRequests]:
+        """Of each front that answers."""
+        questions = [front.watch_requests(since, limit, request, _ASK_SECONDS) for front in self.serving]
+        return [answer.requests for answer in await asyncio.gather(*questions) if answer is not None]
+
+    async def cancel_request(self, request: str) -> bool:
+        """Whether a front had it."""
+        return any(await asyncio.gather(*(front.cancel_request(request, _ASK_SECONDS) for front in self.serving)))
 
     # The end
 

@@ -14,27 +14,27 @@ from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.apis.pooling.kserve_model import unloaded_config
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.other_models import RepositoryConfig
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.machine import GpuMetrics
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.kserve.loader import LANGUAGE_BACKENDS, language_loaders
-from penstock.gateway.models.language.language_models import LanguageModels
 from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.shared_settings import settings_beside
 from penstock.gateway.models.loader import ModelEntry, ModelLoader
 from penstock.gateway.models.memory.budget import MemoryBudget
 from penstock.gateway.models.on_demand.loads import OnDemandSettings
 from penstock.gateway.models.on_demand.on_demand import OnDemand
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.repository.checking import RepositoryCheck, Verdict
 from penstock.gateway.models.repository.classic_loader import ClassicLoaders
 from penstock.gateway.models.repository.loading import Loader, Loaders
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.repository.settings import RepositorySettings, build_cache, build_rate_limiter
 from penstock.gateway.models.repository.storage import Repository
-from penstock.gateway.models.upstream.other_servers import UPSTREAM_BACKEND, OtherServers
+from penstock.gateway.models.upstream.lazy import UPSTREAM_BACKEND, LazyUpstreams
 from penstock.gateway.requests.intake import WorkPools
 from penstock.gateway.requests.loading_board import LoadingBoard
 
@@ -65,21 +65,19 @@ def build_dataplane(
     config: Config, pools: WorkPools, board: LoadingBoard, on_demand: OnDemand | None = None
 ) -> DataPlane:
     return DataPlane(
-        LanguageModels(board, on_demand),
+        Catalogue(board, on_demand),
         request_timeout=config.models.scheduling.request_timeout or None,
         clamp_max_tokens=config.server.clamp_max_tokens,
         text_pool=pools.text,
     )
 
 
-def build_other_servers(config: Config, dataplane: DataPlane) -> OtherServers:
-    return OtherServers(config, dataplane, __version__)
+def build_upstreams(config: Config, models: Catalogue) -> LazyUpstreams:
+    return LazyUpstreams(config, models, __version__)
 
 
-def build_pooling(config: Config, dataplane: DataPlane, pools: WorkPools) -> PoolingPlane:
-    return PoolingPlane(
-        dataplane, request_timeout=config.models.scheduling.request_timeout or None, text_pool=pools.text
-    )
+def build_pooling(config: Config, models: Catalogue, pools: WorkPools) -> PoolingPlane:
+    return PoolingPlane(models, request_timeout=config.models.scheduling.request_timeout or None, text_pool=pools.text)
 
 
 def build_budget(config: Config, gpus: GpuMetrics, on_demand: OnDemand | None = None) -> MemoryBudget:
@@ -95,20 +93,20 @@ def build_budget(config: Config, gpus: GpuMetrics, on_demand: OnDemand | None = 
 
 def build_loader(
     config: Config,
-    dataplane: DataPlane,
-    pooling: PoolingPlane,
+    models: Catalogue,
     budget: MemoryBudget,
     board: LoadingBoard,
     new_door: Callable[[], DoorSpec] | None = None,
 ) -> ModelLoader:
     """`new_door`: see `ModelBuilder`."""
-    return ModelLoader(ModelBuilder(config.server, budget, board, new_door), dataplane, pooling, config.embeddings)
+    return ModelLoader(ModelBuilder(config.server, budget, board, new_door), models, config.embeddings)
 
 
 def build_repository(
     config: Config,
     settings: RepositorySettings,
     loaders: Loaders,
+    catalogue: Catalogue,
     metrics: CustomMetrics,
     board: LoadingBoard,
     observe: Callable[[InferModel], None] | None = None,
@@ -124,12 +122,13 @@ def build_repository(
         replace(settings, missing=missing),
         loaders,
         repositories,
+        catalogue=catalogue,
         metrics=metrics,
         board=board,
         cache=cache,
         observe=observe,
         on_demand=on_demand,
-        language_backends=LANGUAGE_BACKENDS,
+        generating=(*LANGUAGE_BACKENDS, UPSTREAM_BACKEND),
     )
 
 
@@ -139,11 +138,11 @@ def check_models(config: Config, gpus: int | None) -> list[Verdict]:
     settings = repository_settings(config.repository)
     if gpus is not None:
         settings = replace(settings, gpus=gpus)
-    board, pools = LoadingBoard(), WorkPools()
-    dataplane = build_dataplane(config, pools, board)
+    board = LoadingBoard()
+    dataplane = build_dataplane(config, WorkPools(), board)
     budget = build_budget(config, GpuMetrics())
-    loader = build_loader(config, dataplane, build_pooling(config, dataplane, pools), budget, board)
-    backends = build_loaders(config, settings, loader, dataplane, budget, build_other_servers(config, dataplane))
+    loader = build_loader(config, dataplane.models, budget, board)
+    backends = build_loaders(config, settings, loader, dataplane, budget, build_upstreams(config, dataplane.models))
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     limits_rates = config.repository.rate_limit != "off"
     beside = [unloaded_config(name) for entry in embedding_models(config) for name in entry.public_names]
@@ -180,7 +179,7 @@ def build_loaders(
     loader: ModelLoader,
     dataplane: DataPlane,
     budget: MemoryBudget,
-    other_servers: OtherServers,
+    upstreams: LazyUpstreams,
 ) -> Loaders:
     """By the backend's name; `loader` loads the language models. Raises ConfigError."""
     limiter = build_rate_limiter(config.repository.rate_limit, config.repository.rate_limit_resource)
@@ -192,7 +191,7 @@ def build_loaders(
 
     def backend_loader(backend: str, folder: Path | None = None) -> Loader:
         if backend == UPSTREAM_BACKEND:
-            return other_servers.loader()
+            return upstreams.loader()
         return language.get(backend) or classic(backend, folder)
 
     return backend_loader

@@ -27,7 +27,6 @@ from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.on_demand.on_demand import OnDemand
-from penstock.gateway.models.upstream.other_servers import OtherServers
 from penstock.gateway.requests.acceptor import connections_within_limit
 from penstock.gateway.requests.access import ApiKeys, Restrictions, key_digest, key_id, read_restrictions
 from penstock.gateway.requests.call import RequestJournal
@@ -41,7 +40,6 @@ from penstock.gateway.requests.tls import TlsSettings
 from penstock.gateway.transports.http.server import ServerSettings
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.stream import ConnectionLimits
-from penstock.gateway.transports.http.text_models import TextModels
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +212,6 @@ def app_settings(
     journal: RequestJournal,
     health: ServerHealth,
     load: LoadReporter | None = None,
-    other_servers: OtherServers | None = None,
 ) -> AppSettings:
     return AppSettings(
         version=__version__,
@@ -234,7 +231,6 @@ def app_settings(
         stored_responses_per_tenant=config.server.stored_responses_per_tenant,
         stored_responses_memory_per_tenant=config.server.stored_responses_memory_per_tenant,
         default_model=config.server.default_model,
-        text_models=TextModels() if other_servers is None else other_servers.models,
         background_responses=config.server.background_responses,
         background_responses_per_tenant=config.server.background_responses_per_tenant,
     )

@@ -21,7 +21,6 @@ from penstock.gateway.apis.kserve.routes import kserve_routes
 from penstock.gateway.apis.ollama import routes as ollama
 from penstock.gateway.apis.openai import routes as openai
 from penstock.gateway.apis.openai.models import ModelObjects
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.routes import pooling_routes
 from penstock.gateway.apis.responses.routes import chat_routes, conversation_routes, response_routes
 from penstock.gateway.apis.responses.service import ResponseService
@@ -29,6 +28,7 @@ from penstock.gateway.apis.usage.ledger import UsageLedger
 from penstock.gateway.apis.usage.routes import usage_routes
 from penstock.gateway.database import Database
 from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.traffic.routes import traffic_routes
 from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.requests.access import SEE_METADATA, Access
@@ -56,12 +56,13 @@ def build_app(
     responses: ResponseService | None = None,
     traffic: TrafficTable | None = None,
     ledger: UsageLedger | None = None,
+    extra_routes: Sequence[Route] = (),
 ) -> App:
     """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
-    pooling = pooling or PoolingPlane(dataplane)
+    pooling = pooling or PoolingPlane(dataplane.models)
     responses = responses or ResponseService(Database(None), settings)
     resumable, health = _resumable_streams(settings), _health(dataplane, settings)
-    objects = ModelObjects(dataplane, pooling, settings.text_models)
+    objects = ModelObjects(dataplane.models)
     routes = [
         *openai.text_routes(dataplane, settings, responses.chats, resumable),
         *chat_routes(responses.chats),
@@ -73,7 +74,7 @@ def build_app(
         *message_batch_routes(batches, settings),
         *ollama.text_routes(dataplane, settings),
         *ollama.embedding_routes(pooling, settings),
-        *ollama.model_routes(dataplane, pooling, settings),
+        *ollama.model_routes(dataplane.models, settings),
         *traffic_routes(TrafficTable() if traffic is None else traffic),
         *usage_routes(ledger),
         *openai.model_routes(objects, None if kserve is None else kserve.models),
@@ -83,8 +84,9 @@ def build_app(
         *openai.token_routes(dataplane, settings),
         *health_routes(settings, health),
         *ping_routes(settings, health),
-        *info_routes(dataplane, pooling, settings),
+        *info_routes(dataplane.models, settings),
         *([] if kserve is None else kserve_routes(kserve)),
+        *extra_routes,
     ]
     routes.append(Route("GET", "/openapi.json", SEE_METADATA, OpenApi(settings, routes).show, SERVER))
     routes.append(about_route(settings, routes))

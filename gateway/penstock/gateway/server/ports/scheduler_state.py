@@ -21,6 +21,7 @@ from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.requests.access import OPERATE
 from penstock.gateway.requests.call import RequestJournal
 from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.requests.request_watch import RequestRow, request_row
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.routes import SERVER, Route
 
@@ -32,7 +33,7 @@ class Chosen(msgspec.Struct):
 
     in_flight: int
     chosen: int
-    requests: list[dict[str, Any]]
+    requests: list[RequestRow]
     """The oldest first."""
 
 
@@ -58,7 +59,7 @@ class RequestsInFlight:
             found += await self._others(limit, tenant, model)
         requests = [each for part in found for each in part.requests]
         if len(found) > 1:
-            requests.sort(key=lambda each: -each["seconds"])
+            requests.sort(key=lambda row: -row.seconds)
         body = {
             "in_flight": sum(part.in_flight for part in found),
             "chosen": sum(part.chosen for part in found),
@@ -72,7 +73,7 @@ def chosen(in_flight: Sequence[RequestContext], limit: int, tenant: str | None, 
         context for context in in_flight if tenant in (None, context.tenant) and model in (None, context.record.model)
     ]
     now = time.monotonic()
-    return Chosen(len(in_flight), len(matching), [_shown(context, now) for context in matching[:limit]])
+    return Chosen(len(in_flight), len(matching), [request_row(context, now) for context in matching[:limit]])
 
 
 def _limit(given: str | None) -> int:
@@ -81,31 +82,6 @@ def _limit(given: str | None) -> int:
     if not given.isascii() or not given.isdigit() or len(given) > 5 or not 1 <= int(given) <= _MAX_LIMIT:
         raise InvalidRequestError(f"limit must be a number from 1 to {_MAX_LIMIT}.", param="limit")
     return int(given)
-
-
-def _shown(context: RequestContext, now: float) -> dict[str, object]:
-    record, usage = context.record, context.record.usage
-    shown: dict[str, object] = {
-        "id": context.id,
-        "tenant": context.tenant,
-        "protocol": record.protocol,
-        "route": record.route,
-        "model": record.model,
-        "stage": record.stage.value,
-        "stage_seconds": round(now - record.stage_since, 3),
-        "seconds": round(now - context.arrival, 3),
-        "deadline_in_seconds": None if context.deadline is None else round(context.deadline - now, 3),
-        "bytes_in": record.bytes_in,
-    }
-    if record.target:
-        shown["target"] = record.target
-    if usage is not None:
-        shown["prompt_tokens"] = usage.prompt_tokens
-        shown["completion_tokens"] = usage.completion_tokens
-        shown["ttft_seconds"] = (
-            None if record.first_token_at is None else round(record.first_token_at - context.arrival, 3)
-        )
-    return shown
 
 
 _INTERVAL_SECONDS = 1.0

@@ -249,6 +249,13 @@ class HttpStream(ABC):
         else:
             self._body(message.get("body", b""), more=message.get("more_body", False))
 
+    async def answer(self, status: int, headers: Iterable[Field], body: bytes) -> None:
+        if self.full and not self.gone:
+            await self.drain()
+        if not self.gone:
+            self._start(status, headers)
+            self._body(body, more=False)
+
     def _start(self, status: int, headers: Iterable[Field]) -> None:
         if self.started:
             raise RuntimeError("The answer has begun already.")

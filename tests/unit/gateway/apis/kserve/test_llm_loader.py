@@ -8,7 +8,6 @@ import pytest
 
 from penstock.engines.errors import EngineError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.configuration.sections.other_models import EmbeddingsConfig
@@ -25,7 +24,7 @@ class Built(ModelLoader):
     """Its models are simulated, their settings are kept."""
 
     def __init__(self, folder: Path, plane: DataPlane) -> None:
-        super().__init__(ModelBuilder(), plane, PoolingPlane(plane), EmbeddingsConfig())
+        super().__init__(ModelBuilder(), plane.models, EmbeddingsConfig())
         self.plane = plane
         self.folder = folder
         self.settings: dict[str, ModelSettings] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -212,6 +213,22 @@ async def test_a_front_passes_on_a_bounded_number_of_requests() -> None:
     assert refused.headers["retry-after"] == "2"
     passages.pop().close()
     passages.append(forwarder._passage())
+
+
+async def test_a_request_that_was_passed_on_leaves_no_cycle() -> None:
+    border = Border(answering(bytes(MIB)))
+    await call(border.forwarder.http, "/v1/models")
+    await settle()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            answer = await call(border.forwarder.http, "/v1/files", bytes(MIB))
+            assert answer.complete
+        await settle()
+        assert not [each for each in gc.get_objects() if isinstance(each, Passage)]
+    finally:
+        gc.enable()
 
 
 # gRPC

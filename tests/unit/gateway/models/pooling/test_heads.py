@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.engines.errors import UnsupportedError
-from penstock.gateway.apis.pooling.models import read_head
+from penstock.gateway.models.pooling.model import read_head
 
 LOGITS = np.array([[2.0, -1.0], [-500.0, 500.0]], np.float32)
 SIGMOID = 1 / (1 + np.exp(-LOGITS.astype(np.float64)))

@@ -18,13 +18,13 @@ from penstock.engines.encoder.text import Encoder, EncoderInfo, TokenizedText, V
 from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
 from penstock.engines.formats.model_files import read_json
 from penstock.engines.host.failure_text import as_load_error
-from penstock.gateway.apis.pooling.metrics import EncoderMetrics
-from penstock.gateway.apis.pooling.models import Head, PoolingModel, read_head
 from penstock.gateway.configuration.config import ConfigError, overlay
 from penstock.gateway.configuration.sections.language_model import DoorConfig, ModelSettings
 from penstock.gateway.models.language.engine_spec import choose_engine
 from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import ModelSource
+from penstock.gateway.models.pooling.metrics import EncoderMetrics
+from penstock.gateway.models.pooling.model import Head, PoolingModel, read_head
 from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import Tokenizer, TokenizerError
 
@@ -216,7 +216,7 @@ def _decoder(
         )
     if config.model.engine == "auto" and choose_engine(source.folder) == "vllm":
         config = overlay(config, {"engine": "torch"})  # which gives vectors, and comes with vLLM
-    model = builder.build(config, source, names)
+    model = replace(builder, new_door=None).build(config, source, names)  # fronts pass its requests on
     return PoolingModel(
         names=names,
         root=source.name,

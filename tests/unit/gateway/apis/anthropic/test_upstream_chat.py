@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
-from penstock.gateway.apis.anthropic.messages import other_chat
+from penstock.gateway.apis.anthropic.messages import upstream_chat
 from penstock.gateway.apis.anthropic.schemas import MessagesRequest
 from penstock.gateway.requests.context import RequestContext
 
@@ -18,7 +18,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 def fields(**given: Any) -> dict[str, Any]:
     body = {"model": "m", "max_tokens": 2000, "messages": MESSAGES} | given
-    found = dict(other_chat(msgspec.convert(body, MessagesRequest), RequestContext()).fields)
+    found = dict(upstream_chat(msgspec.convert(body, MessagesRequest), RequestContext()).fields)
     return {name: value for name, value in found.items() if name not in ("messages", "max_tokens")}
 
 
@@ -71,7 +71,7 @@ def test_earlier_thoughts_are_not_sent() -> None:
     thought = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}]
     messages = [*MESSAGES, {"role": "assistant", "content": thought}, *MESSAGES]
     body = {"model": "m", "max_tokens": 5, "messages": messages}
-    sent = other_chat(msgspec.convert(body, MessagesRequest), RequestContext()).fields["messages"]
+    sent = upstream_chat(msgspec.convert(body, MessagesRequest), RequestContext()).fields["messages"]
     assert sent == [*MESSAGES, {"role": "assistant", "content": "yes"}, *MESSAGES]
 
 

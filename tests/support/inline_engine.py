@@ -1,4 +1,4 @@
-"""An engine in the gateway's own process and event loop: for tests, and for embedding without a second process."""
+"""An engine in the test's own process and event loop, over a core that the test holds."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.metrics.registry import Source
-from penstock.gateway.models.language.dataplane import DataPlane
-from penstock.gateway.transports.http.text_models import TextModels
+from penstock.gateway.models.catalogue import Catalogue
 
 if TYPE_CHECKING:
     from penstock.gateway.models.upstream.kserve_model import UpstreamLoader
@@ -18,12 +17,10 @@ UPSTREAM_BACKEND = "openai"
 """Of models of a repository that another server has."""
 
 
-class OtherServers:
-    def __init__(self, config: Config, dataplane: DataPlane, version: str) -> None:
-        self.models = TextModels()
-        """What endpoints ask."""
+class LazyUpstreams:
+    def __init__(self, config: Config, models: Catalogue, version: str) -> None:
+        self._models = models
         self._config = config
-        self._dataplane = dataplane
         self._version = version
         self._upstreams: Upstreams | None = None
 
@@ -33,8 +30,7 @@ class OtherServers:
             from penstock.gateway.models.upstream.service import Upstreams
 
             self._upstreams = Upstreams(
-                self.models,
-                self._dataplane,
+                self._models,
                 version=self._version,
                 heartbeat_s=self._config.server.heartbeat_s,
                 request_timeout=self._config.models.scheduling.request_timeout or None,

@@ -1,5 +1,5 @@
-"""The watch over the requests of a process, for operators: those in flight and, while a console is open, those that have
-ended. Never texts."""
+"""The watch over the requests of a process, for operators: those in flight and, while a console is open, those that
+have ended. Never texts."""
 
 from __future__ import annotations
 

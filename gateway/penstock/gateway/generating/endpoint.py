@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from penstock.gateway.generating.request_reading import RequestReader, default_model
+from penstock.gateway.generating.request_reading import JsonBody, RequestReader, default_model
 from penstock.gateway.models.entries import Kind, Upstream, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.requests.context import RequestContext
@@ -123,7 +123,7 @@ class GeneratingEndpoint(ABC, Generic[_R]):
         return False
 
     @abstractmethod
-    def _parse(self, body: bytes) -> _R:
+    def _parse(self, body: JsonBody) -> _R:
         """Raises InvalidRequestError, UnsupportedError."""
 
     @abstractmethod

@@ -474,7 +474,7 @@ def encode_infer(
     """
     tensors = list(tensors)
     if _is_plain(inference, tensors, parameters):
-        shown = tuple([(each.name, each.datatype, each.array.shape, each.array.nbytes) for each in tensors])
+        shown = tuple([(item.name, item.datatype, item.array.shape, item.array.nbytes) for item in tensors])
         head = _plain_answer_head(model.name, model.version, shown)
         return [head, *map(to_buffer, tensors)]
     parts = [b""]

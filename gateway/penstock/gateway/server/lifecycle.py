@@ -198,7 +198,7 @@ class Server:
             )
         else:
             self._ports = self._new_front_ports(self._folder)
-            metrics.elsewhere = self._ports.fronts
+            metrics.other_processes = self._ports.fronts
 
     def _console_routes(self) -> Sequence[Route]:
         """None where there is no console. Raises ConfigError."""

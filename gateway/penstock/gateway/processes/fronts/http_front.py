@@ -36,7 +36,7 @@ _OF_CODED_BODY = (b"content-encoding", b"content-length")
 _TENSOR_ENDPOINTS = ("/infer", "/generate", "/generate_stream")
 
 
-class _Asked(msgspec.Struct):
+class _RoutingFields(msgspec.Struct):
     """What decides who serves a request; of whatever type a client sends it."""
 
     model: Any = ""
@@ -140,7 +140,7 @@ def _is_served(models: FrontModels, name: Callable[[str], str], resumable: bool,
     """Whether nothing but a model of this front is needed. So is nothing for a body that cannot be read: its error.
     `resumable`: streams outlive their connections, and their clients may come back to another front."""
     try:
-        request = decode_json(body, _Asked)
+        request = decode_json(body, _RoutingFields)
     except InvalidRequestError:
         return True
     if (

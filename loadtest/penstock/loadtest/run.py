@@ -74,11 +74,11 @@ def timeline(samples: Sequence[Sample]) -> Timeline | None:
 
 
 _TOKENS_PER_STREAM = 200.0
-"""Tokens per second that a stream of a closed loop is reckoned to bring, before anything is known of the server."""
+"""Tokens per second that a stream of a closed loop is assumed to bring, before anything is known of the server."""
 _CEILING = 100_000.0
 """Tokens per second of a client process, where it has not been measured."""
 _USED = 0.5
-"""Share of that which is reckoned with."""
+"""Share of that which is counted on."""
 _REQUESTS_PER_PROCESS = 1000.0
 """Open loop, each second."""
 

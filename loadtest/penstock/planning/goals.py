@@ -15,7 +15,7 @@ from penstock.planning.simulate import Simulation
 
 
 def fewest(enough: Callable[[int], bool], start: int, most: int) -> int | None:
-    """By doubling from `start`, then halving the interval; more are reckoned to be enough where fewer are. None: not
+    """By doubling from `start`, then halving the interval; more are assumed to be enough where fewer are. None: not
     even `most` are."""
     known: dict[int, bool] = {}
 

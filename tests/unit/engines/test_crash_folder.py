@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_a_line_in_the_log_and_nothing_else(
     assert list(folder.iterdir()) == []
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert "nothing is kept of the end of engine m: [Errno 28] No space left" in record.getMessage()
+    assert "no crash report of engine m could be written: [Errno 28] No space left" in record.getMessage()
     monkeypatch.undo()
     assert len(crashes(keep())) == 1
 

@@ -1,5 +1,5 @@
-"""The watch over the requests of a process, for operators: those in flight and, while somebody looks, those that have
-ended. Never texts."""
+"""The watch over the requests of a process, for operators: those in flight and, while a console is open, those that
+have ended. Never texts."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class RequestDetail(msgspec.Struct, kw_only=True):
 
 
 class TenantRow(msgspec.Struct):
-    """Of a tenant's requests: those in flight, and those that have ended since somebody looks."""
+    """Of a tenant's requests: those in flight, and those that have ended since a console was opened."""
 
     in_flight: int = 0
     queued: int = 0

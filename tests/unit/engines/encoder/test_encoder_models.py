@@ -203,7 +203,7 @@ def test_positions_bound_the_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"activations": "int8"}, "activations=int8 cannot be combined with weights=auto and dtype=f32; f32 does"),
+        ({"activations": "int8"}, "activations=int8 cannot be combined with weights=auto and dtype=f32; f32 can"),
         ({"activations": "mixed"}, "activations=mixed cannot be combined with weights=auto"),
         ({"activations": "mixed", "weights": "int8"}, "activations=mixed cannot be combined with weights=int8"),
     ],

@@ -449,7 +449,7 @@ def in_bytes(state: dict[str, Any]) -> torch.Tensor:
         (
             "bitsandbytes, 4 bits",
             put("weight.quant_state.bitsandbytes__nf4", in_bytes({"shape": [256, 128], "blocksize": 1 << 40})),
-            "blocks of 1099511627776 do not go",
+            "blocks of 1099511627776 do not match",
         ),
         ("bitsandbytes, 4 bits, nested", cut("weight.nested_absmax"), "nested_absmax has shape"),
         ("bitsandbytes, int8", put("weight_format", torch.tensor(1, dtype=torch.uint8)), "a weight_format other than"),

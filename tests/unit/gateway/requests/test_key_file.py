@@ -87,7 +87,7 @@ def test_bad_values_make_no_key(flags: list[str], capsys: pytest.CaptureFixture[
         (f'[[key]]\nsha256 = "{DIGEST[1:]}"\ntenant = "a"', "sha256"),
         (f'[[key]]\nsha256 = "{DIGEST}"\ntenant = "a"\nroles = ["root"]', "root"),
         (f'[[key]]\nsha256 = "{DIGEST}"\ntenant = "a"\nrequest_per_minute = 3', "request_per_minute"),
-        (f'[[key]]\nsha256 = "{DIGEST}"\ntenant = "a"\n' * 2, "key 2 is there twice"),
+        (f'[[key]]\nsha256 = "{DIGEST}"\ntenant = "a"\n' * 2, "key 2 appears twice"),
         (f'[[key]]\nsha256 = "{DIGEST}"\ntenant = "a"\npriority = 1', "--policy=priority, not fcfs"),
     ],
 )

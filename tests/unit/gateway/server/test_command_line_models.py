@@ -68,7 +68,7 @@ def test_what_is_in_a_folder_is_built_at_once_and_what_is_not_is_announced() -> 
             loading.catalogue.first(name)
     with pytest.raises(ConfigError, match="model: there is no folder or file"):
         loading.loader.prepare(loading.entry(model="./nothing"))
-    with pytest.raises(ConfigError, match="revision: only models of the hub have one"):
+    with pytest.raises(ConfigError, match="revision: only hub models have revisions"):
         loading.loader.prepare(loading.entry(revision="v1"))
 
 

@@ -180,7 +180,7 @@ class _Asset:
 
 
 class _Assets:
-    """The files of the page, read when somebody looks first."""
+    """The files of the page, read at the first request for one."""
 
     @cached_property
     def _by_name(self) -> Mapping[str, _Asset]:

@@ -243,7 +243,8 @@ async def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_stream_says_what_is_loading_and_only_what_has_changed() -> None:
     async with Console().stream() as updates:
-        assert (await updates.section("models"))[0] | {"kinds": []} == {
+        [row] = [row for row in await updates.section("models") if row["name"] != "tiny"]
+        assert row | {"kinds": []} == {
             "kinds": [],
             "name": "<b>slow",
             "version": "",

@@ -136,7 +136,7 @@ async def test_a_revision_of_a_hub_model(hub):
 
 async def test_a_folder_has_no_revision(tmp_path):
     for model in (None, str(tmp_path)):
-        with pytest.raises(ConfigError, match="revision: only models of the hub have one"):
+        with pytest.raises(ConfigError, match="revision: only hub models have revisions"):
             await fetch_model(model, lambda report: None, "v1")
 
 

@@ -178,22 +178,22 @@ class FrontPorts:
     def _reserved(self) -> list[dict[str, socket]]:
         """For each front, its sockets by port. Raises ConfigError."""
         server = self._config.server
-        reserved: list[dict[str, socket]] = [{} for _ in range(self._folder.fronts)]
+        slots: list[dict[str, socket]] = [{} for _ in range(self._folder.fronts)]
         ports: tuple[tuple[Literal["http", "grpc"], int, bool], ...] = (
             ("http", server.http_port, server.allow_http),
             ("grpc", server.grpc_port, server.allow_grpc),
         )
-        for kind, port, enabled in ports:
-            if not enabled:
+        for kind, port, opens in ports:
+            if not opens:
                 continue
             try:
                 sockets = reserve(server.address(kind), port, self._folder.fronts)
             except OSError as error:
                 raise cannot_listen(server, kind, error) from None
             self._ports[kind] = int(sockets[0].getsockname()[1])
-            for slot, listener in zip(reserved, sockets, strict=True):
-                slot[kind] = listener
-        return reserved if self._ports else []
+            for slot, listening in zip(slots, sockets, strict=True):
+                slot[kind] = listening
+        return slots if self._ports else []
 
     async def _open_metrics(self) -> None:
         try:

@@ -36,7 +36,7 @@ _OF_CODED_BODY = (b"content-encoding", b"content-length")
 _TENSOR_ENDPOINTS = ("/infer", "/generate", "/generate_stream")
 
 
-class _RoutingFields(msgspec.Struct):
+class _ServedFields(msgspec.Struct):
     """What decides who serves a request; of whatever type a client sends it."""
 
     model: Any = ""
@@ -140,14 +140,9 @@ def _is_served(models: FrontModels, name: Callable[[str], str], resumable: bool,
     """Whether nothing but a model of this front is needed. So is nothing for a body that cannot be read: its error.
     `resumable`: streams outlive their connections, and their clients may come back to another front."""
     try:
-        request = decode_json(body, _RoutingFields)
+        request = decode_json(body, _ServedFields)
     except InvalidRequestError:
         return True
-    if (
-        request.store
-        or (resumable and request.stream)
-        or request.keep_alive is not None
-        or not isinstance(request.model, str)
-    ):
+    if request.store or (resumable and request.stream) or request.keep_alive is not None:
         return False
-    return models.serves(name(request.model))
+    return isinstance(request.model, str) and models.serves(name(request.model))

@@ -46,8 +46,8 @@ def reserve(host: str, port: int, count: int) -> list[socket.socket]:
             sockets.append(listener(host, port, backlog=_BACKLOG, reuse_port=True))
             port = sockets[0].getsockname()[1]
     except BaseException:
-        for opened in sockets:
-            opened.close()
+        for reserved in sockets:
+            reserved.close()
         raise
     return sockets
 
@@ -82,8 +82,8 @@ class Slot:
 
     def close(self) -> None:
         """Clients that wait on these sockets are refused; the kernel spreads connections over the others."""
-        for opened in self.sockets.values():
-            opened.close()
+        for listening in self.sockets.values():
+            listening.close()
 
 
 class Fronts:
@@ -121,7 +121,7 @@ class Fronts:
 
     async def start(self, sockets: Sequence[Mapping[str, socket.socket]]) -> None:
         """One front for each of these, by the port's kind. Raises EngineError."""
-        self._slots = [Slot(number, by_port) for number, by_port in enumerate(sockets)]
+        self._slots = [Slot(number, listeners) for number, listeners in enumerate(sockets)]
         results = await asyncio.gather(*map(self._start, self._slots), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -227,7 +227,7 @@ class Fronts:
                 front.add_pending(model.statistics, entry.pending)
 
     async def refresh(self) -> None:
-        """Implements Elsewhere."""
+        """Implements OtherProcesses."""
         await asyncio.gather(*(front.report(_ASK_SECONDS) for front in self.serving))
 
     def merge(self, families: dict[str, Metric]) -> None:
@@ -242,12 +242,12 @@ class Fronts:
         fronts = GaugeMetricFamily("penstock_fronts", "Front processes that serve.", value=len(self.serving))
         text = "Front processes that have taken the place of one that died."
         restarts = CounterMetricFamily("penstock_front_restarts", text, value=self._restarts)
-        families.update({metric.name: metric for metric in (fronts, restarts)})
+        families.update({family.name: family for family in (fronts, restarts)})
 
     async def list_requests(self, limit: int, tenant: str | None, model: str | None) -> list[Chosen]:
         """Of each front that answers."""
-        answers = [front.list_requests(limit, tenant, model, _ASK_SECONDS) for front in self.serving]
-        return [listed.chosen for listed in await asyncio.gather(*answers) if listed is not None]
+        lists = [front.list_requests(limit, tenant, model, _ASK_SECONDS) for front in self.serving]
+        return [listed.chosen for listed in await asyncio.gather(*lists) if listed is not None]
 
     async def watch_requests(self, since: float, limit: int, request: str) -> list[WatchedRequests]:
         """Of each front that answers."""

@@ -28,7 +28,6 @@ from penstock.gateway.requests.server_health import ServerHealth
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
-from protocol.fake_dataplane import FakeDataPlane
 from support.dataplane import Setup
 from support.keys import api_keys
 from support.kserve import FakeModelStore
@@ -47,7 +46,7 @@ class Console:
 
     def __init__(self, keys: ApiKeys | None = None, dataplane: DataPlane | None = None) -> None:
         self.settings = AppSettings(keys=keys or ApiKeys())
-        dataplane = dataplane or FakeDataPlane()
+        dataplane = dataplane or DataPlane()
         self.watch = RequestWatch(self.settings.journal, self.settings.drain)
         self.traffic = TrafficTable()
         self.sources = ConsoleSources(
@@ -351,7 +350,6 @@ async def _chat(console: Console, name: str) -> AsgiCall:
 async def test_a_request_shows_its_waterfall_and_nothing_is_noted_while_nobody_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.gateway.requests.request_watch._PATIENCE", 0.05)
     with engine(tmp_path) as setup:
         await setup.engine.start()
         setup.plane.models.serve(setup.model)
@@ -370,8 +368,8 @@ async def test_a_request_shows_its_waterfall_and_nothing_is_noted_while_nobody_l
             assert detail["tenant"] == "team"
         began = []
         stop = console.settings.journal.watch(lambda context: began.append(context), lambda context: None)
-        while console.watch._stop is not None:
-            await asyncio.sleep(0.01)
+        monkeypatch.setattr("penstock.gateway.requests.request_watch._PATIENCE", 0.0)
+        console.watch._look_again()  # as its timer does
         await _chat(console, "unseen again")
         stop()
         assert [context.record.stages for context in began] == [None]

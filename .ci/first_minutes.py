@@ -1,7 +1,15 @@
-"""A newcomer's first minutes: the commands and programs of README.md, as they stand there.
+"""The commands and programs that README and docs show, run as they stand there.
 
-They run in a copy of the checkout, in the environment that the first of them makes, and on the ports that the README
-names. curl fails where a server refuses.
+python .ci/first_minutes.py                      README.md, in the environment that its first command makes
+python .ci/first_minutes.py docs/*.md ...        these pages, in the environment of this Python
+
+They run in a copy of the checkout, and on the ports that the pages name. curl fails where a server refuses. Comments
+before a block say what differs:
+
+    <!-- not run: REASON -->            the whole block
+    <!-- not run, "WORDS": REASON -->   its lines with these words
+    <!-- first: COMMAND -->             run before the block: files that the reader has
+    <!-- no server -->                  none runs beside the block
 """
 
 import itertools
@@ -13,81 +21,135 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("Start", "Serve a real model", "Without a server")
-NOT_HERE = {
-    "pip install -e '.[test]'": "the tests' environment takes minutes: .ci/run makes it, and runs them",
-    "serve Qwen/Qwen2.5-0.5B-Instruct": "the hub",
-    "serve ./my-model-gptq-int4": "no such checkpoint: tests/unit/engines/openvino pack their own",
-    "serve ./my-model-q8_0.gguf": "no such file: tests/protocol/test_server_gguf.py writes its own",
-    "serve ./my-model-int4-ov": "no such folder: tests/protocol/test_server_exported.py exports its own",
-    "--max-model-len 8192": "the demo model's context is 2048",
-    "--engine vllm": "vLLM: .ci/vllm",
-    "--lora legal=": "no such adapter: tests/protocol/test_lora.py makes its own",
-    "--embedding-model search=": "no such model: .ci/real_weights has it",
-}
-"""What cannot run here, by words that are in it alone, and why."""
+LANGUAGES = {"sh", "bash", "console", "python"}
+DEFAULT_SERVER = "penstock serve"
+"""Runs for pages that ask a server and start none."""
 QUESTION = "What does os.path.join do?\n"
 """Typed where a command reads standard input."""
 SERVES = re.compile(r"\bpenstock serve\b")
+ASKS = re.compile(r"(127\.0\.0\.1|localhost):800")
+BLOCK = re.compile(
+    r"^(?P<comments>(?: *<!-- [^\n]* -->\n)*) *```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.DOTALL | re.MULTILINE
+)
+NOT_RUN = re.compile(r'<!-- not run(?:, "(?P<words>.+?)")?: (?P<reason>.+) -->')
+FIRST = re.compile(r"<!-- first: (.+) -->")
 _PORTS = (8000, 8001, 8002)
 _TIME_LIMIT = 300
 
 
+@dataclass(frozen=True)
+class Block:
+    """A block of code. `left_out` has reasons, by words of the lines that they are for; "" for all of it."""
+
+    language: str
+    text: str
+    left_out: dict[str, str]
+    first: tuple[str, ...]
+    alone: bool
+
+
 def main() -> None:
     started = time.monotonic()
-    left_out = set[str]()
+    names = sys.argv[1:]
+    pages = {name: blocks(name) for name in names or ["README.md"]}
     with tempfile.TemporaryDirectory() as folder:
         checkout = Checkout(Path(folder))
-        for part in PARTS:
-            print(f"== {part}", flush=True)
-            run_part(checkout, blocks(part), left_out)
-        if checkout.has("torch"):
+        try:
+            for name in sorted(pages, key=lambda name: starts_server(pages[name])):  # the others share one
+                print(f"== {name}", flush=True)
+                run_page(checkout, pages[name])
+        finally:
+            checkout.stop_server()
+        if not names and checkout.has("torch"):
             sys.exit("torch is installed: the README says that it is not needed")
-    if stale := NOT_HERE.keys() - left_out:
-        sys.exit(f"README.md no longer has: {', '.join(sorted(stale))}")
     print(f"{time.monotonic() - started:.0f} s")
 
 
-def blocks(part: str) -> list[tuple[str, str]]:
-    """Language and text of each block of code below a heading."""
-    text = (ROOT / "README.md").read_text().partition(f"\n## {part}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    if not found or {language for language, _ in found} - {"sh", "python"}:
-        sys.exit(f"README.md, {part}: there have to be blocks of sh and python, and no others")
+def blocks(page: str) -> list[Block]:
+    found = []
+    for match in BLOCK.finditer((ROOT / page).read_text()):
+        if match["language"] not in LANGUAGES:
+            continue
+        text = textwrap.dedent(match["text"])
+        left_out = {m["words"] or "": m["reason"] for m in NOT_RUN.finditer(match["comments"])}
+        if stale := [words for words in left_out if words not in text]:
+            sys.exit(f"{page}: no line of the block has {', '.join(stale)}")
+        first = tuple(FIRST.findall(match["comments"]))
+        found.append(Block(match["language"], text, left_out, first, "<!-- no server -->" in match["comments"]))
     return found
 
 
-def run_part(checkout: "Checkout", found: list[tuple[str, str]], left_out: set[str]) -> None:
-    """A server runs until the next one starts, which has the same ports, or until the end of the part. Blocks of Python
-    in a row are one program."""
-    with checkout.server() as start_server:
-        for language, group in itertools.groupby(found, key=lambda block: block[0]):
-            texts = [text for _, text in group]
-            if language == "python":
-                checkout.run(["python", "-c", "\n".join(texts)])
+def starts_server(page: list[Block]) -> bool:
+    return any(SERVES.search(script) for block in page for script in scripts(block))
+
+
+def run_page(checkout: "Checkout", page: list[Block]) -> None:
+    """A server runs until the next one starts, which has the same ports. Blocks of Python in a row are one program."""
+    if starts_server(page):
+        checkout.stop_server()
+    for language, group in itertools.groupby(page, key=lambda block: block.language):
+        programs = list[str]()
+        for block in group:
+            if block.alone:
+                checkout.stop_server()
+            for command in block.first:
+                checkout.run(checkout.shell(command))
+            for words, reason in block.left_out.items():
+                print(f"-- not here ({reason}): {words or block.text.strip()}", flush=True)
+            programs += scripts(block)
+        if language == "python":
+            programs = ["\n".join(programs)] if programs else []
+        for script in programs:
+            if language != "python" and SERVES.search(script):
+                checkout.start_server(script)
                 continue
-            for command in itertools.chain.from_iterable(map(commands, texts)):
-                reasons = [words for words in NOT_HERE if words in command]
-                left_out.update(reasons)
-                if reasons:
-                    print(f"-- not here ({NOT_HERE[reasons[0]]}): {command.strip()}", flush=True)
-                elif SERVES.search(command):
-                    start_server(command)
-                else:
-                    checkout.run(checkout.shell(command))
+            if ASKS.search(script):
+                checkout.ensure_server()
+            checkout.run(["python", "-c", script] if language == "python" else checkout.shell(script))
 
 
-def commands(block: str) -> list[str]:
-    """A block is one script; but each line that starts a server is one of its own."""
-    return block.splitlines() if all(map(SERVES.search, block.splitlines())) else [block]
+def scripts(block: Block) -> Iterator[str]:
+    """What runs of a block, in parts: one ends with each line that starts a server."""
+    if "" in block.left_out:
+        return
+    if block.language == "python":
+        yield block.text
+        return
+    script = list[str]()
+    for command in commands(block):
+        if any(words in command for words in block.left_out):
+            continue
+        script.append(command)
+        if SERVES.search(command):
+            yield "\n".join(script)
+            script = []
+    if script:
+        yield "\n".join(script)
+
+
+def commands(block: Block) -> Iterator[str]:
+    """Lines; one goes on behind a backslash and inside quotes. Of a console those behind the prompt."""
+    lines = block.text.splitlines()
+    if block.language == "console":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    command = ""
+    for line in lines:
+        command += line
+        if command.endswith("\\") or re.sub(r"\\.|#.*", "", command, flags=re.MULTILINE).count("'") % 2:
+            command += "\n"
+        elif command.strip():
+            yield command
+            command = ""
 
 
 class Checkout:
@@ -101,6 +163,7 @@ class Checkout:
         shutil.copytree(self.root / "examples/model_repository/add_sub", self.root / "models/add_sub")
         (self.root / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
         path = f"{self.root}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._server: Server | None = None
         self._environ = os.environ | {"PATH": path, "CURL_HOME": str(self.root), "PIP_QUIET": "1"}
 
     def has(self, package: str) -> bool:
@@ -116,23 +179,21 @@ class Checkout:
         if done.returncode != 0:
             sys.exit(f"exit status {done.returncode} of: {command[-1]}")
 
-    @contextmanager
-    def server(self) -> Iterator[Callable[[str], None]]:
-        """Gives a function that starts a server, in place of the one before."""
-        running = list[Server]()
+    def start_server(self, command: str) -> None:
+        """In place of the one before."""
+        self.stop_server()
+        print(f"-- {command.strip()}", flush=True)
+        self._server = Server(self.shell(command), self.root, self._environ)
+        self._server.wait_until_ready()
 
-        def start(command: str) -> None:
-            while running:
-                running.pop().stop()
-            print(f"-- {command.strip()}", flush=True)
-            running.append(Server(self.shell(command), self.root, self._environ))
-            running[-1].wait_until_ready()
+    def ensure_server(self) -> None:
+        if self._server is None:
+            self.start_server(DEFAULT_SERVER)
 
-        try:
-            yield start
-        finally:
-            while running:
-                running.pop().stop()
+    def stop_server(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+        self._server = None
 
 
 class Server:

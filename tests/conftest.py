@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -28,12 +29,31 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Bytecode is kept, as by an installation, even where PYTHONDONTWRITEBYTECODE is set: each of the hundreds of
     processes that tests start would spend seconds on it."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     gc.disable()  # until all tests are collected: what they import stays
+    config.option.loadscopereorder = False  # pytest-xdist would put files with few tests, which may be long, last
+
+
+WAITING = ("differential", "exchanges", "flow", "protocol")
+"""Folders whose tests wait for processes most of the time. Those of the others compute."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the files, some wait while others compute, to the end."""
+    if not hasattr(config, "workerinput"):
+        return
+    here = Path(__file__).parent
+    files = {item.path: item.path.relative_to(here).parts[0] in WAITING for item in items}
+    places: dict[Path, float] = {}
+    for kind in (True, False):
+        alike = [path for path, waits in files.items() if waits is kind]
+        places |= {path: number / len(alike) for number, path in enumerate(alike)}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _schemas(commands)
     _grammars(commands)
     _handover(commands)
+    _figures(commands)
     settings = vars(parser.parse_args(argv))
     run: Callable[[dict[str, Any]], int] = settings.pop("run_command")
     return run(settings)
@@ -146,6 +147,18 @@ def _grammars(commands: Any) -> None:
     parser.add_argument("--in-flight", type=int, default=64, metavar="N", help="requests in each step (64)")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="to time in a run (100)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; figures are medians (3)")
+
+
+def _figures(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "figures",
+        help="writes docs/performance.md and the README's table, and names the figures that are old",
+        usage="%(prog)s [--check]",
+        description="Writes the pages of figures from loadtest/benchmarks/figures/figures.toml. Prints which tables "
+        "are older than the code that they measure, by git's dates.",
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page would change")
 
 
 def _command(commands: Any, name: str, **described: Any) -> argparse.ArgumentParser:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from penstock.engines.client.inline import InlineEngine
 from penstock.engines.contract.messages import (
     AddRequest,
     FinishReason,
@@ -25,6 +24,7 @@ from penstock.engines.scheduler.guessers import PromptLookup
 from support.adapters import load_adapter
 from support.conformance import Oracle, driver_of, prompt
 from support.engine import Driver, Failing
+from support.inline_engine import InlineEngine
 
 BLOCK = 32
 

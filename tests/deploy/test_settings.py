@@ -65,13 +65,13 @@ def test_of_compose(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     config = parsed(service["command"], IMAGE | environ, monkeypatch)
     assert config.server.api_key == ("k",)
-    assert config.model.model == model
+    assert config.models.model.model == model
     assert int(service["stop_grace_period"].removesuffix("s")) >= seconds_to_end(config)
 
 
 def test_of_compose_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     service = yaml.safe_load((DEPLOY / "compose/compose.cuda.yaml").read_text())["services"]["penstock"]
-    assert parsed(["serve"], service["environment"], monkeypatch).model.engine == "vllm"
+    assert parsed(["serve"], service["environment"], monkeypatch).models.model.engine == "vllm"
 
 
 def test_of_the_systemd_unit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.client.inline import CoreEngine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
 from penstock.engines.core import EngineCore
@@ -21,6 +20,7 @@ from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
 from support.adapters import save_adapter
 from support.engine import whole_output
+from support.inline_engine import CoreEngine
 
 ENDLESS = 30_000
 

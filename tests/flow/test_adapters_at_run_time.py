@@ -45,7 +45,7 @@ class Shop:
         for name in ("one", "two", "three", "four"):
             save_adapter(self.folder / name)
         self.setup = Setup(folder / "model", SchedulerConfig(), 64, MAX_LORAS)
-        self.setup.model.adapters = AdapterSet(directory=self.folder, max_loaded=MAX_LORAS)
+        self.setup.take_adapters(AdapterSet(directory=self.folder, max_loaded=MAX_LORAS))
         self.plane = self.setup.plane
         self.control = AdapterControl(self.plane)
         self.engine: Any = self.setup.engine
@@ -274,7 +274,7 @@ async def test_only_adapters_can_be_unloaded(shop: Shop, name: str) -> None:
 
 async def test_without_a_directory_adapters_stay_as_they_are(shop: Shop) -> None:
     assert shop.control.allowed
-    shop.setup.model.adapters = AdapterSet([new_adapter("fixed", shop.folder / "one")])
+    shop.setup.take_adapters(AdapterSet([new_adapter("fixed", shop.folder / "one")]))
     assert not shop.control.allowed
     for change in (shop.control.load("a", "one", base="m"), shop.control.unload("fixed")):
         with pytest.raises(UnsupportedError, match="no lora-directory"):
@@ -336,7 +336,7 @@ async def test_names_of_models_and_adapters_do_not_collide(shop: Shop) -> None:
         with pytest.raises(AlreadyExistsError):
             shop.plane.models.add(model)
     assert shop.names == ["m", "alias", "a"]
-    assert shop.plane.models.find("a") == (shop.setup.model, shop.setup.model.adapters.get("a"))
+    assert shop.plane.models.holder("a") == (shop.setup.model, shop.setup.model.adapters.get("a"))
 
 
 async def test_a_newer_version_of_a_model_takes_over_names_and_adapters(shop: Shop) -> None:

@@ -415,7 +415,10 @@ async def test_an_engine_that_dies_while_it_drains_is_waited_for_no_longer(own: 
     assert ends(await collect(running)) == [(FinishReason.ERROR, "engine_dead")]
 
 
-async def test_an_engine_that_is_stopped_while_it_drains_is_waited_for_no_longer(own: Own, attach: Attach) -> None:
+async def test_an_engine_that_is_stopped_while_it_drains_is_waited_for_no_longer(
+    own: Own, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.engines.process.client._ENDING_SECONDS", 0.2)
     owner, door = await own()
     engine = await attach(door)
     running = submit(engine, max_tokens=4000)

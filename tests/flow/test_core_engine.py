@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.client.inline import CoreEngine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, FinishReason, SamplingParams
 from penstock.engines.errors import EngineDeadError, InvalidRequestError, NotReadyError
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
 from support.engine import whole_output
+from support.inline_engine import CoreEngine
 from unit.engines.scheduler.harness import FIRST, RAISE, VOCAB, alone
 
 Make = Callable[..., CoreEngine[AutonomousCore]]

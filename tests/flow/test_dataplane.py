@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engines.client.inline import InlineEngine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, FinishReason, ProcessorCall, RequestOutput
 from penstock.engines.errors import (
@@ -28,6 +27,7 @@ from penstock.gateway.models.language.dataplane import ChoiceDelta, Generation
 from penstock.gateway.models.language.sampling import word_tokens
 from penstock.gateway.requests.context import RequestContext
 from support.dataplane import MARKER, Setup, request
+from support.inline_engine import InlineEngine
 from support.tokenizers import byte_level
 
 

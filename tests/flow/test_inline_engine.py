@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from penstock.engines.client.engine import Engine
-from penstock.engines.client.inline import InlineEngine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, FinishReason, RequestOutput, SamplingParams
 from penstock.engines.contract.step import SchedulerOutput
 from penstock.engines.errors import NotReadyError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from support.inline_engine import InlineEngine
 from unit.engines.scheduler.harness import FIRST, NAN, RAISE, VOCAB, Clock, alone
 
 

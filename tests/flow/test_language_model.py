@@ -176,7 +176,7 @@ async def test_what_cannot_be_is_refused(
 
 async def test_lora_name_selects_one_of_the_model_s_adapters(served: Served, tmp_path: Path) -> None:
     adapters = [new_adapter(name, save_adapter(tmp_path / name)) for name in ("one", "two")]
-    served.setup.model.adapters = AdapterSet(adapters)
+    served.setup.take_adapters(AdapterSet(adapters))
 
     async def text(sampling: dict[str, Any]) -> str:
         request = infer_request(exclude_input_in_output=True, sampling={"max_tokens": 8} | sampling)
@@ -195,7 +195,7 @@ async def test_lora_name_selects_one_of_the_model_s_adapters(served: Served, tmp
 
 async def test_a_key_for_some_models_chooses_no_other_adapter(served: Served, tmp_path: Path) -> None:
     adapters = [new_adapter(name, save_adapter(tmp_path / name)) for name in ("ours", "theirs")]
-    served.setup.model.adapters = AdapterSet(adapters)
+    served.setup.take_adapters(AdapterSet(adapters))
 
     def asked(adapter: str) -> InferRequest:
         caller = RequestContext(principal=Principal(tenant="t", models=("m", "ours")))

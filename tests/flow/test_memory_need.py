@@ -44,7 +44,7 @@ class Ledger(MemoryBudget):
 
 
 def spec(**settings: Any) -> EngineSpec:
-    return engine_spec(load_config(settings, environ={}), DEMO, Tokenizer(DEMO.folder))
+    return engine_spec(load_config(settings, environ={}).models, DEMO, Tokenizer(DEMO.folder))
 
 
 def engine(budget: MemoryBudget, **settings: Any) -> BudgetedEngine:

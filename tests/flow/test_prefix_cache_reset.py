@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from penstock.engines.autonomous.core import AutonomousCore
-from penstock.engines.client.inline import CoreEngine, InlineEngine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import AddRequest, SamplingParams
 from penstock.engines.errors import UnsupportedError
@@ -15,6 +14,7 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 from penstock.engines.simulated.batcher import SimulatedBatcher, SimulatedBatcherConfig
 from penstock.engines.simulated.own_thread import OwnThread
+from support.inline_engine import CoreEngine, InlineEngine
 
 PROMPT = list(range(10, 30))
 LIMITS = SchedulerConfig(max_num_seqs=4, max_queued_requests=8)

@@ -426,6 +426,7 @@ async def test_several_instances_share_the_load_of_a_dead_one(tmp_path: Path) ->
         assert outputs(await model.infer(request(INPUT0=one, INPUT1=one)))["OUTPUT0"][0, 0] == 2
 
 
+@pytest.mark.usefixtures("no_delays")
 async def test_killed_while_large_tensors_are_on_their_way(tmp_path: Path) -> None:
     config = ADD_SUB_CONFIG.replace("16", "-1")
     async with loaded(tmp_path, ADD_SUB, config) as model:

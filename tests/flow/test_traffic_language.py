@@ -12,7 +12,6 @@ import pytest
 
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, PermissionDeniedError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
 from penstock.gateway.models.language.dataplane import Generation
 from penstock.gateway.models.traffic.service import TrafficService
@@ -38,7 +37,7 @@ class Server:
             setup.model.names = (name,)
             setup.model.loaded = True
             self.plane.models.add(setup.model)
-        self.traffic = TrafficService((), FakeModelStore(add_sub()), self.plane, PoolingPlane(self.plane))
+        self.traffic = TrafficService((), FakeModelStore(add_sub()), self.plane)
 
     def put(self, *targets: WeightedTarget, **fields: Any) -> PublicName:
         self.traffic.table.put(TrafficRule("public", targets, **fields))

@@ -18,6 +18,7 @@ from penstock.gateway.commands.verify.report import Row
 from penstock.gateway.commands.verify.subject import Subject
 from penstock.gateway.commands.verify.text_checks import check_end_tokens, check_template, check_tokenizer
 from penstock.gateway.configuration.config import load_config
+from support.cpu import own_cache
 from support.verify import (
     DEMO,
     ORDINARY_TOKEN,
@@ -34,9 +35,8 @@ from support.verify import (
 
 @pytest.fixture(scope="module", autouse=True)
 def no_settings_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cache for all: the number types of this CPU are tried once."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        environment.setenv("XDG_CACHE_HOME", own_cache(tmp_path_factory.mktemp("cache")))
         yield
 
 

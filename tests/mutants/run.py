@@ -26,9 +26,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 _SOURCES = ("gateway", "engines", "kvcache", "tokenizers", "loadtest")
 _OTHERS = ("tests", "pyproject.toml", "README.md", "LICENSE")
-_PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-p", "mutants.as_found")
+_PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "--show-capture=no", "-p", "mutants.as_found")
 _TIMEOUT = 600.0
 """Seconds for the tests of one mutant: tests have limits of their own, so this is for what hangs outside of them."""
+_LINES = 40
+"""Shown of the tests' output where they fail without a mutant."""
 _PASSED, _FAILED = 0, 1
 """What pytest returns."""
 
@@ -67,9 +69,9 @@ def main(names: Sequence[str], seconds: float) -> int:
         copy = Path(folder)
         _copy_to(copy)
         tests = dict.fromkeys(test for mutant in chosen for test in mutant.tests)
-        code, failed = _run_tests(copy, list(tests))
-        if code != _PASSED:
-            sys.exit(f"without a mutant the tests do not pass: {failed}")
+        done = _run_tests(copy, list(tests))
+        if done.returncode != _PASSED:
+            sys.exit(f"without a mutant the tests do not pass: {_failure(done)}\n{_end(done)}")
         for mutant in chosen:
             began = time.monotonic()
             if began > end:
@@ -96,14 +98,14 @@ def _try(copy: Path, mutant: Mutant) -> tuple[bool, str]:
     source = path.read_text()
     _write(path, mutant.applied(source))
     try:
-        code, failed = _run_tests(copy, mutant.tests)
+        done = _run_tests(copy, mutant.tests)
     except subprocess.TimeoutExpired:
         return True, f"killed, the tests did not end within {_TIMEOUT:.0f} s"
     finally:
         _write(path, source)
-    if code == _FAILED:
-        return True, f"killed by {failed}"
-    return False, "SURVIVED" if code == _PASSED else f"NOT TRIED: {failed}"
+    if done.returncode == _FAILED:
+        return True, f"killed by {_failure(done)}"
+    return False, "SURVIVED" if done.returncode == _PASSED else f"NOT TRIED: {_end(done)}"
 
 
 def _write(path: Path, source: str) -> None:
@@ -112,16 +114,24 @@ def _write(path: Path, source: str) -> None:
     Path(cache_from_source(path)).unlink(missing_ok=True)
 
 
-def _run_tests(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Pytest's exit status, and what failed."""
+def _run_tests(copy: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     paths = [str(copy / name) for name in (*_SOURCES, "tests")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "pytest", *_PYTEST, *(f"tests/{test}" for test in tests)]
-    done = subprocess.run(
+    return subprocess.run(
         command, cwd=copy, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False
     )
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return done.returncode, found[1] if found else f"{done.stdout}{done.stderr}"[-2000:]
+
+
+def _failure(done: subprocess.CompletedProcess[str]) -> str:
+    """The first test that failed."""
+    test = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return test[1] if test else "no test"
+
+
+def _end(done: subprocess.CompletedProcess[str]) -> str:
+    """The last lines of what pytest wrote, without what was logged: the assertion is among them."""
+    return "\n".join([*done.stdout.splitlines(), *done.stderr.splitlines()][-_LINES:])
 
 
 if __name__ == "__main__":

@@ -88,8 +88,9 @@ Serve = Callable[..., ServerThread]
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Starts servers of scripted data planes: `serve(dataplane, limits=..., tls=..., **AppSettings fields)`."""
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Starts servers of scripted data planes: `serve(dataplane, limits=..., tls=..., **AppSettings fields)`. Each
+    `tick` they look for what takes too long."""
     servers: list[ServerThread] = []
 
     def start(
@@ -98,8 +99,10 @@ def serve() -> Iterator[Serve]:
         tls: TlsSettings | None = None,
         *,
         http2: bool = True,
+        tick: float = 0.1,
         **settings: Any,
     ) -> ServerThread:
+        monkeypatch.setattr("penstock.gateway.transports.http.server._TICK_SECONDS", tick)
         thread = ServerThread(
             dataplane or FakeDataPlane(), AppSettings(**settings), limits or ConnectionLimits(), tls, http2=http2
         )

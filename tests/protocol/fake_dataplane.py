@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import Entry, Kind
+from penstock.gateway.models.language.adapters import AdapterSet
 from penstock.gateway.models.language.dataplane import (
     ChatPrompt,
     ChoiceDelta,
@@ -19,7 +23,7 @@ from penstock.gateway.models.language.dataplane import (
     Usage,
 )
 from penstock.gateway.models.language.generation import DeltaListener
-from penstock.gateway.models.language.language_models import LanguageModels
+from penstock.gateway.models.language.models import LoadedModel, NameHolder
 from penstock.gateway.requests.context import RequestContext
 from penstock.kvcache import KVGroup
 
@@ -102,16 +106,31 @@ def words(request: GenerateRequest) -> Iterable[Step]:
     yield [delta(index, " three", "stop") for index in choices]
 
 
-class FakeModels(LanguageModels):
+class _Described:
+    """A LoadedModel that no engine runs."""
+
+    loaded, ready, max_num_seqs, chat_template, adapters = True, True, 1, None, AdapterSet()
+
+    def __init__(self, model: ServedModel) -> None:
+        self.names = (model.name,)
+        self.engine = SimpleNamespace(info=model.info, failed=False)
+        self.sleep = SimpleNamespace(asleep=False, falls_asleep=False, seconds_left=None)
+        self.describe = lambda name, adapter=None: model
+
+
+class FakeModels(Catalogue):
     """Of these names. Whether they are live and ready is what a test says."""
 
     def __init__(self, models: tuple[ServedModel, ...]) -> None:
         super().__init__()
         self.by_name = {model.name: model for model in models}
+        self._entries = {
+            model.name: Entry(model.name, NameHolder(cast("LoadedModel", _Described(model)))) for model in models
+        }
         self.is_live = self.is_ready = True
 
-    def served(self) -> list[ServedModel]:
-        return list(self.by_name.values())
+    def loaded(self) -> list[tuple[str, LoadedModel]]:
+        return []
 
     @property
     def live(self) -> bool:
@@ -138,7 +157,7 @@ class FakeDataPlane(DataPlane):
 
     def model(self, name: str, context: RequestContext | None = None) -> ServedModel:
         if name not in self.models.by_name:
-            self.models.find_own(name)  # raises what a request gets
+            self.models.own(name, Kind.TOKENS)  # raises what a request gets
         return self.models.by_name[name]
 
     async def chat_prompt(

@@ -25,7 +25,7 @@ def command(folder: Path, *flags: str) -> list[str]:
 
 
 def test_the_streaming_tables(tmp_path: Path) -> None:
-    flags = (*SHORT, "--tables", "paced,streaming", "--seconds", "1")
+    flags = (*SHORT, "--tables", "paced,streaming", "--seconds", "0.5")
     done = subprocess.run(command(tmp_path, *flags), capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     paced, group = json.loads((tmp_path / "out.json").read_text())["groups"]

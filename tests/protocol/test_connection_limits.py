@@ -321,7 +321,7 @@ STREAMED = post({**TEXT, "stream": True}, "/v1/completions", b"Connection: close
 
 def test_a_slow_but_steady_reader_is_not_cut_off(serve: Serve) -> None:
     dataplane = FakeDataPlane(lambda _: [[delta(0, "x" * (3 << 20), "stop")]])
-    server = serve(dataplane, limits=ConnectionLimits(send_timeout=1))
+    server = serve(dataplane, limits=ConnectionLimits(send_timeout=1), tick=1.0)
     with connect(server.port, receive_buffer=4096) as client:
         client.sendall(STREAMED)
         assert read_slowly(client).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
@@ -330,7 +330,7 @@ def test_a_slow_but_steady_reader_is_not_cut_off(serve: Serve) -> None:
 def test_a_steady_reader_is_not_judged_by_an_earlier_answer(serve: Serve) -> None:
     texts = iter(["a", "x" * (3 << 20)])
     dataplane = FakeDataPlane(lambda _: [[delta(0, next(texts), "stop")]])
-    server = serve(dataplane, limits=ConnectionLimits(send_timeout=1))
+    server = serve(dataplane, limits=ConnectionLimits(send_timeout=1), tick=1.0)
     with connect(server.port, receive_buffer=4096) as client:
         client.sendall(post(TEXT))
         receive_until(client, b'"a"')

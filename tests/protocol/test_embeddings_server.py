@@ -240,7 +240,7 @@ def test_public_names_lead_to_them_over_kserve_too(server: Server) -> None:
         found = client.infer("public", [text])
         assert found.get_response().model_name == "public"
         assert far(found.as_numpy("embedding"), client.infer("embedder", [text]).as_numpy("embedding")) < 1e-6
-        with pytest.raises(InferenceServerException, match="which is no model of this API"):
+        with pytest.raises(InferenceServerException, match="which is not a model of this API"):
             client.infer("tokens", [text])
     assert httpx.get(server.url + "/traffic/public").json()["shadow"] == {"in_flight": 0, "results": {"skipped": 1}}
     for name in rules:

@@ -67,7 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, key_file: Path) -> Iterator
         *("penstock-demo", "--engine=simulated", "--sim-step-ms=10", "--served-model-name=m", "--fronts=2"),
         *("--model-repository", str(repository), "--model-control-mode=explicit", "--load-model=echo,other"),
         *("--backend-config=vllm,engine=simulated", "--backend-config=tensorrtllm,engine=simulated"),
-        *("--api-key-file", str(key_file), "--crash-dir", str(tmp_path_factory.mktemp("crashes"))),
+        *("--api-key-file", str(key_file), "--crash-dir", str(tmp_path_factory.mktemp("crashes")), "--console"),
     )
     with serving(*flags) as running:
         yield running
@@ -257,6 +257,39 @@ def test_requests_of_all_fronts_are_listed(server: Server) -> None:
     assert {each["stage"] for each in found["requests"]} == {"decoding"}
 
 
+def test_the_console_shows_requests_of_all_fronts_and_ends_them(server: Server) -> None:
+    headers = {"authorization": f"Bearer {ADMIN}", "x-penstock-console": "1"}
+    body = {"model": "m", "prompt": [300], "max_tokens": 3000, "ignore_eos": True}
+    answers: list[httpx.Response] = []
+
+    def complete_slowly(number: int) -> None:
+        own = {"authorization": f"Bearer {USER}", "x-request-id": f"slow-{number}"}
+        answers.append(httpx.post(server.url + "/v1/completions", json=body, headers=own, timeout=60))
+
+    threads = [threading.Thread(target=complete_slowly, args=(number,)) for number in range(CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    names = {f"slow-{number}" for number in range(CONNECTIONS)}
+    with httpx.stream("GET", server.url + "/console/live?view=live", headers=headers, timeout=60) as stream:
+        events = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
+        for event in events:
+            in_fronts = {row["id"] for row in event.get("requests", {}).get("requests", ())}
+            parts = event.get("engine", {}).get("parts", ())
+            in_engine = {row[0] for part in parts for row in part["requests"]}
+            if in_fronts >= names and in_engine >= names:
+                break
+        for name in names:
+            ended = httpx.post(server.url + "/console/cancel", json={"id": name}, headers=headers)
+            assert ended.status_code == 200, ended.text
+        for event in events:
+            names -= {row["id"] for row in event.get("requests", {}).get("ended", ()) if row["reason"] == "cancelled"}
+            if not names:
+                break
+    for thread in threads:
+        thread.join(60)
+    assert {answer.json()["error"]["code"] for answer in answers} == {"cancelled"}
+
+
 class Stream:
     """A stream of many tokens on a connection of its own, read in a thread."""
 
@@ -299,7 +332,7 @@ def test_a_front_that_is_killed_costs_its_own_connections_alone(server: Server) 
     assert {stream.tokens for stream in whole} == {300}
     server.wait_for_log(r"front \d is back")
     assert other.is_running()
-    evidence = Path(server.wait_for_log(r"known of the end of front \d is in (\S+)")[1])
+    evidence = Path(server.wait_for_log(r"crash report of front \d: (\S+)")[1])
     report = json.loads((evidence / "report.json").read_text())
     assert (report["kind"], report["pid"], report["signal"]) == ("front", victim.pid, "SIGKILL")
     wait_until(lambda: samples(server)["penstock_fronts", ""] == 2)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.fork import ForkedProcess
 from support.hub import Hub, commit, serving_hub
 from support.server import serving, wait_until
 
@@ -27,14 +26,8 @@ class Shell:
         self.cache = cache
         self.environ = hub.environ(cache)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "penstock.gateway.cli", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | self.environ,
-        )
+    def start(self, *arguments: str) -> ForkedProcess:
+        return ForkedProcess(arguments, os.environ | self.environ, stdout=True)
 
     def run(self, *arguments: str, status: int = 0) -> str:
         """What it prints; where `status` is one of a failure, what it complains of."""

@@ -228,8 +228,18 @@ def test_the_repository(server: KServeServer, client: triton.InferenceServerClie
 def test_deep_and_wide_bodies_leave_the_server_alive(server: KServeServer) -> None:
     deep = b'{"ready":' + b"[" * 250_000
     wide = json.dumps({f"k{index}": index for index in range(20_000)}).encode()
-    for path in ("repository/index", "trace/setting", "logging", "systemsharedmemory/region/r/register"):
-        for body in (deep, wide, b"[]", b"{", b"\xff\xfe"):
-            assert server.post(f"/v2/{path}", body).status == 400
-    assert server.post("/v2/models/typ/generate", deep).status == 400
+    register = "systemsharedmemory/region/r/register"
+    for path in ("repository/index", "trace/setting", "logging", register):
+        for body, error in (
+            (deep, "nests deeper than 100 levels"),
+            (wide, "no 'key' field" if path == register else "'k0'"),
+            (b"[]", "expected `object`, got `array`"),
+            (b"{", "is not valid JSON"),
+            (b"\xff\xfe", "is not valid UTF-8"),
+        ):
+            answer = server.post(f"/v2/{path}", body)
+            assert answer.status == 400
+            assert error in answer.error
+    answer = server.post("/v2/models/typ/generate", deep)
+    assert (answer.status, answer.error) == (400, "The request body nests deeper than 100 levels.")
     assert server.get("/v2/health/live").status == 200

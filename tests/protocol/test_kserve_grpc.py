@@ -229,7 +229,10 @@ async def test_shared_memory_rpcs() -> None:
             "Unable to find system shared memory region: 'zz'",
         )
         request = pb.SystemSharedMemoryRegisterRequest(name="zz", key="/nonexist", byte_size=8)
-        assert (await failure(stub.SystemSharedMemoryRegister(request)))[0] == "INVALID_ARGUMENT"
+        assert await failure(stub.SystemSharedMemoryRegister(request)) == (
+            "INVALID_ARGUMENT",
+            "Unable to open shared memory region: '/nonexist'",
+        )
         cuda = pb.CudaSharedMemoryRegisterRequest(name="zz", raw_handle=b"x", byte_size=8)
         assert (await failure(stub.CudaSharedMemoryRegister(cuda)))[0] == "UNIMPLEMENTED"
         await client.unregister_system_shared_memory("zz")
@@ -284,7 +287,7 @@ async def test_trace_and_log_settings() -> None:
         await client.update_log_settings({"log_verbose_level": before["log_verbose_level"].uint32_param})
         bad = pb.LogSettingsRequest()
         bad.settings["log_info"].string_param = "x"
-        assert (await failure(running.stub.LogSettings(bad)))[0] == "INVALID_ARGUMENT"
+        assert await failure(running.stub.LogSettings(bad)) == ("INVALID_ARGUMENT", "log_info must be a boolean")
 
 
 async def test_what_model_infer_refuses() -> None:
@@ -412,5 +415,8 @@ async def test_hostile_bytes_are_refused_and_the_server_lives_on() -> None:
         assert (await failure(unknown(b"")))[0] == "UNIMPLEMENTED"
         repeated = running.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         assert (await failure(repeated(b"\x0a\x00" * 5_000)))[0] == "NOT_FOUND"
-        assert (await failure(repeated(b"\x0a\x00" * 50_000)))[0] == "INVALID_ARGUMENT"
+        assert await failure(repeated(b"\x0a\x00" * 50_000)) == (
+            "INVALID_ARGUMENT",
+            "the request has more than 16384 fields",
+        )
         assert (await running.stub.ModelInfer(add_sub_request())).id == "7"

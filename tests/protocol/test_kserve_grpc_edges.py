@@ -302,8 +302,8 @@ async def test_forwarded_metadata() -> None:
         assert model.requests[0].parameters == {"my_header": "v"}
         await running.stub.ModelInfer(add_sub_request(), metadata=(("my_header", " v w  "), ("my_other", " ")))
         assert model.requests[1].parameters == {"my_header": " v w  ", "my_other": " "}
-        status, _ = await failure(running.stub.ModelInfer(add_sub_request(), metadata=(("priority", "1"),)))
-        assert status == "INVALID_ARGUMENT"
+        status, message = await failure(running.stub.ModelInfer(add_sub_request(), metadata=(("priority", "1"),)))
+        assert (status, "its name is reserved" in message) == ("INVALID_ARGUMENT", True), message
 
 
 async def test_the_port_is_never_shared_in_silence() -> None:

@@ -8,6 +8,7 @@ import resource
 import socket
 import struct
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from typing import Any
 
 import pytest
@@ -48,8 +49,8 @@ HEAD = json.dumps(BINARY).encode()
 TAIL = bytes(128)
 
 
-def raw(server: KServeServer, *headers: bytes, body: bytes = HEAD + TAIL) -> int:
-    """The status of the answer to exactly these header lines."""
+def raw(server: KServeServer, *headers: bytes, body: bytes = HEAD + TAIL) -> tuple[int, str]:
+    """The status of the answer to exactly these header lines, and its error."""
     with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
         lines = [
             b"POST " + INFER.encode() + b" HTTP/1.1",
@@ -58,30 +59,43 @@ def raw(server: KServeServer, *headers: bytes, body: bytes = HEAD + TAIL) -> int
             *headers,
         ]
         connection.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + body)
-        return int(connection.makefile("rb").readline().split()[1])
+        answer = HTTPResponse(connection)
+        answer.begin()
+        return answer.status, str(json.loads(answer.read()).get("error", ""))
+
+
+NO_NUMBER = "Inference-Header-Content-Length is not a number"
+NO_ROOM = "inference header size should be in range"
 
 
 @pytest.mark.parametrize(
-    "value",
-    [b"99999999999", b"-1", b"1e3", b"+5", b"0x10", b"5 5", b"", b"9" * 400, b"%d" % (len(HEAD + TAIL) + 1), b"1"],
+    ("value", "error"),
+    [
+        *((value, NO_NUMBER) for value in (b"-1", b"1e3", b"+5", b"0x10", b"5 5", b"", b"9" * 400)),
+        *((value, NO_ROOM) for value in (b"99999999999", b"%d" % (len(HEAD + TAIL) + 1))),
+        (b"1", "The request body is not valid JSON"),
+    ],
 )
-def test_header_lengths_that_lie(server: KServeServer, value: bytes) -> None:
-    assert raw(server, b"inference-header-content-length: " + value) == 400
+def test_header_lengths_that_lie(server: KServeServer, value: bytes, error: str) -> None:
+    status, message = raw(server, b"inference-header-content-length: " + value)
+    assert status == 400
+    assert message.startswith(error)
 
 
 def test_header_lengths_that_are_right_but_for_blanks(server: KServeServer) -> None:
-    assert raw(server, b"inference-header-content-length:  %d " % len(HEAD)) == 200
+    assert raw(server, b"inference-header-content-length:  %d " % len(HEAD)) == (200, "")
 
 
 def test_duplicated_header_lengths(server: KServeServer) -> None:
     line = b"inference-header-content-length: %d" % len(HEAD)
-    assert raw(server, line) == 200
-    assert raw(server, line, line) == 400
+    assert raw(server, line) == (200, "")
+    assert raw(server, line, line) == (400, "Inference-Header-Content-Length is given more than once.")
 
 
 def test_duplicated_and_bad_content_lengths(server: KServeServer) -> None:
-    assert raw(server, b"content-length: 5") == 400
-    assert raw(server, b"content-length: -5") == 400
+    for line in (b"content-length: 5", b"content-length: -5"):
+        status, error = raw(server, line)
+        assert (status, "Invalid HTTP request." in error) == (400, True), error
 
 
 @pytest.mark.parametrize(
@@ -147,22 +161,24 @@ def test_hostile_input_parameters(server: KServeServer, parameters: dict[str, An
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "error"),
     [
-        struct.pack("<I", 2**32 - 1),
-        struct.pack("<I", 5) + b"abcd",
-        struct.pack("<I", 3) + b"abcd",
-        b"\0\0",
-        b"",
-        bytes(8),
+        (struct.pack("<I", 2**32 - 1), "expecting string of length 4294967295 but only 0 bytes available"),
+        (struct.pack("<I", 5) + b"abcd", "expecting string of length 5 but only 4 bytes available"),
+        (struct.pack("<I", 3) + b"abcd", "unexpected number of string elements 2"),
+        (b"\0\0", "incomplete string length indicator"),
+        (b"", "unexpected number of string elements 0"),
+        (bytes(8), "unexpected number of string elements 2"),
     ],
 )
-def test_strings_with_lengths_that_lie(server: KServeServer, data: bytes) -> None:
+def test_strings_with_lengths_that_lie(server: KServeServer, data: bytes, error: str) -> None:
     given = json_input("INPUT0", shape=[1], datatype="BYTES", parameters={"binary_data_size": len(data)})
     del given["data"]
     head = json.dumps({"inputs": [given]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    assert server.post("/v2/models/identity_bytes/infer", head + data, headers).status == 400
+    answer = server.post("/v2/models/identity_bytes/infer", head + data, headers)
+    assert answer.status == 400
+    assert error in answer.error
 
 
 def test_a_million_empty_strings_are_fine(server: KServeServer) -> None:
@@ -185,36 +201,38 @@ def test_deep_json(server: KServeServer, depth: int, place: str) -> None:
         "parameters": b'{"inputs":[],"parameters":{"a":%b}}',
         "unknown": b'{"inputs":[],"a":%b}',
     }
-    assert server.post(INFER, bodies[place] % deep).status == 400
-    assert server.post(INFER, bodies[place] % deep[:depth]).status == 400
+    for body in (bodies[place] % deep, bodies[place] % deep[:depth]):
+        answer = server.post(INFER, body)
+        assert (answer.status, answer.error) == (400, "The request body nests deeper than 100 levels.")
 
 
 @pytest.mark.parametrize(
-    "parameters",
+    ("parameters", "error"),
     [
-        {"sequence_id": -1},
-        {"sequence_id": "x" * 129},
-        {"sequence_start": "yes"},
-        {"priority": 2**64},
-        {"timeout": -1},
-        {"headers": {}},
-        {"triton_x": 1},
-        {"binary_data_output": "true"},
-        {"mine": []},
-        {"x" * 100_000: None},
+        ({"sequence_id": -1}, "'sequence_id' must be an unsigned 64-bit integer"),
+        ({"sequence_id": "x" * 129}, "string correlation ID cannot be longer than 128 characters"),
+        ({"sequence_start": "yes"}, "'sequence_start' must be a boolean"),
+        ({"priority": 2**64}, "'priority' must be an unsigned 64-bit integer"),
+        ({"timeout": -1}, "'timeout' must be an unsigned 64-bit integer"),
+        ({"headers": {}}, "'headers' is reserved"),
+        ({"triton_x": 1}, "starting with 'triton_' are reserved"),
+        ({"binary_data_output": "true"}, "'binary_data_output' must be a boolean"),
+        ({"mine": []}, "'mine' must be a boolean, a number or a string"),
+        ({"x" * 100_000: None}, "xx' must be a boolean, a number or a string"),
     ],
 )
-def test_hostile_parameters(server: KServeServer, parameters: dict[str, Any]) -> None:
+def test_hostile_parameters(server: KServeServer, parameters: dict[str, Any], error: str) -> None:
     answer = server.post(INFER, GOOD | {"parameters": parameters})
     assert answer.status == 400
+    assert error in answer.error
     assert len(answer.error) < 4096
 
 
 def test_duplicate_names(server: KServeServer) -> None:
     answer = server.post(INFER, {"inputs": [json_input("INPUT0"), json_input("INPUT0"), json_input("INPUT1")]})
-    assert answer.status == 400
+    assert (answer.status, answer.error) == (400, "input 'INPUT0' already exists in request")
     answer = server.post(INFER, GOOD | {"outputs": [{"name": "OUTPUT0"}, {"name": "OUTPUT0"}]})
-    assert answer.status == 400
+    assert (answer.status, answer.error) == (400, "output 'OUTPUT0' is requested more than once")
 
 
 def test_a_compression_bomb(server: KServeServer) -> None:
@@ -232,7 +250,9 @@ def test_long_text_of_small_numbers_against_a_lying_shape(server: KServeServer) 
     text = b"[" + b"1," * (LIMIT // 2 - 200) + b"1]"
     body = b'{"inputs":[{"name":"INPUT0","shape":[16],"datatype":"FP32","data":%b}]}' % text
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert server.post("/v2/models/identity_fp32/infer", body).status == 400
+    answer = server.post("/v2/models/identity_fp32/infer", body)
+    assert answer.status == 400
+    assert "Shape does not match true shape" in answer.error
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
     assert grown < 8 * LIMIT
 
@@ -247,7 +267,9 @@ def test_long_text_of_small_numbers(server: KServeServer) -> None:
 
 def test_bodies_over_the_limit(server: KServeServer) -> None:
     assert server.post(INFER, bytes(LIMIT + 1)).status == 413
-    assert server.post(INFER, bytes(LIMIT)).status == 400
+    answer = server.post(INFER, bytes(LIMIT))
+    assert answer.status == 400
+    assert "is not valid JSON" in answer.error
 
 
 @pytest.mark.parametrize(

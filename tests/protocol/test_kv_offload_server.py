@@ -58,4 +58,4 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, object], messa
     source = find_model(None)
     config = overlay(Config(), {"kv_offload_dir": "/nowhere", **settings})
     with pytest.raises(ConfigError, match=message):
-        engine_spec(config, source, Tokenizer(source.folder))
+        engine_spec(config.models, source, Tokenizer(source.folder))

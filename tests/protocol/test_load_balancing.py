@@ -56,7 +56,7 @@ def test_every_inference_carries_a_report(server: Server) -> None:
         assert stream.headers["endpoint-load-metrics"].startswith("JSON {")
         stream.read()
     refused = server.post(COMPLETIONS, BODY | {"temperature": -1})
-    assert refused.status_code == 400
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
     assert "endpoint-load-metrics" in refused.headers
     assert "endpoint-load-metrics" not in httpx.get(server.url + "/v1/models").headers
 

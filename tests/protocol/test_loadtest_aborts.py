@@ -21,4 +21,4 @@ def test_a_storm_and_what_it_tells(capsys: pytest.CaptureFixture[str]) -> None:
         assert told["admitted"] == sum(told["finished"].values()) > 0
         assert told["leaked_blocks"] == 0
         assert main([*where, "--model", "other"]) == 1
-        assert "knows no model 'other'" in capsys.readouterr().err
+        assert "has no model 'other'" in capsys.readouterr().err

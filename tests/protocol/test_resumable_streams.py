@@ -83,15 +83,22 @@ def test_only_its_owner_gets_it_and_only_for_the_same_request(server: Server) ->
     path, body = PATHS["text"]
     _, [_, (last, _)] = read(server, path, body, most=2)
     assert read(server, path, body, last=last, key="two")[0] == 404
-    assert read(server, path, body | {"max_tokens": 3}, last=last)[0] == 400
-    assert read(server, path, body, last=last.rpartition("-")[0] + "-99999")[0] == 400
-    assert read(server, path, body, last=last.rpartition("-")[0] + "-x")[0] == 400
+    stream = last.rpartition("-")[0]
+    for last_id, changes, error in (
+        (last, {"max_tokens": 3}, "it is the id of another request's stream"),
+        (f"{stream}-99999", {}, "the last event has number"),
+        (f"{stream}-x", {}, "this is not an event of the stream"),
+    ):
+        status, [(_, refusal)] = read(server, path, body | changes, last=last_id)
+        assert (status, f"Last-Event-ID: {error}" in refusal) == (400, True), refusal
     assert read(server, path, body, last="no-1")[0] == 404
     assert read(server, path, body, last=last)[0] == 200
 
 
 def test_a_refusal_is_a_status(server: Server) -> None:
-    assert read(server, *PATHS["text"][:1], {**TEXT, "max_tokens": 10_000_000, "min_tokens": 10_000_000})[0] == 400
+    body = {**TEXT, "max_tokens": 10_000_000, "min_tokens": 10_000_000}
+    status, [(_, refusal)] = read(server, *PATHS["text"][:1], body)
+    assert (status, "maximum context length is" in refusal) == (400, True), refusal
 
 
 def test_a_stream_nobody_comes_back_for_ends() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
-COMMAND = (sys.executable, "-m", "penstock.gateway.cli", "run-batch", "--engine", "simulated")
-NAMED = ("--served-model-name", "m")
+from support.fork import completed
+
+COMMAND = ("run-batch", "--engine", "simulated", "--served-model-name", "m")
 
 
 def lines(*names: str) -> str:
@@ -18,8 +18,7 @@ def lines(*names: str) -> str:
 
 
 def run(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *NAMED, "-i", str(source), "-o", str(target)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return completed(*COMMAND, "-i", str(source), "-o", str(target))
 
 
 def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.cpu import own_cache
+from support.fork import completed
 from support.gguf import write_gguf
 from support.server import Server, serving
 
@@ -20,6 +20,7 @@ QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gguf")
     write_gguf(DEMO, folder / "demo-q8.gguf", lambda name: "Q8_0")
+    own_cache(folder / "cache")
     return folder
 
 
@@ -67,14 +68,12 @@ def test_what_cannot_be_served_ends_the_server(name: str, message: str, tmp_path
     (tmp_path / "two").mkdir()
     for letter in "ab":
         (tmp_path / "two" / f"{letter}.gguf").write_bytes(b"GGUF")
-    command = [sys.executable, "-m", "penstock.gateway.cli", "serve", str(tmp_path / name), "--http-port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = completed("serve", str(tmp_path / name), "--http-port", "0")
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_other_engines_refuse_it(folder: Path) -> None:
-    command = [sys.executable, "-m", "penstock.gateway.cli", "serve", str(folder / "demo-q8.gguf")]
-    done = subprocess.run([*command, "--engine", "torch"], capture_output=True, text=True, timeout=60)
+    done = completed("serve", str(folder / "demo-q8.gguf"), "--engine", "torch")
     assert "the torch engine does not read GGUF files; the openvino engine does" in done.stderr

@@ -273,7 +273,9 @@ def test_a_client_may_set_its_own_deadline(shared):
     late = shared.post(COMPLETIONS, body(5000), headers={"X-Request-Timeout": "0.2"})
     assert late.status_code == 504
     for nonsense in ("soon", "-1", "0", "1e9", "nan"):
-        assert shared.post(COMPLETIONS, body(), headers={"X-Request-Timeout": nonsense}).status_code == 400
+        refused = shared.post(COMPLETIONS, body(), headers={"X-Request-Timeout": nonsense})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith("X-Request-Timeout must be a number of seconds")
     assert shared.post(COMPLETIONS, body(), headers={"X-Request-Timeout": "30"}).status_code == 200
     assert_idle(shared)
 

@@ -148,7 +148,9 @@ def test_metrics_that_other_machines_reach_need_the_key() -> None:
         answer = server.post("/v1/completions", COMPLETION, headers=page)
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
         several = [("Authorization", "Bearer secret"), ("Authorization", "Bearer other")]
-        assert httpx.get(server.url + "/v1/models", headers=several).status_code == 400
+        refused = httpx.get(server.url + "/v1/models", headers=several)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] == "Authorization is given more than once."
         assert_grpc_takes_one_authorization(server)
 
 

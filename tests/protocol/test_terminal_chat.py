@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from support.server import Server
+from support.fork import ForkedProcess, completed, filled_pipe
+from support.server import ANY_PORTS, Server
 
-COMMAND = [sys.executable, "-m", "penstock.gateway.cli", "chat"]
 CLOSED = "http://127.0.0.1:9"
 
 
@@ -90,9 +89,7 @@ class Terminal:
 
     def __init__(self, *command: str) -> None:
         main, child = pty.openpty()
-        self.process = subprocess.Popen(
-            command, stdin=child, stdout=child, stderr=child, start_new_session=True, env=_environ()
-        )
+        self.process = ForkedProcess(command, _environ(), streams=dict.fromkeys(range(3), child))
         os.close(child)
         self._main = main
         self.text = ""
@@ -138,7 +135,7 @@ def terminal() -> Iterator[Any]:
     made: list[Terminal] = []
 
     def start(*flags: str) -> Terminal:
-        made.append(Terminal(*COMMAND, *flags))
+        made.append(Terminal("chat", *flags))
         made[-1].wait_for("/clear forgets")
         made[-1].wait_for("> ")
         return made[-1]
@@ -153,9 +150,7 @@ def _environ() -> dict[str, str]:
 
 
 def piped(prompt: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *flags], input=prompt, capture_output=True, text=True, timeout=60, env=_environ(), check=False
-    )
+    return completed("chat", *flags, environ=_environ(), stdin=prompt)
 
 
 def test_a_prompt_from_a_pipe_gets_one_answer(demo: Server) -> None:
@@ -246,8 +241,7 @@ def test_an_error_does_not_end_a_conversation(demo: Server, terminal: Any) -> No
 
 
 def test_a_server_on_a_terminal_shows_what_to_type() -> None:
-    serve = [*COMMAND[:-1], "serve", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--api-key", "k1"]
-    server = Terminal(*serve, "--engine", "simulated", "--host", "0.0.0.0")
+    server = Terminal("serve", *ANY_PORTS, "--api-key", "k1", "--engine", "simulated", "--host", "0.0.0.0")
     try:
         url = re.search(r"penstock chat --url (\S+) --api-key KEY\r\n", server.wait_for("--api-key KEY\r\n"))
         curl = server.wait_for("curl .*\r\n")
@@ -267,18 +261,11 @@ def test_a_server_on_a_terminal_shows_what_to_type() -> None:
 def test_a_reader_that_has_seen_enough(scripted: Scripted) -> None:
     """As in `penstock chat | head -c 1`. The answer is longer than what a pipe holds."""
     scripted.deltas = [{"content": "x" * 1000}] * 300
-    process = subprocess.Popen(
-        [*COMMAND, "--url", scripted.url, "--model", "m"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdin is not None
+    command = ("chat", "--url", scripted.url, "--model", "m")
+    with filled_pipe("List the functions of the random module.") as question:
+        process = ForkedProcess(command, _environ(), stdout=True, streams={0: question})
     assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdin.write(b"List the functions of the random module.")
-    process.stdin.close()
     assert len(os.read(process.stdout.fileno(), 1)) == 1
     process.stdout.close()
     assert process.wait(60) == 141
-    assert process.stderr.read() == b""
+    assert process.stderr.read() == ""

@@ -144,7 +144,7 @@ STREAMED = post({**TEXT, "stream": True}, "/v1/completions", b"Connection: close
 
 def test_a_slow_but_steady_reader_gets_everything(serve: Serve, made: Path) -> None:
     dataplane = FakeDataPlane(lambda _: [[delta(0, "x" * (3 << 20), "stop")]])
-    server = serve(dataplane, tls=tls_settings("http", made), limits=ConnectionLimits(send_timeout=1))
+    server = serve(dataplane, tls=tls_settings("http", made), limits=ConnectionLimits(send_timeout=1), tick=1.0)
     with secure(server.port, made / "server.pem", receive_buffer=4096) as client:
         client.sendall(STREAMED)
         assert read_slowly(client, pause=0.008).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")

@@ -58,7 +58,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                 "own-llm",
                 *("--config", str(folder / "penstock.yaml"), "--data-dir", str(folder / "data")),
                 *("--api-key-file", str(folder / "keys.toml"), "--heartbeat-s", "0.3"),
-                *("--model-repository", str(repository), "--model-control-mode=explicit", "--load-model=*"),
+                *("--model-repository", str(repository), "--model-control-mode=explicit", "--load-model=stored"),
+                "--load-on-demand",
             ) as front:
                 yield Fleet(front, inner, bad, other, repository)
         finally:
@@ -94,12 +95,13 @@ def _settings(folder: Path, inner: Server, bad: BadServer, silent: BadServer, ot
 
 
 def _repository(folder: Path, secret: Path, inner: Server) -> Path:
-    version = folder / "stored" / "1"
-    version.mkdir(parents=True)
-    (folder / "stored" / "config.pbtxt").write_text('backend: "openai"')
-    (version / "key").write_text(secret.read_text())
-    settings = {"url": inner.url, "model": "inner-llm", "api_key_file": "key"}
-    (version / "model.json").write_text(json.dumps(settings))
+    for name in ("stored", "later", "later-still"):
+        version = folder / name / "1"
+        version.mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text('backend: "openai"')
+        (version / "key").write_text(secret.read_text())
+        settings = {"url": inner.url, "model": "inner-llm", "api_key_file": "key"}
+        (version / "model.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -529,7 +531,8 @@ def test_usage_is_counted_and_budgets_hold(fleet: Fleet) -> None:
         }
     ]
     assert HTTP.get(f"{fleet.front.url}/usage", headers={"authorization": "Bearer user"}).status_code == 403
-    assert HTTP.get(f"{fleet.front.url}/usage?by=prompt", headers=ADMIN).status_code == 400
+    refused = HTTP.get(f"{fleet.front.url}/usage?by=prompt", headers=ADMIN)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "by")
     assert HTTP.get(f"{fleet.front.url}/usage?end=0001-01-05", headers=ADMIN).status_code == 200
 
 
@@ -549,6 +552,26 @@ def test_a_model_of_the_repository_is_also_asked_over_kserve(fleet: Fleet) -> No
     assert ask(fleet, "stored").status_code == 404
     assert HTTP.post(f"{admin}/load", json={}, headers=ADMIN).status_code == 200
     assert ask(fleet, "stored", max_tokens=4).status_code == 200
+
+
+def test_a_chat_loads_a_model_of_another_server(fleet: Fleet) -> None:
+    listed = HTTP.get(f"{fleet.front.url}/v1/models", headers=ADMIN).json()["data"]
+    assert [model["owned_by"] for model in listed if model["id"] == "later"] == ["penstock"], (
+        "nothing is known of it yet"
+    )
+    assert ask(fleet, "later", max_tokens=4, unknown_field=1).json()["model"] == "later"
+    assert HTTP.get(f"{fleet.front.url}/v1/models/later", headers=ADMIN).json()["owned_by"] == "upstream"
+
+
+def test_a_rule_s_target_of_another_server_is_loaded_by_its_requests(fleet: Fleet) -> None:
+    put_rule(fleet, "public-later", "later-still", "own-llm")
+    targets = set()
+    for _ in range(20):
+        answer = ask(fleet, "public-later", max_tokens=2)
+        assert (answer.status_code, answer.json()["model"]) == (200, "public-later")
+        targets.add(answer.headers["x-penstock-target"])
+    assert targets == {"later-still", "own-llm"}
+    assert rule_state(fleet, "public-later")["targets"][0]["ended"]["ok"] > 0
 
 
 def test_metrics_have_every_family_and_no_secret(fleet: Fleet) -> None:
@@ -592,7 +615,7 @@ def test_a_public_name_divides_requests_between_own_models_and_those_of_other_se
     counted = HTTP.post(fleet.front.url + "/tokenize", json={"model": "public", "prompt": "hi"}, headers=user)
     assert counted.json()["count"]
     over_kserve = HTTP.post(f"{fleet.front.url}/v2/models/public/generate", json={"text_input": "hi"}, headers=user)
-    assert (over_kserve.status_code, "no model of this API" in over_kserve.text) == (501, True)
+    assert (over_kserve.status_code, "not a model of this API" in over_kserve.text) == (501, True)
     targets = {each["target"]: each for each in rule_state(fleet, "public")["targets"]}
     assert sum(each["accepted"] for each in targets.values()) == 24
     assert all(each["in_flight"] == 0 and set(each["ended"]) == {"ok"} for each in targets.values())

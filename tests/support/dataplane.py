@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import support.tokenizers
-from penstock.engines.client.inline import InlineEngine
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from penstock.gateway.models.language.adapters import AdapterSet
 from penstock.gateway.models.language.dataplane import ChoiceDelta, DataPlane, GenerateRequest
 from penstock.gateway.models.language.model_metrics import ModelMetrics
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.tokenizers import ChatTemplate, Tokenizer
+from support.inline_engine import InlineEngine
 from support.writing import WritingRunner
 
 MARKER = 5
@@ -62,6 +63,13 @@ class Setup:
             guard=self.tokenizer.special_text_guard(template.source),
         )
         self.plane = DataPlane(clamp_max_tokens=clamp_max_tokens)
+        self.plane.models.add(self.model)
+
+    def take_adapters(self, adapters: AdapterSet) -> None:
+        """The model has these from now on."""
+        is_loaded = self.model.loaded
+        self.plane.models.remove(self.model)
+        self.model.adapters, self.model.loaded = adapters, is_loaded
         self.plane.models.add(self.model)
 
     async def generate(self, **fields: Any) -> list[ChoiceDelta]:

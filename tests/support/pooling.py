@@ -12,8 +12,8 @@ import numpy as np
 import support.tokenizers
 from penstock.engines.encoder.model_folder import SentenceRecipe
 from penstock.engines.encoder.text import EncoderInfo, TokenizedText, Vectors
-from penstock.gateway.apis.pooling.models import Head, PoolingModel, read_head
-from penstock.gateway.apis.pooling.plane import PoolingPlane
+from penstock.gateway.models.pooling.model import Head, PoolingModel, read_head
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import Tokenizer
 from protocol.fake_dataplane import FakeDataPlane
@@ -90,7 +90,7 @@ class Setup:
         self.tokenizer = tokenizer(folder)
         self.embedder, self.scorer, self.classifier = FakeSource(), FakeSource(1), FakeSource(3)
         self.dataplane = FakeDataPlane()
-        self.plane = PoolingPlane(self.dataplane)
+        self.plane = PoolingPlane(self.dataplane.models)
         prompts = {"query": "the ", "document": "a "}
         recipe = {"normalize": True, "prompts": prompts, **recipe}
         models = [
@@ -100,4 +100,4 @@ class Setup:
             served(self.tokenizer, "late", FakeSource(), loaded=False),
         ]
         for model in models:
-            self.plane.add(model)
+            self.plane.models.add(model)

@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock.engines.client.inline import InlineEngine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_view import EngineView
 from penstock.engines.contract.messages import AddRequest
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.errors import NotReadyError
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
+from support.inline_engine import InlineEngine
 
 
 class MortalEngine:
@@ -91,6 +92,9 @@ class MortalEngine:
 
     async def reset_prefix_cache(self) -> None:
         await self._engine.reset_prefix_cache()
+
+    async def inspect(self, since_steps: Sequence[int] = ()) -> list[EngineView | None]:
+        return await self._engine.inspect(since_steps)
 
     async def stop(self, reason: str = "The server was stopped.") -> None:
         if self._alive is not None:

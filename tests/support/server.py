@@ -67,13 +67,14 @@ class Server:
     def __init__(self, *flags: str, environ: dict[str, str] | None = None, open_files: int | None = None) -> None:
         arguments = ["serve", *ANY_PORTS, "--crash-dir=", *flags]  # nothing is left in a home folder
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        environ = clean | (environ or {})
         self.process: subprocess.Popen[str] | ForkedProcess
-        if environ is None and open_files is None:
-            self.process = ForkedProcess(arguments, clean)
-        else:  # modules may look at the environment when they are imported
+        if open_files is None and environ.get("PYTHONPATH") == clean.get("PYTHONPATH"):
+            self.process = ForkedProcess(arguments, environ)
+        else:  # they have to be there when the interpreter starts
             limit = [] if open_files is None else ["prlimit", f"--nofile={open_files}"]
             command = [*limit, sys.executable, "-m", "penstock.gateway.cli", *arguments]
-            self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean | (environ or {}))
+            self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
         self.log: list[str] = []
         self._lines = threading.Condition()
         threading.Thread(target=self._read_log, daemon=True).start()

@@ -30,12 +30,12 @@ from penstock.engines.errors import InvalidRequestError
 def wanted_outputs(calls: Iterable[InferCall], outputs: Sequence[str], states: Collection[str] = ()) -> Sequence[str]:
     """Those of `outputs` that some request of the batch asked for, in this order, and always `states`: the outputs
     that the server keeps for sequences."""
-    wanted: set[str] = set()
+    names: set[str] = set()
     for call in calls:
         if not call.request.outputs:
             return outputs
-        wanted.update(call.request.outputs)
-    return [name for name in outputs if name in wanted or name in states]
+        names.update(call.request.outputs)
+    return [name for name in outputs if name in names or name in states]
 
 
 class Scalars:
@@ -59,18 +59,18 @@ class Scalars:
 
 def to_text(name: str, array: Array) -> Array:
     """Strings from bytes. Raises InvalidRequestError for bytes that are no UTF-8: the model's strings are text."""
-    found = np.empty(array.size, np.object_)
+    texts = np.empty(array.size, np.object_)
     try:
-        found[:] = [item.decode() for item in array.ravel().tolist()]
+        texts[:] = [item.decode() for item in array.ravel().tolist()]
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"input '{name}' has a string that is not UTF-8 at byte {error.start}") from error
-    return found.reshape(array.shape)
+    return texts.reshape(array.shape)
 
 
 def to_bytes(array: Array) -> Array:
-    found = np.empty(array.size, np.object_)
-    found[:] = [item.encode() for item in array.ravel().tolist()]
-    return found.reshape(array.shape)
+    encoded = np.empty(array.size, np.object_)
+    encoded[:] = [item.encode() for item in array.ravel().tolist()]
+    return encoded.reshape(array.shape)
 
 
 def load_package(module: str, purpose: str, install: str) -> Any:
@@ -148,16 +148,16 @@ def complete(config: ModelConfig, described: DescribedModel, max_batch_size: int
                 _fill(config.output.add(), tensor, config.max_batch_size)
 
 
-def _fill(found: ModelInput | ModelOutput, tensor: DescribedTensor, max_batch_size: int) -> None:
-    found.name = tensor.name
+def _fill(entry: ModelInput | ModelOutput, tensor: DescribedTensor, max_batch_size: int) -> None:
+    entry.name = tensor.name
     try:
-        found.data_type = datatype_value(tensor.datatype)
+        entry.data_type = datatype_value(tensor.datatype)
     except ValueError:
         raise ValueError(f"'{tensor.name}' is a {tensor.datatype}, which no request can carry") from None
     dims = tensor.shape[1:] if max_batch_size else tensor.shape
-    found.dims.extend(dims or (1,))
+    entry.dims.extend(dims or (1,))
     if not dims and max_batch_size:
-        found.reshape.SetInParent()
+        entry.reshape.SetInParent()
 
 
 def check(config: ModelConfig, described: DescribedModel) -> None:
@@ -178,8 +178,8 @@ def check(config: ModelConfig, described: DescribedModel) -> None:
             )
     provided = (*described.inputs, *described.optional_inputs)
     _check_all(config, "input", inputs, provided)
-    for made in generated:
-        _check_generated(config, made, _provided(config, "input", made, provided))
+    for generated_tensor in generated:
+        _check_generated(config, generated_tensor, _provided(config, "input", generated_tensor, provided))
     _check_all(config, "output", [*config.output, *state_outputs(config)], described.outputs)
 
 
@@ -194,20 +194,20 @@ def _check_all(
     tensors: Iterable[ModelInput | ModelOutput],
     described: Sequence[DescribedTensor],
 ) -> None:
-    scattered = {name for each in config.batch_output for name in each.target_name} if kind == "output" else ()
+    scattered = {name for entry in config.batch_output for name in entry.target_name} if kind == "output" else ()
     for tensor in tensors:
-        found = _provided(config, kind, tensor, described)
+        provided = _provided(config, kind, tensor, described)
         dims = tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
         if isinstance(tensor, ModelInput) and tensor.allow_ragged_batch:
-            if found.shape != (-1,):
+            if provided.shape != (-1,):
                 raise ValueError(
                     f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] "
-                    f" for ragged input '{tensor.name}', model provides {_text(found.shape)}"
+                    f" for ragged input '{tensor.name}', model provides {_text(provided.shape)}"
                 )
         elif tensor.name in scattered:
             continue  # it is divided by the shapes of an input, whatever its own is
-        elif found.shape or config.max_batch_size:
-            _check_dims(config, found, dims, exact=kind == "output")
+        elif provided.shape or config.max_batch_size:
+            _check_dims(config, provided, dims, exact=kind == "output")
         elif any(dim != 1 for dim in dims):
             raise ValueError(
                 f"unable to load model '{config.name}', scalar tensor '{tensor.name}', should only provide 1 in the"
@@ -221,40 +221,40 @@ def _provided(
 ) -> DescribedTensor:
     """The model's tensor of that name and datatype. Raises ValueError."""
     known = {tensor.name: tensor for tensor in described}
-    found = known.get(tensor.name)
-    if found is None:
+    provided = known.get(tensor.name)
+    if provided is None:
         raise ValueError(
             f"unexpected inference {kind} '{tensor.name}', allowed {kind}s are: {', '.join(sorted(known))}"
         )
     data_type = DataType.Name(tensor.data_type)
-    if data_type != config_type(found.datatype):
+    if data_type != config_type(provided.datatype):
         raise ValueError(
             f"unable to load model '{config.name}', configuration expects datatype {data_type} for {kind}"
-            f" '{tensor.name}', model provides {config_type(found.datatype)}"
+            f" '{tensor.name}', model provides {config_type(provided.datatype)}"
         )
-    return found
+    return provided
 
 
-def _check_generated(config: ModelConfig, tensor: ModelInput, found: DescribedTensor) -> None:
-    if len(found.shape) != len(tensor.dims):
+def _check_generated(config: ModelConfig, tensor: ModelInput, described: DescribedTensor) -> None:
+    if len(described.shape) != len(tensor.dims):
         raise ValueError(
             f"unable to load model '{config.name}', batch input '{tensor.name}' has {len(tensor.dims)} dimensions,"
-            f" model provides {_text(found.shape)}"
+            f" model provides {_text(described.shape)}"
         )
 
 
-def _check_dims(config: ModelConfig, found: DescribedTensor, dims: tuple[int, ...], *, exact: bool) -> None:
+def _check_dims(config: ModelConfig, described: DescribedTensor, dims: tuple[int, ...], *, exact: bool) -> None:
     """A variable dimension of the model takes any configured one for an input; for an output it must be the same."""
-    about = f"model '{config.name}', tensor '{found.name}': "
+    about = f"model '{config.name}', tensor '{described.name}': "
     batched = config.max_batch_size > 0
-    if batched and found.shape[:1] != (-1,):
+    if batched and described.shape[:1] != (-1,):
         raise ValueError(
             f"{about}for the model to support batching the shape should have at least 1 dimension and the first"
-            f" dimension must be -1; but shape expected by the model is {_text(found.shape)}"
+            f" dimension must be -1; but shape expected by the model is {_text(described.shape)}"
         )
     whole = (-1, *dims) if batched else dims
-    if len(whole) == len(found.shape) and all(
-        theirs == ours or (theirs == -1 and not exact) for theirs, ours in zip(found.shape, whole, strict=True)
+    if len(whole) == len(described.shape) and all(
+        theirs == ours or (theirs == -1 and not exact) for theirs, ours in zip(described.shape, whole, strict=True)
     ):
         return
     how = (
@@ -264,8 +264,8 @@ def _check_dims(config: ModelConfig, found: DescribedTensor, dims: tuple[int, ..
         else f"shape {_text(whole)}"
     )
     raise ValueError(
-        f"{about}the model expects {len(found.shape)} dimensions (shape {_text(found.shape)}) but the model"
-        f" configuration specifies {len(whole)} dimensions ({how}){_difference(found.shape, whole, exact=exact)}"
+        f"{about}the model expects {len(described.shape)} dimensions (shape {_text(described.shape)}) but the model"
+        f" configuration specifies {len(whole)} dimensions ({how}){_difference(described.shape, whole, exact=exact)}"
     )
 
 

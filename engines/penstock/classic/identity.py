@@ -37,7 +37,7 @@ class _Model(BackendModel):
         self.sources = dict(_pairs(config))
         self.decoupled = config.model_transaction_policy.decoupled
         self.signature = ModelSignature(config)
-        scattered = {name for each in config.batch_output for name in each.target_name}
+        scattered = {name for entry in config.batch_output for name in entry.target_name}
         self.ragged = {source for name, source in self.sources.items() if name not in scattered} & self.signature.ragged
         """Inputs that come back in the shape of each request."""
         self.delay = float(_parameter(config, "execute_delay_ms") or 0) / 1000
@@ -63,11 +63,11 @@ class _Instance(BackendInstance):
             return
         # Outputs whose optional inputs were left out are left out too.
         for call in batch.calls:
-            given = call.request.inputs
+            received = call.request.inputs
             tensors = [
-                Tensor(name, given[source].datatype, model.signature.to_model(source, given[source].array))
+                Tensor(name, received[source].datatype, model.signature.to_model(source, received[source].array))
                 for name, source in model.sources.items()
-                if source in given
+                if source in received
             ]
             call.send(InferResponse(tensors))
 

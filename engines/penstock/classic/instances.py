@@ -34,16 +34,16 @@ def instance_contexts(config: ModelConfig) -> list[InstanceContext]:
 def grouped_instances(config: ModelConfig) -> list[tuple[ModelInstanceGroup, InstanceContext]]:
     """The same, each with its group."""
     groups = list(config.instance_group) or [ModelInstanceGroup(kind=ModelInstanceGroup.KIND_CPU)]
-    found: list[tuple[ModelInstanceGroup, InstanceContext]] = []
+    instances: list[tuple[ModelInstanceGroup, InstanceContext]] = []
     for index, group in enumerate(groups):
         name = group.name or f"{config.name}_{index}"
         kind, devices = _devices(group, name)
         numbered = [device for device in devices for _ in range(max(1, group.count))]
-        found += (
+        instances += (
             (group, InstanceContext(name=f"{name}_{number}", kind=kind, device_id=device))
             for number, device in enumerate(numbered)
         )
-    return found
+    return instances
 
 
 def _devices(group: ModelInstanceGroup, name: str) -> tuple[str, list[int]]:

@@ -49,12 +49,12 @@ def find_backend(name: str) -> type[Backend]:
     if entry is None:
         raise ValueError(f"no backend is called '{name}'; there are {', '.join(backend_names()) or 'none'}")
     try:
-        found = entry.load()
+        backend = entry.load()
     except (ImportError, AttributeError) as error:
         raise ValueError(f"the backend '{name}' cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Backend)):
+    if not (isinstance(backend, type) and issubclass(backend, Backend)):
         raise ValueError(f"the entry point '{name}' of {GROUP} is not a Backend")
-    return found
+    return backend
 
 
 def _entries() -> dict[str, EntryPoint]:
@@ -202,11 +202,11 @@ def load_backend_file(path: Path, owner: str) -> type[Backend]:
     try:
         module = run_file(path, name)  # the last one of an owner stays in sys.modules, and no other
     except (Exception, SystemExit) as error:  # sys.exit() would end the server
-        raise ValueError(f"{BACKEND_FILENAME} of {owner} cannot be loaded: {_told(error, path)}") from error
+        raise ValueError(f"{BACKEND_FILENAME} of {owner} cannot be loaded: {_message(error, path)}") from error
     return _backend(module, owner)
 
 
-def _told(error: BaseException, path: Path) -> str:
+def _message(error: BaseException, path: Path) -> str:
     """The error and its line, without folders of this machine."""
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}"
@@ -216,14 +216,14 @@ def _told(error: BaseException, path: Path) -> str:
 
 
 def _backend(module: ModuleType, owner: str) -> type[Backend]:
-    found = [
+    matches = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Backend) and value.__module__ == module.__name__
     ]
-    if len(found) != 1:
-        names = ", ".join(value.__name__ for value in found) or "none"
+    if len(matches) != 1:
+        names = ", ".join(value.__name__ for value in matches) or "none"
         raise ValueError(
             f"{BACKEND_FILENAME} of {owner} must define one class that derives from Backend, and has {names}"
         )
-    return found[0]
+    return matches[0]

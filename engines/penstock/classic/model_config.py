@@ -58,26 +58,26 @@ def datatype_value(datatype: str) -> int:
 
 def config_dict(config: ModelConfig) -> dict[str, Any]:
     """The configuration as Triton writes it in JSON: proto field names, defaults shown, 64-bit integers as numbers."""
-    found: dict[str, Any] = json_format.MessageToDict(
+    settings: dict[str, Any] = json_format.MessageToDict(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    _numbers(config, found)
-    return found
+    _numbers(config, settings)
+    return settings
 
 
 def config_json(config: ModelConfig) -> str:
     return json.dumps(config_dict(config))
 
 
-def _numbers(message: Message, found: dict[str, Any]) -> None:
+def _numbers(message: Message, settings: dict[str, Any]) -> None:
     """Protobuf's JSON writes 64-bit integers as strings; Triton's clients expect numbers."""
     for field in message.DESCRIPTOR.fields:
-        value = found.get(field.name)
+        value = settings.get(field.name)
         if value is None:
             continue
         if field.message_type is None:
             if field.cpp_type in _INT64:
-                found[field.name] = [int(item) for item in value] if isinstance(value, list) else int(value)
+                settings[field.name] = [int(item) for item in value] if isinstance(value, list) else int(value)
         elif field.message_type.GetOptions().map_entry:
             if field.message_type.fields_by_name["value"].message_type is not None:
                 for key, item in getattr(message, field.name).items():

@@ -36,7 +36,7 @@ def files_below(places: Iterable[Path]) -> Iterator[Path]:
             info = place.stat()
             if (info.st_dev, info.st_ino) not in seen and place.name != "__pycache__":
                 seen.add((info.st_dev, info.st_ino))
-                pending += [(each, is_linked) for each in sorted(place.iterdir(), reverse=True)]
+                pending += [(path, is_linked) for path in sorted(place.iterdir(), reverse=True)]
         elif place.is_file():
             left -= is_linked
             if left < 0:

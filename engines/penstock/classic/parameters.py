@@ -38,30 +38,30 @@ def number(values: Mapping[str, str], key: str, default: float) -> float:
     """Finite. Raises ValueError that names the key."""
     text = values.get(key, str(default))
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
+        value = math.nan
+    if not math.isfinite(value):
         raise ValueError(f"parameter '{key}' must be a number, not '{text[:100]}'")
-    return found
+    return value
 
 
 def flag(values: Mapping[str, str], key: str, default: bool) -> bool:
     """0, 1, true, false and the like. Raises ValueError that names the key."""
     if key not in values:
         return default
-    found = _BOOLS.get(values[key].strip().lower())
-    if found is None:
+    value = _BOOLS.get(values[key].strip().lower())
+    if value is None:
         raise ValueError(f"parameter '{key}' must be 0 or 1, not '{values[key][:100]}'")
-    return found
+    return value
 
 
 def choice(values: Mapping[str, str], key: str, choices: Mapping[str, str]) -> str:
     """What the value stands for in `choices`. Raises ValueError that names the key."""
-    found = choices.get(values[key].strip())
-    if found is None:
+    value = choices.get(values[key].strip())
+    if value is None:
         raise ValueError(f"parameter '{key}' must be one of {', '.join(choices)}, not '{values[key][:100]}'")
-    return found
+    return value
 
 
 MAX_THREADS = 1024

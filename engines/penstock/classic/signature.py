@@ -127,11 +127,11 @@ def _state(state: ModelSequenceBatching.State) -> TensorSignature:
     return _signature(ModelOutput(name=state.output_name, data_type=state.data_type, dims=state.dims), False)
 
 
-def _convert(shape: Shape, dims: Iterable[int], wanted: Iterable[int]) -> Shape:
+def _convert(shape: Shape, dims: Iterable[int], target: Iterable[int]) -> Shape:
     """`wanted` with each -1 replaced by what the same -1 of `dims` stands for in `shape`."""
     free = [size for size, dim in zip(shape, dims, strict=True) if dim < 0]
     free.reverse()
-    return tuple(free.pop() if dim < 0 and free else dim for dim in wanted)
+    return tuple(free.pop() if dim < 0 and free else dim for dim in target)
 
 
 _BATCH_NOTE = (
@@ -166,15 +166,15 @@ def _uniform_size(inputs: dict[str, Tensor], signature: ModelSignature) -> int:
     expected = signature.inputs
     size = -1
     for name, tensor in inputs.items():
-        wanted = expected.get(name)
-        if wanted is None or tensor.datatype != wanted.datatype:
+        described = expected.get(name)
+        if described is None or tensor.datatype != described.datatype:
             return -1
         shape = tensor.array.shape
         if not signature.batched:
-            if shape != wanted.dims:
+            if shape != described.dims:
                 return -1
             continue
-        if shape[1:] != wanted.dims or not shape:
+        if shape[1:] != described.dims or not shape:
             return -1
         if size < 0:
             size = shape[0]
@@ -242,17 +242,17 @@ def _batch_size(inputs: dict[str, Tensor], signature: ModelSignature, prefix: st
     return size
 
 
-def _check_tensor(tensor: Tensor, wanted: TensorSignature, signature: ModelSignature, prefix: str) -> None:
-    if tensor.datatype != wanted.datatype:
+def _check_tensor(tensor: Tensor, expected: TensorSignature, signature: ModelSignature, prefix: str) -> None:
+    if tensor.datatype != expected.datatype:
         raise InvalidRequestError(
-            f"{prefix}inference input '{wanted.name}' data-type is '{tensor.datatype}', but model "
-            f"'{signature.model}' expects '{wanted.datatype}'"
+            f"{prefix}inference input '{expected.name}' data-type is '{tensor.datatype}', but model "
+            f"'{signature.model}' expects '{expected.datatype}'"
         )
     shape = tensor.array.shape
-    dims = (-1, *wanted.dims) if signature.batched else wanted.dims
+    dims = (-1, *expected.dims) if signature.batched else expected.dims
     if len(shape) != len(dims) or any(dim not in (-1, size) for size, dim in zip(shape, dims, strict=True)):
         raise InvalidRequestError(
-            f"{prefix}unexpected shape for input '{wanted.name}' for model '{signature.model}'. Expected "
+            f"{prefix}unexpected shape for input '{expected.name}' for model '{signature.model}'. Expected "
             f"{_dims(dims)}, got {_dims(shape)}. {_BATCH_NOTE if signature.batched else ''}"
         )
 

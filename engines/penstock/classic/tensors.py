@@ -92,10 +92,10 @@ def element_count(shape: Iterable[int], name: str) -> int:
     dims = list(shape)
     if len(dims) > MAX_DIMS:
         raise InvalidRequestError(f"the shape of input '{name}' has more than {MAX_DIMS} dimensions")
-    if any(dim < 0 for dim in dims):
+    if min(dims, default=0) < 0:
         raise InvalidRequestError(f"input '{name}' has a negative dimension in its shape {dims}")
     count = math.prod(dims)
-    if count > MAX_ELEMENTS or math.prod(dim for dim in dims if dim) > MAX_ELEMENTS:
+    if (count or math.prod(dim for dim in dims if dim)) > MAX_ELEMENTS:
         raise InvalidRequestError(f"the shape of input '{name}' has more elements than any request can carry")
     return count
 
@@ -144,7 +144,7 @@ def decode_bytes(data: bytes | memoryview, count: int, name: str) -> Array:
             else f"incomplete string length indicator for inference input '{name}', expecting {count} strings in "
             f"{len(data)} bytes"
         )
-    found = np.empty(count, np.object_)
+    array = np.empty(count, np.object_)
     view = memoryview(data)
     position, end = 0, len(data)
     unpack = struct.Struct("<I").unpack_from
@@ -160,13 +160,13 @@ def decode_bytes(data: bytes | memoryview, count: int, name: str) -> Array:
                 f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
                 f"{end - position} bytes available"
             )
-        found[index] = bytes(view[position : position + length])
+        array[index] = bytes(view[position : position + length])
         position += length
     if position != end:
         raise InvalidRequestError(
             f"unexpected number of string elements {count + 1} for inference input '{name}', expecting {count}"
         )
-    return found
+    return array
 
 
 def encode_bytes(array: Array) -> bytes:

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from penstock.engines.contract.engine_view import WaitsFor
 from penstock.engines.contract.messages import AddRequest, CallReply, LoadAdapter, RequestError, UnloadAdapter
 from penstock.engines.contract.runner import AdapterHost
 from penstock.engines.errors import (
@@ -35,6 +36,7 @@ _LONGEST_READING = 600.0
 class _Load:
     """An adapter on its way, until it is installed or given up (`Pending`)."""
 
+    reason: ClassVar[str] = WaitsFor.ADAPTER
     message: LoadAdapter
     is_pending: bool = True
     error: PenstockError | None = None

@@ -64,19 +64,19 @@ class BlockReader:
         self._thread.shutdown(wait=wait, cancel_futures=True)
 
     def _read(self, prefetch: Prefetch, read: ReadSlot) -> None:
-        self._tell(read_wanted(prefetch, read))
+        self._tell(read_prefetch(prefetch, read))
 
 
-def read_wanted(prefetch: Prefetch, read: ReadSlot) -> BlocksRead:
+def read_prefetch(prefetch: Prefetch, read: ReadSlot) -> BlocksRead:
     """What a request waits for, as far as `read` finds it, and the error that ended the reading. On a thread."""
     contents: dict[BlockHash, Contents] = {}
     try:
-        for block_hash, slot in prefetch.wanted:
+        for block_hash, slot in prefetch.blocks:
             if prefetch.contents is not None:  # nobody waits any more
                 break
-            found = read(slot, block_hash)
-            if found is not None:
-                contents[block_hash] = found
+            block = read(slot, block_hash)
+            if block is not None:
+                contents[block_hash] = block
     except (OSError, MemoryError) as error:
         return BlocksRead(prefetch, contents, error)
     return BlocksRead(prefetch, contents, None)

@@ -16,6 +16,7 @@ from penstock.engines.contract.messages import (
     AddRequest,
     CallReply,
     DownMessage,
+    Inspect,
     ResetPrefixCache,
     SamplingParams,
     StepOutputs,
@@ -32,6 +33,7 @@ from penstock.engines.scheduler.integrity import check_integrity
 from penstock.engines.scheduler.pending import Pending, SideWork
 from penstock.engines.scheduler.running import StepUnderWay
 from penstock.engines.scheduler.scheduler import Scheduler
+from penstock.engines.scheduler.view import scheduler_view
 from penstock.kvcache import IntegrityError, KVCacheManager
 
 if TYPE_CHECKING:
@@ -141,6 +143,9 @@ class EngineCore:
             elif isinstance(message, ResetPrefixCache):
                 self._reset_prefix_cache()
                 replies.append(CallReply(message.call))
+            elif isinstance(message, Inspect):
+                steps = self.ring.rows(message.since_step)
+                replies.append(CallReply(message.call, view=scheduler_view(self.scheduler, steps, self._clock())))
             else:
                 replies += self.adapters.receive(message)
         return replies
@@ -202,7 +207,11 @@ class EngineCore:
         self._last_collected = now
         self.failures_in_a_row = 0
         self.ring.ends(seconds)
+        prompt_tokens = self.scheduler.intake.stats.prompt_tokens
         self.scheduler.update_from_output(result, now, seconds)
+        prompt_tokens = self.scheduler.intake.stats.prompt_tokens - prompt_tokens
+        if prompt_tokens:
+            self.ring.had_prompts(prompt_tokens)
         if self.blocks is not None:
             self.blocks.collected()
         records.append(StepRecord(seconds, len(done.runs), done.step.total_num_scheduled_tokens))

@@ -35,7 +35,7 @@ def parse_duration(text: str, unit: TimeUnit = "s") -> float:
     """How many of `unit` there are in "30s", "500ms", "1h30m", or in a number without a unit. Raises ValueError."""
     stripped = text.strip()
     if _DURATION.fullmatch(stripped):
-        whole = sum(Decimal(number) * _TIMES[each] for number, each in _PART.findall(stripped))
+        whole = sum(Decimal(number) * _TIMES[suffix] for number, suffix in _PART.findall(stripped))
         return float(whole / _TIMES[unit])
     try:
         return float(stripped)
@@ -56,7 +56,7 @@ def size_text(size: int) -> str:
 def duration_text(number: float, unit: TimeUnit) -> str:
     """As `parse_duration` reads it, in the largest unit of which it is a whole number: "30d", "200ms"."""
     nanoseconds = Decimal(repr(number)) * _TIMES[unit]
-    for each in ("d", "h", "m", "s", "ms", "us", "ns"):
-        if nanoseconds and nanoseconds % _TIMES[each] == 0:
-            return f"{int(nanoseconds // _TIMES[each])}{each}"
+    for suffix in ("d", "h", "m", "s", "ms", "us", "ns"):
+        if nanoseconds and nanoseconds % _TIMES[suffix] == 0:
+            return f"{int(nanoseconds // _TIMES[suffix])}{suffix}"
     return f"{number:g}"

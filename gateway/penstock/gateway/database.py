@@ -14,13 +14,22 @@ logger = logging.getLogger("penstock")
 
 _T = TypeVar("_T")
 
+_MIGRATIONS = ("",)
+"""Scripts: each brings a file of the version of its place to the next one. Files of version 0 are from before versions
+were written. A change of tables, or of what a column holds, that an older server would not understand is a new one."""
+
+
+class NewerSchemaError(Exception):
+    """A newer server has written the file."""
+
 
 class Database:
     """All work on it is done by one thread, in the order in which it was asked for; the event loop never waits for the
     disk."""
 
     def __init__(self, path: Path | None) -> None:
-        """None: in memory. Raises OSError, sqlite3.Error when this is no database, or another server has it open."""
+        """None: in memory. Raises OSError, NewerSchemaError, sqlite3.Error when this is no database, or another server
+        has it open."""
         self._connection = _connect(":memory:" if path is None else path)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
 
@@ -61,7 +70,7 @@ class Database:
 def is_disk_error(error: Exception) -> bool:
     """Whether it may be gone when the same is tried again: a full disk, a folder that does not answer."""
     if isinstance(error, ExceptionGroup):
-        return all(is_disk_error(each) for each in error.exceptions)
+        return all(is_disk_error(part) for part in error.exceptions)
     return isinstance(error, OSError | sqlite3.OperationalError) and not isinstance(error, FileNotFoundError)
 
 
@@ -73,6 +82,23 @@ def _connect(path: Path | str) -> sqlite3.Connection:
     connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second server would answer the same lines
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
-    connection.execute("BEGIN IMMEDIATE")
-    connection.commit()
+    try:
+        _migrate(connection)
+    except BaseException:
+        connection.close()  # the file can be deleted or opened again at once
+        raise
     return connection
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """The file has this server's version afterwards, or is as it was. Raises NewerSchemaError, sqlite3.Error."""
+    connection.execute("BEGIN IMMEDIATE")
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    connection.commit()
+    newest = len(_MIGRATIONS)
+    if version > newest:
+        raise NewerSchemaError(f"a newer server has written it (schema {version}, this one reads up to {newest})")
+    steps = "".join(_MIGRATIONS[version:]) if tables else ""  # a new file gets its tables later
+    if version < newest:
+        connection.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {newest}; COMMIT;")

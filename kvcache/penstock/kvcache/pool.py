@@ -57,6 +57,20 @@ class BlockPool:
         """Blocks in the prefix cache, referenced or not."""
         return len(self._by_hash)
 
+    @property
+    def num_evictable(self) -> int:
+        """Free blocks whose contents are in the prefix cache."""
+        return len(self._evictable) + len(self._marked)
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks with more than one reference. Looks at all of them."""
+        counts = self._ref_counts
+        return len(counts) - counts.count(0) - counts.count(1)
+
+    def is_cached(self, block_id: int) -> bool:
+        return self._hashes[block_id] is not None
+
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
@@ -121,7 +135,7 @@ class BlockPool:
         """Those of a prompt's blocks that are cached, from its beginning, are evicted after unmarked ones until the
         time is over. As many as may be marked at all; where a mark has to give way, the prompt's end goes first. `now`:
         in seconds, never less than before."""
-        known = [self._by_hash[each] for each in block_hashes if each in self._by_hash]
+        known = [self._by_hash[block_hash] for block_hash in block_hashes if block_hash in self._by_hash]
         mark = Mark(now + retention.seconds, retention)
         for block_id in reversed(known[: self._marks.limit]):
             displaced = self._marks.add(block_id, mark)

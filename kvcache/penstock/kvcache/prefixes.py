@@ -86,6 +86,7 @@ class ComputedBlock:
 
     __slots__ = ("rank", "tables")
 
+    reason = "same_prompt"
     error = None
 
     def __init__(self, tables: BlockTables, rank: Rank) -> None:

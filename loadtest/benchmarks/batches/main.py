@@ -66,8 +66,8 @@ class _Server:
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         url = ""
         for line in self._process.stderr or ():
-            found = _LISTENING.search(line)
-            url = found[1] if found else url
+            match = _LISTENING.search(line)
+            url = match[1] if match else url
             if "ready: " in line:
                 break
         else:
@@ -88,7 +88,7 @@ class _Server:
 
     def first_tokens(self, count: int) -> list[float]:
         """Seconds, of chats one behind the other."""
-        found = []
+        times = []
         for number in range(count):
             time.sleep(_PAUSE_S)
             body = self._chat(number) | {"stream": True, "max_tokens": 16}
@@ -100,8 +100,8 @@ class _Server:
                         first = time.perf_counter() - begin
             if first is None:
                 raise RuntimeError("a chat without an answer")
-            found.append(first)
-        return found
+            times.append(first)
+        return times
 
     def start_batch(self, count: int) -> str:
         lines = [
@@ -110,16 +110,16 @@ class _Server:
         ]
         content = "\n".join(json.dumps(line) for line in lines).encode()
         file = self._client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", content)}).json()
-        asked = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-        return str(self._client.post("/v1/batches", json=asked).json()["id"])
+        body = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        return str(self._client.post("/v1/batches", json=body).json()["id"])
 
     def batch(self, batch_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._client.get(f"/v1/batches/{batch_id}").json()
-        return found
+        batch: dict[str, Any] = self._client.get(f"/v1/batches/{batch_id}").json()
+        return batch
 
     def results(self, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         files = [batch[name] for name in ("output_file_id", "error_file_id") if batch[name]]
-        texts = [self._client.get(f"/v1/files/{each}/content").text for each in files]
+        texts = [self._client.get(f"/v1/files/{file_id}/content").text for file_id in files]
         return [json.loads(line) for text in texts for line in text.splitlines()]
 
     def _chat(self, number: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def main(settings: Mapping[str, Any]) -> int:
             for _ in range(settings["repeat"]):
                 for name, measure in measured.items():
                     rates[name].append(measure(texts[length], in_flight, seconds))
-            row = " | ".join(f"{statistics.median(each):.1f}" for each in rates.values())
+            row = " | ".join(f"{statistics.median(values):.1f}" for values in rates.values())
             print(f"| {length} | {in_flight} | {row} |", flush=True)
     return 0
 
@@ -56,13 +56,13 @@ def _texts(folder: Path, length: int) -> list[str]:
     tokenizer = Tokenizer(folder)
     words = sorted(set(re.findall("[a-z]{4,}", Path(__file__).read_text())))
     rng = random.Random(length)
-    found = []
+    texts = []
     for _ in range(_TEXTS):
         text = ""
         while len(tokenizer.encode(longer := f"{text} {rng.choice(words)}".strip())) <= length:
             text = longer
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def _peer(stack: ExitStack, python: str, folder: Path) -> Measure:
@@ -97,8 +97,8 @@ def _server(stack: ExitStack, folder: Path, dtype: str) -> Measure:
     stack.callback(process.terminate)
     port = 0
     for line in process.stderr or ():
-        found = _LISTENING.search(line)
-        port = int(found[1]) if found else port
+        match = _LISTENING.search(line)
+        port = int(match[1]) if match else port
         if "ready: " in line:
             return _asking(f"http://127.0.0.1:{port}/v1/embeddings", "m")
     raise RuntimeError("the server ended")

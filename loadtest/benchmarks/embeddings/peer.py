@@ -14,10 +14,10 @@ def main() -> None:
     model.max_seq_length = int(sys.argv[2])
     print(library.__version__, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        texts, batch, count = asked["texts"], asked["batch"], 0
+        job = json.loads(line)
+        texts, batch, count = job["texts"], job["batch"], 0
         begin = time.perf_counter()
-        while time.perf_counter() - begin < asked["seconds"]:
+        while time.perf_counter() - begin < job["seconds"]:
             chosen = [texts[(count + n) % len(texts)] for n in range(batch)]
             model.encode(chosen, batch_size=batch, show_progress_bar=False)
             count += batch

@@ -59,14 +59,16 @@ def main(settings: Mapping[str, Any]) -> int:
     for sampling, params in SAMPLINGS.items():
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in chosen}
         for repeat, (name, grammar) in itertools.product(range(settings["repeat"]), chosen.items()):
-            asked = SamplingParams(max_tokens=2000, ignore_eos=True, grammar=grammar, seed=repeat, **params)
-            times[name].append(step_seconds(core, asked, in_flight, settings["steps"]))
+            constrained = SamplingParams(max_tokens=2000, ignore_eos=True, grammar=grammar, seed=repeat, **params)
+            times[name].append(step_seconds(core, constrained, in_flight, settings["steps"]))
         medians = {
-            name: [statistics.median(each) for each in zip(*found, strict=True)] for name, found in times.items()
+            name: [statistics.median(seconds) for seconds in zip(*rows, strict=True)] for name, rows in times.items()
         }
         plain = medians["plain"]
-        for name, found in medians.items():
-            cells = [f"{1000 * each:.2f} | {each / base - 1:+.1%}" for each, base in zip(found, plain, strict=True)]
+        for name, rows in medians.items():
+            cells = [
+                f"{1000 * seconds:.2f} | {seconds / base - 1:+.1%}" for seconds, base in zip(rows, plain, strict=True)
+            ]
             print(f"| {name} | {sampling} | {' | '.join(cells)} |", flush=True)
     core.close()
     return 0

@@ -25,7 +25,7 @@ from penstock.engines.handover.shared_blocks import OwnRegion, SharedBlocks, Sha
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.gateway.configuration.config import load_config
-from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import find_model
 
 SETUPS: dict[str, dict[str, Any]] = {
@@ -80,15 +80,15 @@ class Stream:
 
 async def long_prompts(engine: Engine, rng: random.Random, count: int, prompt: int) -> list[float]:
     """Seconds to the first token of each, one after the other."""
-    found = []
+    prompts = []
     for _ in range(count):
         began, first = time.perf_counter(), None
         async for outputs in engine.submit([request(engine, rng, prompt, _ANSWER)]):
             if first is None and any(output.token_ids for output in outputs):
                 first = time.perf_counter() - began
         assert first is not None
-        found.append(first)
-    return found
+        prompts.append(first)
+    return prompts
 
 
 async def measure(engine: Engine, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
@@ -104,7 +104,7 @@ async def measure(engine: Engine, settings: Mapping[str, Any], seed: int) -> dic
     times = [[at for at in stream.times if began <= at <= began + seconds] for stream in streams]
     for stream in streams:
         await stream.cut_off()
-    gaps = sorted(after - before for each in times for before, after in pairwise(each))
+    gaps = sorted(after - before for arrivals in times for before, after in pairwise(arrivals))
     return {
         "itl_p50_ms": 1e3 * statistics.median(gaps),
         "itl_p99_ms": 1e3 * gaps[int(0.99 * (len(gaps) - 1))],
@@ -116,13 +116,13 @@ async def measure(engine: Engine, settings: Mapping[str, Any], seed: int) -> dic
 
 
 async def run(setup: str, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
-    given = SETUPS[setup] | {"num_kv_blocks": 1024}
+    flags = SETUPS[setup] | {"num_kv_blocks": 1024}
     if settings["simulated"]:
         share = 1 / SETUPS[setup].get("replicas", 1)  # of the machine, for each engine
-        given |= {"engine": "simulated", "sim_step_ms": _STEP_MS / share, "sim_prefill_us": _PREFILL_US / share}
+        flags |= {"engine": "simulated", "sim_step_ms": _STEP_MS / share, "sim_prefill_us": _PREFILL_US / share}
     else:
-        given |= {"weights": settings["weights"]}
-    engine = build_model(load_config(given, environ={}), find_model(settings["model"])).engine
+        flags |= {"weights": settings["weights"]}
+    engine = ModelBuilder().build(load_config(flags, environ={}).models, find_model(settings["model"])).engine
     await engine.start()
     try:
         return await measure(engine, settings, seed)
@@ -138,10 +138,10 @@ def copies(settings: Mapping[str, Any]) -> dict[str, float]:
     blocks, hashes = list(range(-(-_KV_TOKENS // size))), [random.randbytes(16) for _ in range(-(-_KV_TOKENS // size))]
     region_bytes = 4 * len(blocks) * runner.block_bytes
     memory = HandoverMemory(1, region_bytes)
-    told = memory.config(0)
+    config = memory.config(0)
     slots = num_slots(region_bytes, runner.block_bytes)
-    own = OwnRegion(told.regions[0], slots, runner.block_bytes, told.key)
-    shared = SharedBlocks([SharedRegion(told.regions[0], slots, runner.block_bytes, told.key)], len(blocks))
+    own = OwnRegion(config.regions[0], slots, runner.block_bytes, config.key)
+    shared = SharedBlocks([SharedRegion(config.regions[0], slots, runner.block_bytes, config.key)], len(blocks))
     parts: dict[str, list[float]] = {}
     for _ in range(settings["repeat"] + 1):
         times = [time.process_time()]
@@ -149,9 +149,9 @@ def copies(settings: Mapping[str, Any]) -> dict[str, float]:
         for block_hash, block in zip(hashes, contents, strict=True):
             own.write(block_hash, block)
         times.append(time.process_time())
-        found = [shared.read(shared.use(block_hash), block_hash) for block_hash in hashes]
+        copied = [shared.read(shared.use(block_hash), block_hash) for block_hash in hashes]
         times.append(time.process_time())
-        runner.write_blocks(blocks, [block for block in found if block is not None])
+        runner.write_blocks(blocks, [block for block in copied if block is not None])
         times.append(time.process_time())
         for name, (before, after) in zip(("export_ms", "read_ms", "import_ms"), pairwise(times), strict=True):
             parts.setdefault(name, []).append(1e3 * (after - before))
@@ -165,15 +165,15 @@ def main(settings: Mapping[str, Any]) -> int:
         print(json.dumps({"1,000 tokens": _rounded(copies(settings))}), flush=True)
     figures: dict[str, list[dict[str, float]]] = {setup: [] for setup in SETUPS}
     for repeat in range(settings["repeat"]):
-        for setup, found in figures.items():
-            found.append(asyncio.run(run(setup, settings, repeat)))
-    for setup, found in figures.items():
-        print(json.dumps({setup: _rounded(_medians(found))}), flush=True)
+        for setup, values in figures.items():
+            values.append(asyncio.run(run(setup, settings, repeat)))
+    for setup, values in figures.items():
+        print(json.dumps({setup: _rounded(_medians(values))}), flush=True)
     return 0
 
 
-def _medians(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(each[name] for each in found) for name in found[0]}
+def _medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
 def _rounded(figures: Mapping[str, float]) -> dict[str, float]:

@@ -50,11 +50,11 @@ def select(patterns: Sequence[str], known: Iterable[Benchmark]) -> list[Benchmar
     """Those that a pattern (of fnmatch) names, or whose group it is; all of them without any. In the order of `known`,
     each once. Raises LoadTestError for a pattern that names none."""
     known = list(known)
-    wanted: set[str] = set()
+    names: set[str] = set()
     for pattern in patterns:
-        found = {each.name for each in known if fnmatchcase(each.name, pattern) or each.group == pattern}
-        if not found:
-            groups = ", ".join(dict.fromkeys(each.group for each in known))
+        matches = {case.name for case in known if fnmatchcase(case.name, pattern) or case.group == pattern}
+        if not matches:
+            groups = ", ".join(dict.fromkeys(case.group for case in known))
             raise LoadTestError(f"no benchmark is called {pattern!r}; the groups are {groups}")
-        wanted |= found
-    return [each for each in known if not patterns or each.name in wanted]
+        names |= matches
+    return [case for case in known if not patterns or case.name in names]

@@ -23,11 +23,11 @@ def check_tensors(target: Target) -> None:
     """Raises LoadTestError for an answer that is not the model's."""
     inputs = _inputs(target)
     try:
-        found = _infer_grpc(target, inputs) if target.protocol == "kserve-grpc" else _infer_http(target, inputs)
+        outputs = _infer_grpc(target, inputs) if target.protocol == "kserve-grpc" else _infer_http(target, inputs)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise LoadTestError(f"{target.model} over {target.protocol}: {type(error).__name__}: {error}") from None
     for name, expected in _expected(target.model, inputs).items():
-        array = found.get(name)
+        array = outputs.get(name)
         if array is None or array.shape != expected.shape or not np.allclose(array, expected, atol=1e-5):
             raise LoadTestError(f"{target.model} over {target.protocol}: its output {name} is wrong")
 
@@ -74,15 +74,15 @@ def _infer_http(target: Target, inputs: Arrays) -> Arrays:
 
 def _outputs(data: bytes, size: int) -> Arrays:
     """Of an answer whose JSON has so many bytes; binary data follow it."""
-    found: Arrays = {}
+    arrays: Arrays = {}
     for output in json.loads(data[:size])["outputs"]:
         length = (output.get("parameters") or {}).get("binary_data_size")
         if length is None:
             flat = np.asarray(output["data"], np.float32)
         else:
             flat, size = np.frombuffer(data[size : size + length], "<f4"), size + length
-        found[output["name"]] = flat.reshape(output["shape"])
-    return found
+        arrays[output["name"]] = flat.reshape(output["shape"])
+    return arrays
 
 
 def _infer_grpc(target: Target, inputs: Arrays) -> Arrays:
@@ -99,12 +99,12 @@ def _infer_grpc(target: Target, inputs: Arrays) -> Arrays:
             answer = stub.ModelInfer(request, timeout=target.request_timeout, wait_for_ready=True)
         except grpc.RpcError as error:
             raise ValueError(f"{error.code().name}: {error.details()}") from None
-    found: Arrays = {}
+    arrays: Arrays = {}
     for index, output in enumerate(answer.outputs):
         if answer.raw_output_contents:
             flat = np.frombuffer(answer.raw_output_contents[index], "<f4")
         else:
             flat = np.asarray(output.contents.fp32_contents, np.float32)
         if flat.size == math.prod(output.shape):
-            found[output.name] = flat.reshape(list(output.shape))
-    return found
+            arrays[output.name] = flat.reshape(list(output.shape))
+    return arrays

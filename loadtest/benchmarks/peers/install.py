@@ -26,10 +26,10 @@ TORCH_HINT = (
 def is_installed(peers_folder: PeersFolder, peer: Peer) -> bool:
     """As the catalog has it today."""
     try:
-        found = json.loads(peers_folder.record(peer.name).read_text())
+        record = json.loads(peers_folder.record(peer.name).read_text())
     except (OSError, ValueError):
         return False
-    return bool(found == peer.pins)
+    return bool(record == peer.pins)
 
 
 def install(peers_folder: PeersFolder, peer: Peer) -> None:
@@ -61,8 +61,8 @@ class Installer:
         flags = [] if dependencies else ["--no-deps"]
         for link in find_links():
             flags += ["--find-links", link]
-        wanted = [*requirements, *(self._own if dependencies else [])]
-        run([*self._pip("install"), *flags, *wanted], self.log, hint=TORCH_HINT if TORCH in requirements else "")
+        packages = [*requirements, *(self._own if dependencies else [])]
+        run([*self._pip("install"), *flags, *packages], self.log, hint=TORCH_HINT if TORCH in requirements else "")
 
     def remove(self, package: str) -> None:
         run([*self._pip("uninstall"), *([] if _uv() else ["--yes"]), package], self.log)
@@ -88,11 +88,11 @@ def own_requirement() -> list[str]:
 
 def find_links() -> list[str]:
     """pip's, which uv does not read: from its variable or its configuration."""
-    found = os.environ.get("PIP_FIND_LINKS")
-    if found is None:
+    links = os.environ.get("PIP_FIND_LINKS")
+    if links is None:
         argv = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
-        found = subprocess.run(argv, capture_output=True, text=True).stdout
-    return found.split()
+        links = subprocess.run(argv, capture_output=True, text=True).stdout
+    return links.split()
 
 
 def _uv() -> list[str]:

@@ -42,12 +42,12 @@ INTERRUPTED = 130
 """Exit status, as of a shell."""
 
 
-def main(given: Mapping[str, Any], argv: Sequence[str] = ()) -> int:
+def main(flags: Mapping[str, Any], argv: Sequence[str] = ()) -> int:
     """Returns the exit status: 1 when a group was left in the middle. Raises LoadTestError when nothing can be
     measured."""
     if not sys.platform.startswith("linux"):
         raise LoadTestError("peers: they are started, pinned and watched with what only Linux has")
-    chosen = settings(given)
+    chosen = settings(flags)
     check_files(OutputOptions(json=chosen.json, markdown=chosen.markdown))
     for document in chosen.update:
         check(document)
@@ -108,9 +108,9 @@ def _set_up(peers_folder: PeersFolder, chosen: PeersSettings, groups: Sequence[G
     if any(group.table == "tensors" for group in groups):
         make_repositories(peers_folder, onnx=not CONTENDERS["penstock-onnx"].lacking)
     for name in dict.fromkeys(group.peer for group in groups if group.peer in PEERS):
-        wanted = {group.model for group in groups if group.peer == name and group.model}
+        names = {group.model for group in groups if group.peer == name and group.model}
         try:
-            _prepare(peers_folder, PEERS[name], sorted(wanted), chosen)
+            _prepare(peers_folder, PEERS[name], sorted(names), chosen)
         except SetupError as error:
             skipped[name] = str(error)
             _say(f"{name} is left out: {error}")
@@ -132,12 +132,12 @@ def _prepare(peers_folder: PeersFolder, peer: Peer, models: Sequence[str], chose
 def _versions(peers_folder: PeersFolder, groups: Sequence[Group]) -> dict[str, dict[str, str]]:
     """Of what stands in the tables; llama.cpp is known by the distribution that its source is from."""
     own = {package.metadata["Name"].lower(): package.version for package in distributions()}
-    found = {"penstock": {package: own[package] for package in _OWN if package in own}}
+    versions = {"penstock": {package: own[package] for package in _OWN if package in own}}
     for name in dict.fromkeys(group.peer for group in groups if group.peer in PEERS):
         peer = PEERS[name]
         installed = dict([LLAMA_CPP.split("==")]) | peers_folder.versions(name)
-        found[name] = {package: installed[package] for package in peer.packages if package in installed}
-    return found
+        versions[name] = {package: installed[package] for package in peer.packages if package in installed}
+    return versions
 
 
 def _write(report: PeersReport) -> None:

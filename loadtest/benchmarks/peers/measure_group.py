@@ -182,18 +182,18 @@ def _no_errors(figures: Figures) -> None:
         raise LoadTestError(f"{figures.failed} requests failed: {kind}: {detail}")
 
 
-def _same_tokens(found: int, wanted: int) -> None:
-    if found != wanted:
-        raise LoadTestError(f"{found} output tokens instead of {wanted}")
+def _same_tokens(counted: int, expected: int) -> None:
+    if counted != expected:
+        raise LoadTestError(f"{counted} output tokens instead of {expected}")
 
 
 def describe(result: Result) -> str:
     """One line of progress."""
     case, figure = result.case, MAIN[result.case.table]
     rates = [
-        f"{name} {number(statistics.median(found))}"
+        f"{name} {number(statistics.median(values))}"
         for name, cell in result.cells.items()
-        if (found := [rate for run in cell.runs if (rate := run.main(case.table)) is not None])
+        if (values := [rate for run in cell.runs if (rate := run.main(case.table)) is not None])
     ]
     name = case_name(case) if case.table == "tensors" else f"{case.model} {case_name(case)}"
     return f"{name}, {figure.title}: {', '.join(rates) or 'none'}"

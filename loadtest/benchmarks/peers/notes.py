@@ -52,8 +52,8 @@ def notes(group: GroupResult) -> Iterator[str]:
 
 
 def _first_number(reason: str) -> float:
-    found = _NUMBER.search(reason)
-    return float(found[0]) if found else 0.0
+    match = _NUMBER.search(reason)
+    return float(match[0]) if match else 0.0
 
 
 def _places(cases: Sequence[str]) -> str:

@@ -52,8 +52,8 @@ class PeersFolder:
 
     def versions(self, peer: str) -> dict[str, str]:
         """Of the packages that are installed for a peer, by their names in small letters."""
-        found = distributions(path=[str(self.packages(peer))])
-        return {package.metadata["Name"].lower(): package.version for package in found}
+        installed = distributions(path=[str(self.packages(peer))])
+        return {package.metadata["Name"].lower(): package.version for package in installed}
 
     def model(self, name: str) -> Path:
         return self.root / "models" / name

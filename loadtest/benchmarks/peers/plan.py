@@ -79,14 +79,14 @@ def requests_of(case: Case, settings: PeersSettings) -> int:
 def plan(settings: PeersSettings) -> list[Group]:
     """In the order of the catalog: quick tables first."""
     groups: list[Group] = []
-    wanted = settings.only or tuple(PEERS)
+    chosen = settings.only or tuple(PEERS)
     if not settings.only:
         groups += [_streams(table, settings) for table in _STREAMS if table in settings.tables]
     if "tensors" in settings.tables:
-        groups += [_tensors(peer, settings) for peer in _SERVED if peer in wanted]
+        groups += [_tensors(peer, settings) for peer in _SERVED if peer in chosen]
     if "generation" in settings.tables:
         for model in sorted(settings.models, key=list(SHAPES).index):
-            groups += [_generation(peer, model, settings) for peer in _GENERATION if peer in wanted]
+            groups += [_generation(peer, model, settings) for peer in _GENERATION if peer in chosen]
     return groups
 
 

@@ -31,10 +31,10 @@ def free_ports() -> Ports:
     """Free a moment ago: none of the peers can choose a port by itself and say which."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in Ports._fields]
     try:
-        return Ports(*(each.getsockname()[1] for each in sockets))
+        return Ports(*(listener.getsockname()[1] for listener in sockets))
     finally:
-        for each in sockets:
-            each.close()
+        for listener in sockets:
+            listener.close()
 
 
 class Process:

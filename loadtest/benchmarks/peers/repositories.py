@@ -63,6 +63,6 @@ def _graph(model: str) -> bytes:
     operators = ("Add", "Sub") if model == "add_sub" else ("Identity",)
     nodes = [helper.make_node(name, inputs, [output]) for name, output in zip(operators, outputs, strict=True)]
     graph = helper.make_graph(nodes, model, [*map(floats, inputs)], [*map(floats, outputs)])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    made.ir_version = 8  # the oldest that has this opset: runtimes are strict
-    return bytes(made.SerializeToString())
+    onnx_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    onnx_model.ir_version = 8  # the oldest that has this opset: runtimes are strict
+    return bytes(onnx_model.SerializeToString())

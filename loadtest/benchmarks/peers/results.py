@@ -82,8 +82,8 @@ class CaseResult(msgspec.Struct, kw_only=True):
 
     def ratios(self) -> dict[str, Difference]:
         """Of the main figure to that of the peer, the first, by name of the server; from pairs of runs of one round."""
-        peer, *others = self.cells
-        return {name: found for name in others if (found := self._ratio(self.cells[peer], self.cells[name]))}
+        peer, *rest = self.cells
+        return {name: ratio for name in rest if (ratio := self._ratio(self.cells[peer], self.cells[name]))}
 
     def _ratio(self, peer: Cell, other: Cell) -> Difference | None:
         table = self.case.table

@@ -68,12 +68,12 @@ LISTS = ("only", "tables", "models", "concurrency", "sampled", "in_flight", "str
 """Settings that take several values, with commas between."""
 
 
-def settings(given: Mapping[str, Any]) -> PeersSettings:
+def settings(flags: Mapping[str, Any]) -> PeersSettings:
     """From settings by name, as text or as what they are. Raises LoadTestError, naming the setting."""
-    if "dir" not in given:
+    if "dir" not in flags:
         raise LoadTestError("--dir FOLDER is required: where the peers are, or where to put them")
     try:
-        chosen = msgspec.convert(dict(given), PeersSettings, strict=False)
+        chosen = msgspec.convert(dict(flags), PeersSettings, strict=False)
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$.")
         raise LoadTestError(f"{where.rstrip('`').replace('_', '-')}: {problem}") from None

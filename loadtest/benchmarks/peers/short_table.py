@@ -21,19 +21,19 @@ def short_table(report: PeersReport) -> str:
 
 
 def _rows(group: GroupResult) -> Iterator[tuple[str, ...]]:
-    peer, *others = group.titles
+    peer, *rest = group.titles
     title = MAIN[group.table].title
     figure = title[:1].lower() + title[1:]
     model = f", {group.model}" if group.model else ""
-    for name in others:
+    for name in rest:
         if not name.startswith("penstock"):
             continue
-        found = [(ratio, result) for result in group.cases if (ratio := result.ratios().get(name))]
-        if found:
-            middle = statistics.median(ratio.ratio for ratio, _ in found)
-            found.sort(key=lambda pair: pair[0].ratio)
+        ratios = [(ratio, result) for result in group.cases if (ratio := result.ratios().get(name))]
+        if ratios:
+            middle = statistics.median(ratio.ratio for ratio, _ in ratios)
+            ratios.sort(key=lambda pair: pair[0].ratio)
             engine = group.titles[name].removeprefix("Penstock, ")
-            lowest, highest = (_shown(ratio, result, (peer, name)) for ratio, result in (found[0], found[-1]))
+            lowest, highest = (_shown(ratio, result, (peer, name)) for ratio, result in (ratios[0], ratios[-1]))
             yield group.titles[peer], engine, figure + model, f"{middle:.2f}", lowest, highest
 
 

@@ -110,20 +110,20 @@ def _group(group: GroupResult) -> Iterator[str]:
     yield f"### {escape(group.titles[peer])}{escape(model)}"
     taking_part = [name for name in group.titles if name not in group.failures]
     if group.cases:
-        others = [name for name in taking_part if name != peer]
+        rest = [name for name in taking_part if name != peer]
         head = (
             *_CASE_HEAD[group.table],
             *(group.titles[name] for name in taking_part),
-            *(f"{group.titles[name]}, ratio" for name in others),
+            *(f"{group.titles[name]}, ratio" for name in rest),
             f"server CPU for each {'request' if group.table == 'tensors' else 'token'}, us",
             *(["tokens in an event"] if group.table in _STREAMS else []),
         )
-        yield table(head, [_row(case, taking_part, others) for case in group.cases])
+        yield table(head, [_row(case, taking_part, rest) for case in group.cases])
         yield _upkeep(group)
     if engines := [f"{group.titles[name]}: {text}" for name, text in group.engines.items() if name in taking_part]:
         yield escape(f"Computed in: {'. '.join(engines)}.")
-    if found := list(notes(group)):
-        yield "\n".join(f"- {note}" for note in found)
+    if texts := list(notes(group)):
+        yield "\n".join(f"- {note}" for note in texts)
 
 
 def _upkeep(group: GroupResult) -> str:
@@ -146,7 +146,7 @@ _CASE_HEAD = {
 _STREAMS = ("paced", "streaming")
 
 
-def _row(result: CaseResult, names: list[str], others: list[str]) -> tuple[str, ...]:
+def _row(result: CaseResult, names: list[str], rest: list[str]) -> tuple[str, ...]:
     case = result.case
     first = (case.model, PROTOCOLS[case.protocol]) if case.table == "tensors" else ()
     ratios = result.ratios()
@@ -154,13 +154,13 @@ def _row(result: CaseResult, names: list[str], others: list[str]) -> tuple[str, 
         *first,
         at_a_time(case),
         *(_cell(case.table, result.cells[name]) for name in names),
-        *(_ratio(ratios.get(name)) for name in others),
-        _each(result, lambda cell: cell.middle("server_cpu_us")),
-        *([_each(result, lambda cell: cell.middle("tokens_per_piece"))] if case.table in _STREAMS else []),
+        *(_ratio(ratios.get(name)) for name in rest),
+        _cells_of(result, lambda cell: cell.middle("server_cpu_us")),
+        *([_cells_of(result, lambda cell: cell.middle("tokens_per_piece"))] if case.table in _STREAMS else []),
     )
 
 
-def _each(result: CaseResult, figure: Callable[[Cell], float]) -> str:
+def _cells_of(result: CaseResult, figure: Callable[[Cell], float]) -> str:
     """In the order of the columns."""
     return " / ".join(number(figure(cell)) if cell.runs else "–" for cell in result.cells.values())
 
@@ -185,16 +185,16 @@ def _figures(table_: str, cell: Cell) -> str:
 
 
 def _middle(figures: Figures, field: str) -> str:
-    found = getattr(figures, field)
-    return "–" if found is None else number(found.p50)
+    value = getattr(figures, field)
+    return "–" if value is None else number(value.p50)
 
 
-def _ratio(found: Difference | None) -> str:
-    if found is None:
+def _ratio(difference: Difference | None) -> str:
+    if difference is None:
         return "–"
-    if found.low is None or found.high is None:
-        return f"{found.ratio:.2f}"
-    return f"{found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    if difference.low is None or difference.high is None:
+        return f"{difference.ratio:.2f}"
+    return f"{difference.ratio:.2f} [{difference.low:.2f}, {difference.high:.2f}]"
 
 
 def _versions(report: PeersReport) -> Iterator[tuple[str, str]]:

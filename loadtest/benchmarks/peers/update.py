@@ -31,7 +31,7 @@ def check(path: str) -> None:
 
 def update(path: str, report: PeersReport) -> str:
     """Says what went wrong, or nothing."""
-    text = _MARKS.sub(lambda found: f"{found['begin']}\n{FORMS[found['form']](report)}\n\n{found['end']}", _read(path))
+    text = _MARKS.sub(lambda match: f"{match['begin']}\n{FORMS[match['form']](report)}\n\n{match['end']}", _read(path))
     return put(path, text)
 
 

@@ -38,7 +38,7 @@ class Meter:
         )
 
     def _now(self) -> tuple[float, float, float, float, float]:
-        used = {pid: found.cpu_seconds for pid, found in usage(family([self._pid])).items()}
+        used = {pid: process.cpu_seconds for pid, process in usage(family([self._pid])).items()}
         busy = busy_cpu_seconds()
         return perf_counter(), busy, _own_seconds(), sum(used.values()), used.get(self._pid, 0.0)
 

@@ -67,8 +67,8 @@ def _measure(name: str, client: Client, suite: Suite, cases: Sequence[Case], set
             kind, why = _judge(suite, case, answer)
             outcome.answers[kind] += 1
             if kind in ("wrong", _FAILED):
-                told = {"kind": kind, "why": why, "text": answer.text[:500]}
-                outcome.wrong.append(told | {"keyword": case.keyword, "title": case.title, "schema": case.schema})
+                row = {"kind": kind, "why": why, "text": answer.text[:500]}
+                outcome.wrong.append(row | {"keyword": case.keyword, "title": case.title, "schema": case.schema})
     return outcome
 
 
@@ -113,7 +113,7 @@ def _table(outcomes: Sequence[Outcome], cases: Sequence[Case]) -> str:
     rows += ["", f"| refused, of | schemas | {names} |", "| --- | ---: |" + " ---: |" * len(outcomes)]
     totals = Counter(case.keyword for case in cases)
     for keyword, total in totals.items():
-        found = [one.refused[keyword] + one.failed[keyword] for one in outcomes]
-        if any(found):
-            rows.append(f"| {keyword} | {total} | {' | '.join(map(str, found))} |")
+        sums = [one.refused[keyword] + one.failed[keyword] for one in outcomes]
+        if any(sums):
+            rows.append(f"| {keyword} | {total} | {' | '.join(map(str, sums))} |")
     return "\n".join(rows)

@@ -28,8 +28,8 @@ class Suite:
             (f"http://localhost:1234/{path.relative_to(remotes).as_posix()}", json.loads(path.read_text()))
             for path in sorted(remotes.rglob("*.json"))
         ]
-        made = [(name, DRAFT202012.create_resource(content)) for name, content in resources]
-        self._registry: Any = Registry().with_resources(made)
+        contents = [(name, DRAFT202012.create_resource(content)) for name, content in resources]
+        self._registry: Any = Registry().with_resources(contents)
 
     def cases(self) -> Iterator[Case]:
         """Of the keywords that every implementation must have."""
@@ -44,5 +44,5 @@ class Suite:
         except ValueError as error:
             return f"no JSON: {error}"
         kind: Any = validators.validator_for(schema, default=validators.Draft202012Validator)
-        found = next(kind(schema, registry=self._registry).iter_errors(value), None)
-        return "" if found is None else str(found.message)[:200]
+        first = next(kind(schema, registry=self._registry).iter_errors(value), None)
+        return "" if first is None else str(first.message)[:200]

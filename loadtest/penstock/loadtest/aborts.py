@@ -64,8 +64,8 @@ class Storm:
                 self.outcomes[await self._one(index)] += 1
 
         await asyncio.gather(*(client() for _ in range(concurrency)))
-        for each in self._clients.values():
-            await each.close()
+        for pool in self._clients.values():
+            await pool.close()
 
     async def _one(self, index: int) -> str:
         rng = self._rng
@@ -85,9 +85,9 @@ async def settle(operator: str, model: str) -> State:
     try:
         async with asyncio.timeout(_SETTLE_SECONDS):
             while True:
-                found = await _state(operator, model)
-                if found.num_running == found.num_waiting == 0:
-                    return found
+                state = await _state(operator, model)
+                if state.num_running == state.num_waiting == 0:
+                    return state
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise LoadTestError(f"requests still run or wait after {_SETTLE_SECONDS:.0f} s") from None
@@ -98,7 +98,7 @@ async def _state(operator: str, model: str) -> State:
     try:
         return msgspec.json.decode(answer.body, type=dict[str, State])[model]
     except (msgspec.MsgspecError, KeyError):
-        raise LoadTestError(f"{operator}/debug/scheduler knows no model {model!r} (status {answer.status})") from None
+        raise LoadTestError(f"{operator}/debug/scheduler has no model {model!r} (status {answer.status})") from None
 
 
 async def _storm_and_settle(args: argparse.Namespace) -> tuple[Counter[str], State]:
@@ -123,8 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LoadTestError as error:
         print(f"aborts: {error}", file=sys.stderr)
         return 1
-    told = {"clients": dict(outcomes), "admitted": state.admitted, "finished": state.finished}
-    print(json.dumps(told | {"leaked_blocks": state.leaked_blocks}))
+    summary = {"clients": dict(outcomes), "admitted": state.admitted, "finished": state.finished}
+    print(json.dumps(summary | {"leaked_blocks": state.leaked_blocks}))
     ended = state.admitted == sum(state.finished.values())
     return 0 if ended and not state.leaked_blocks and outcomes.keys() <= {"complete", "left"} else 1
 

@@ -37,9 +37,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 async def calibrate(options: Options) -> Calibration:
     """Takes about a second. Raises LoadTestError when this machine does not let a server listen."""
-    wanted = options.target
-    protocol = wanted.protocol if wanted.protocol in _AS_THEY_ARE else "openai-chat"
-    stream = is_streamed(wanted)
+    chosen = options.target
+    protocol = chosen.protocol if chosen.protocol in _AS_THEY_ARE else "openai-chat"
+    stream = is_streamed(chosen)
     async with _mock() as url, AsyncExitStack() as stack:
         target = Target(url=url, model="mock", protocol=protocol, stream=stream, api_key="none")
 
@@ -52,10 +52,10 @@ async def calibrate(options: Options) -> Calibration:
         )
         floor = summarize((await alone.run()).samples, open_loop=False)
         ceiling = _tokens_per_s(await together.run()) if stream else 0.0
-    found = {"ttft": floor.ttft_ms, "itl": floor.itl_ms} if stream else {"e2e": floor.e2e_ms}
+    floors = {"ttft": floor.ttft_ms, "itl": floor.itl_ms} if stream else {"e2e": floor.e2e_ms}
     return Calibration(
         protocol=protocol,
-        floor_ms={name: value.p50 for name, value in found.items() if value is not None},
+        floor_ms={name: value.p50 for name, value in floors.items() if value is not None},
         tokens_per_s=ceiling,
     )
 

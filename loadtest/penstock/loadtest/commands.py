@@ -50,11 +50,11 @@ def loadtest(commands: Any, add_sections: AddSections, formatter: type[argparse.
     )
     parser.set_defaults(run_command=partial(run_module, parser, "penstock.loadtest.main"))
     add_sections(parser, SECTIONS)
-    others = parser.add_subparsers(metavar="COMMAND", title="instead of a run", prog=parser.prog)
-    _mock(others, add_sections, formatter)
-    others.add_parser(
+    subcommands = parser.add_subparsers(metavar="COMMAND", title="instead of a run", prog=parser.prog)
+    _mock(subcommands, add_sections, formatter)
+    subcommands.add_parser(
         "compare",
-        help="what differs between reports, and whether it is chance",
+        help="differences between reports, and whether they are chance",
         description="Compares reports of load tests.",
         formatter_class=formatter,
         fill=_add_compare_flags,

@@ -53,16 +53,16 @@ class Ratio(NamedTuple):
 
 def ratios(a: Report, b: Report) -> list[Ratio]:
     """Of the figures that both have."""
-    found = []
+    rows = []
     for figure in COMPARED:
         left, right = value(a, figure.path), value(b, figure.path)
         if left is not None and right is not None and (left or right):
-            found.append(_ratio(figure, left, right, _runs(a.runs, figure), _runs(b.runs, figure)))
-    return found
+            rows.append(_ratio(figure, left, right, _runs(a.runs, figure), _runs(b.runs, figure)))
+    return rows
 
 
 def _runs(runs: Sequence[Figures], figure: Figure) -> list[float]:
-    return [found for run in runs if (found := value(run, figure.path)) is not None]
+    return [measured for run in runs if (measured := value(run, figure.path)) is not None]
 
 
 def _ratio(figure: Figure, left: float, right: float, a: Sequence[float], b: Sequence[float]) -> Ratio:
@@ -88,20 +88,20 @@ def ratio_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
 
 def warnings(reports: Sequence[Report]) -> list[str]:
     """Why the comparison may not be one."""
-    found = []
+    texts = []
     first = reports[0]
     for name, report in zip(names(reports), reports, strict=True):
         if report.validity.verdict != "valid":
             reasons = "; ".join(report.validity.reasons)
-            found.append(f"{name} is {report.validity.verdict}" + (f": {reasons}" if reasons else ""))
+            texts.append(f"{name} is {report.validity.verdict}" + (f": {reasons}" if reasons else ""))
         if report.interrupted_by_user:
-            found.append(f"{name} was ended early")
-        found += [f"{where} differs: {a} and {b}" for where, a, b in differences(first, report)]
+            texts.append(f"{name} was ended early")
+        texts += [f"{where} differs: {a} and {b}" for where, a, b in differences(first, report)]
         if first.latency_from != report.latency_from:
-            found.append(f"latencies count from other moments: {first.latency_from} and {report.latency_from}")
+            texts.append(f"latencies count from other moments: {first.latency_from} and {report.latency_from}")
     if any(len(report.runs) < _FEWEST for report in reports):
-        found.append("without repeats (--repeat 5) there are no intervals: small differences may be chance")
-    return found
+        texts.append("without repeats (--repeat 5) there are no intervals: small differences may be chance")
+    return texts
 
 
 def differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
@@ -121,11 +121,11 @@ def differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found = []
+    leaves = []
     for name, content in tree.items():
         nested = isinstance(content, dict)
-        found += _leaves(content, f"{prefix}{name}.") if nested else [(prefix + name, content)]
-    return found
+        leaves += _leaves(content, f"{prefix}{name}.") if nested else [(prefix + name, content)]
+    return leaves
 
 
 def _shown(content: object) -> str:
@@ -134,26 +134,26 @@ def _shown(content: object) -> str:
 
 def names(reports: Sequence[Report]) -> list[str]:
     """Titles; where they are the same, with what tells them apart: the load, then the date."""
-    found = [title(report) for report in reports]
+    titles = [title(report) for report in reports]
     for more in (lambda report: load_name(report.options), lambda report: report.date):
-        found = [
-            f"{name}, {more(report)}" if found.count(name) > 1 else name
-            for name, report in zip(found, reports, strict=True)
+        titles = [
+            f"{name}, {more(report)}" if titles.count(name) > 1 else name
+            for name, report in zip(titles, reports, strict=True)
         ]
-    return found
+    return titles
 
 
 def as_markdown(reports: Sequence[Report]) -> str:
     """The first report is what the others are compared with."""
-    (first, *others), (name, *other_names) = reports, names(reports)
+    (first, *rest), (name, *other_names) = reports, names(reports)
     parts = [f"# {' and '.join(map(escape, [name, *other_names]))}"]
-    if found := warnings(reports):
-        parts.append("\n".join(f"- {escape(warning)}" for warning in found))
-    for other_name, other in zip(other_names, others, strict=True):
-        if len(others) > 1:
+    if texts := warnings(reports):
+        parts.append("\n".join(f"- {escape(warning)}" for warning in texts))
+    for other_name, other in zip(other_names, rest, strict=True):
+        if len(rest) > 1:
             parts.append(f"## {escape(other_name)}")
         parts.append(_table((f"A: {name}", first), (f"B: {other_name}", other)))
-    if any(ratio.interval for other in others for ratio in ratios(first, other)):
+    if any(ratio.interval for other in rest for ratio in ratios(first, other)):
         parts.append(
             "Values are means of the runs. Intervals at 95 %: of figures that are the same, one in twenty shows a "
             "difference by chance."

@@ -27,7 +27,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu": _cpu_name(),
         "cores": usable_cores(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
     }
 
 
@@ -94,33 +94,36 @@ def listeners(port: int) -> set[int]:
     lowest id, as a rule the one that has started the others."""
     with suppress(psutil.Error, OSError):  # some systems tell only root, sandboxes (gVisor) nobody
         return {
-            each.pid
-            for each in psutil.net_connections("tcp")
-            if each.status == psutil.CONN_LISTEN and each.pid and each.laddr and each.laddr.port == port
+            connection.pid
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+            and connection.pid
+            and connection.laddr
+            and connection.laddr.port == port
         }
     return set()
 
 
 def family(pids: Collection[int], without: Collection[int] = ()) -> set[int]:
     """These and all that they have started, but `without` those and what those have started."""
-    found: set[int] = set()
+    members: set[int] = set()
     for pid in set(pids) - set(without):
         tree = _tree(pid)
         for other in tree.intersection(without):
             tree -= _tree(other)
-        found |= tree
-    return found
+        members |= tree
+    return members
 
 
 def usage(pids: Collection[int]) -> dict[int, Usage]:
     """Of those that still run."""
-    found = {}
+    usages = {}
     for pid in pids:
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             spent = process.cpu_times()
-            found[pid] = Usage(spent.user + spent.system, float(process.memory_info().rss))
-    return found
+            usages[pid] = Usage(spent.user + spent.system, float(process.memory_info().rss))
+    return usages
 
 
 def _tree(pid: int) -> set[int]:

@@ -63,7 +63,7 @@ class Objective(msgspec.Struct, frozen=True):
 
 def parse_objectives(texts: Sequence[str]) -> list[Objective]:
     """From `ttft:200`; several may stand in one text, with spaces between. Raises LoadTestError."""
-    found = []
+    objectives = []
     for text in (part for several in texts for part in several.split()):
         name, _, number = text.partition(":")
         try:
@@ -74,8 +74,8 @@ def parse_objectives(texts: Sequence[str]) -> list[Objective]:
             raise LoadTestError(
                 f"goodput: {text!r} is not a bound in milliseconds such as ttft:200 ({', '.join(_NAMES)})"
             )
-        found.append(Objective(name, value))
-    return found
+        objectives.append(Objective(name, value))
+    return objectives
 
 
 def is_good(latencies: Latencies, objectives: Sequence[Objective]) -> bool:

@@ -50,13 +50,13 @@ def main(settings: Mapping[str, Any]) -> int:
 
 def _row(settings: Mapping[str, Any]) -> str | None:
     """Which row of runs is asked for; None: a single one."""
-    asked = [name for name in _ROWS if settings.get(name) is not None]
-    if len(asked) > 1:
-        raise LoadTestError(f"{' and '.join(asked)}: one of them at a time")
+    chosen = [name for name in _ROWS if settings.get(name) is not None]
+    if len(chosen) > 1:
+        raise LoadTestError(f"{' and '.join(chosen)}: one of them at a time")
     for name, other in _BELONG.items():
-        if name in settings and other not in asked:
+        if name in settings and other not in chosen:
             raise LoadTestError(f"{name.replace('_', '-')}: means something only with --{other}")
-    return asked[0] if asked else None
+    return chosen[0] if chosen else None
 
 
 def _run(chosen: Options) -> int:

@@ -111,7 +111,7 @@ def summarize(
     failed = [sample for sample in counted if sample.error]
     cut = max((sample.ended for sample in samples if sample.error == INTERRUPTED), default=0.0)
     seconds = max((*(sample.ended for sample in counted), min(cut, lasts)))
-    found = [latencies(sample, from_intended=open_loop) for sample in good]
+    measured = [latencies(sample, from_intended=open_loop) for sample in good]
     sent = [latencies(sample, from_intended=False) for sample in good]
     output = sum(sample.tokens for sample in good)
     prompt = sum(sample.prompt_tokens or sample.wanted_prompt_tokens or 0 for sample in good)
@@ -120,10 +120,10 @@ def summarize(
         return round(amount / seconds, 3) if seconds else 0.0
 
     return Figures(
-        ttft_ms=Distribution.of([value.ttft for value in found if value.ttft is not None]),
+        ttft_ms=Distribution.of([value.ttft for value in measured if value.ttft is not None]),
         itl_ms=Distribution.of([gap for sample in good for gap in gaps(sample)]),
-        tpot_ms=Distribution.of([value.tpot for value in found if value.tpot is not None]),
-        e2e_ms=Distribution.of([value.e2e for value in found]),
+        tpot_ms=Distribution.of([value.tpot for value in measured if value.tpot is not None]),
+        e2e_ms=Distribution.of([value.e2e for value in measured]),
         latency_from="intended" if open_loop else "sent",
         from_send=FromSend(
             ttft_ms=Distribution.of([value.ttft for value in sent if value.ttft is not None]),

@@ -70,10 +70,10 @@ def student95(degrees: int) -> float:
 
 
 def _numbers(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+    numbers: list[tuple[str, float]] = []
     for name, value in tree.items():
         if isinstance(value, dict):
-            found += _numbers(value, f"{prefix}{name}.")
+            numbers += _numbers(value, f"{prefix}{name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found.append((prefix + name, float(value)))
-    return found
+            numbers.append((prefix + name, float(value)))
+    return numbers

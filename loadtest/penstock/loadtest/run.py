@@ -74,11 +74,11 @@ def timeline(samples: Sequence[Sample]) -> Timeline | None:
 
 
 _TOKENS_PER_STREAM = 200.0
-"""Tokens per second that a stream of a closed loop is reckoned to bring, before anything is known of the server."""
+"""Tokens per second that a stream of a closed loop is assumed to bring, before anything is known of the server."""
 _CEILING = 100_000.0
 """Tokens per second of a client process, where it has not been measured."""
 _USED = 0.5
-"""Share of that which is reckoned with."""
+"""Share of that which is counted on."""
 _REQUESTS_PER_PROCESS = 1000.0
 """Open loop, each second."""
 
@@ -192,7 +192,7 @@ class LoadTest:
         self.samples = last.result.samples
         figures = medians([run.figures for run in runs])
         tokens = token_counts([sample for run in runs for sample in run.result.samples], options, last.server)
-        others = [run.other_cores for run in runs if run.other_cores is not None]
+        foreign = [run.other_cores for run in runs if run.other_cores is not None]
         return Report(
             **figures,
             label=options.output.label or options.target.model,
@@ -217,7 +217,7 @@ class LoadTest:
             tokens=tokens,
             timeline=timeline(self.samples),
             server=last.server,
-            environment=environment() | ({"other_cores": median(others)} if others else {}),
+            environment=environment() | ({"other_cores": median(foreign)} if foreign else {}),
             interrupted_by_user=self.interrupted,
         )
 
@@ -275,8 +275,8 @@ class LoadTest:
 def _foreign(options: Options, runs: Sequence[Run]) -> float | None:
     """The median; None where a server on this machine could not be told from others."""
     known = [run.other_cores for run in runs if run.other_cores is not None]
-    told = not is_local(options.target.url) or all(run.server and run.server.cores is not None for run in runs)
-    return median(known) if known and told else None
+    is_known = not is_local(options.target.url) or all(run.server and run.server.cores is not None for run in runs)
+    return median(known) if known and is_known else None
 
 
 def processes(options: Options, calibration: Calibration | None) -> int:
@@ -288,9 +288,9 @@ def processes(options: Options, calibration: Calibration | None) -> int:
         return min(load.processes, most)
     ceiling = _USED * (calibration.tokens_per_s if calibration is not None and calibration.tokens_per_s else _CEILING)
     if load.rate is not None:
-        wanted = max(load.rate * options.workload.output_tokens / ceiling, load.rate / _REQUESTS_PER_PROCESS)
+        needed = max(load.rate * options.workload.output_tokens / ceiling, load.rate / _REQUESTS_PER_PROCESS)
     else:
-        wanted = load.concurrency * _TOKENS_PER_STREAM / ceiling
+        needed = load.concurrency * _TOKENS_PER_STREAM / ceiling
     cores = usable_cores()
     room = max(1, cores // 2 if is_local(options.target.url) else cores)
-    return min(max(1, -int(-wanted // 1)), room, most)
+    return min(max(1, -int(-needed // 1)), room, most)

@@ -35,29 +35,29 @@ def token_counts(samples: Sequence[Sample], options: Options, server: ServerWatc
     counts; and prompts are not fitted to what the server counts, as then two servers would get different ones.
     """
     good = [sample for sample in samples if not sample.error]
-    found: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     if any(sample.tokens for sample in good):
         by_server = sum(sample.output_tokens is not None for sample in good)
-        found["output_from"] = _source(by_server, len(good), "pieces of the streams")
+        counts["output_from"] = _source(by_server, len(good), "pieces of the streams")
     if not any(sample.prompt_tokens or sample.asked_prompt_tokens for sample in good):
-        return found
+        return counts
     by_server = sum(sample.prompt_tokens is not None for sample in good)
     known = all(sample.wanted_prompt_tokens is not None for sample in good if sample.prompt_tokens is None)
-    found["prompt_from"] = _source(by_server, len(good), "the tokenizer" if known else "nobody")
+    counts["prompt_from"] = _source(by_server, len(good), "the tokenizer" if known else "nobody")
     if (cached := _cached(server)) is not None:
-        found["prompt_cached"] = cached
+        counts["prompt_cached"] = cached
     both = [sample for sample in good if sample.asked_prompt_tokens and sample.prompt_tokens is not None]
     note = ""
     if both:
-        asked = statistics.fmean(sample.asked_prompt_tokens or 0 for sample in both)
+        requested = statistics.fmean(sample.asked_prompt_tokens or 0 for sample in both)
         counted = statistics.fmean(sample.prompt_tokens or 0 for sample in both)
-        found |= {"prompt_asked": round(asked, 1), "prompt_counted": round(counted, 1)}
-        if abs(counted - asked) > _CLEARLY * asked:
-            note = f"prompts had {counted:.0f} tokens on average as the server counts, {asked:.0f} were asked for"
+        counts |= {"prompt_asked": round(requested, 1), "prompt_counted": round(counted, 1)}
+        if abs(counted - requested) > _CLEARLY * requested:
+            note = f"prompts had {counted:.0f} tokens on average as the server counts, {requested:.0f} were asked for"
             note += _reason(options)
     elif by_server < len(good) and not known:
         note = "prompt tokens were not counted, so the total has output tokens only; --tokenizer counts them"
-    return found | ({"note": note} if note else {})
+    return counts | ({"note": note} if note else {})
 
 
 def cached_own(tokens: Mapping[str, Any], options: Options) -> float:
@@ -76,9 +76,9 @@ def cached_own(tokens: Mapping[str, Any], options: Options) -> float:
 
 def _cached(server: ServerWatch | None) -> float | None:
     counters = server.counters if server is not None else {}
-    for asked, found in _CACHE:
-        if counters.get(asked):
-            return round(counters.get(found, 0.0) / counters[asked], 3)
+    for queries, hits in _CACHE:
+        if counters.get(queries):
+            return round(counters.get(hits, 0.0) / counters[queries], 3)
     return None
 
 

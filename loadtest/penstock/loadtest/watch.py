@@ -98,8 +98,8 @@ def parse(text: str, model: str = "") -> Page:
 
 
 def _put(gauges: dict[str, float], name: str, labels: dict[str, str], value: float) -> None:
-    told = [labels[key] for key in _TELLING if key in labels]
-    key = f"{name}.{'.'.join(told)}" if told else name
+    names = [labels[key] for key in _TELLING if key in labels]
+    key = f"{name}.{'.'.join(names)}" if names else name
     if name.endswith(_SHARES):
         gauges[key] = max(gauges.get(key, 0.0), value)
     else:
@@ -137,15 +137,17 @@ class Gpus:
 
     def read(self) -> dict[str, float]:
         """By name: utilization in percent, used memory in bytes, power in watts."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for number, device in enumerate(self._devices):
             try:
-                found[f"gpu{number}_utilization_percent"] = float(self._nvml.nvmlDeviceGetUtilizationRates(device).gpu)
-                found[f"gpu{number}_memory_bytes"] = float(self._nvml.nvmlDeviceGetMemoryInfo(device).used)
-                found[f"gpu{number}_power_watts"] = self._nvml.nvmlDeviceGetPowerUsage(device) / 1e3
+                figures[f"gpu{number}_utilization_percent"] = float(
+                    self._nvml.nvmlDeviceGetUtilizationRates(device).gpu
+                )
+                figures[f"gpu{number}_memory_bytes"] = float(self._nvml.nvmlDeviceGetMemoryInfo(device).used)
+                figures[f"gpu{number}_power_watts"] = self._nvml.nvmlDeviceGetPowerUsage(device) / 1e3
             except Exception:  # what this one does not tell
                 continue
-        return found
+        return figures
 
 
 _EVERY_SECONDS = 1.0
@@ -184,9 +186,9 @@ class Watch:
             if page is not None:
                 self._url, self._first = url, page
                 break
-        given = self._options.load.metrics_url
-        if given not in (None, "none") and not self._url:
-            raise LoadTestError(f"metrics-url: {given} is no Prometheus page (text format)")
+        chosen = self._options.load.metrics_url
+        if chosen not in (None, "none") and not self._url:
+            raise LoadTestError(f"metrics-url: {chosen} is not a Prometheus page (text format)")
         self._listeners = listeners(_port(self._options.target)) if self._local else set()
         self._began, self._time_of_day = time.perf_counter(), time.time()
         self._busy, self._own = busy_cpu_seconds(), time.process_time()
@@ -288,16 +290,16 @@ def _append(series: dict[str, list[float]], values: dict[str, float], length: in
 
 
 def _candidates(options: Options) -> list[str]:
-    given = options.load.metrics_url
-    if given is not None:
-        return [] if given == "none" else [given if "//" in given else f"http://{given}"]
+    chosen = options.load.metrics_url
+    if chosen is not None:
+        return [] if chosen == "none" else [chosen if "//" in chosen else f"http://{chosen}"]
     url = options.target.url
     parts = urlsplit(url if "//" in url else f"http://{url}")
-    found = [f"{parts.scheme}://{parts.netloc}/metrics"]
+    urls = [f"{parts.scheme}://{parts.netloc}/metrics"]
     if parts.port in _ITS_NEIGHBOURS:
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        found.append(f"http://{host}:{_METRICS_PORT}/metrics")
-    return found
+        urls.append(f"http://{host}:{_METRICS_PORT}/metrics")
+    return urls
 
 
 def _port(target: Target) -> int:

@@ -59,11 +59,11 @@ def read_measured(paths: Sequence[str]) -> Measured:
     reports: list[Report] = []
     benches: list[EngineBench] = []
     for path in paths:
-        found = _read(path)
-        if isinstance(found, EngineBench):
-            benches.append(found)
+        measured = _read(path)
+        if isinstance(measured, EngineBench):
+            benches.append(measured)
         else:
-            reports += found
+            reports += measured
     for report in reports:
         if report.completed and not report.output_tokens:
             raise LoadTestError(f"measured: {report.command!r} got no tokens: {report.options.target.protocol}")
@@ -86,10 +86,12 @@ def _read(path: str) -> EngineBench | list[Report]:
             return [msgspec.convert(tree, Report)]
         if schema == "penstock-loadtest-sweep/1":
             return msgspec.convert(tree, SweepReport).reports
-        if schema is None and isinstance(tree, dict) and "decode" in tree:
+        if schema in (None, "penstock-bench-engine/1") and isinstance(tree, dict) and "decode" in tree:
             return msgspec.convert(tree, EngineBench)
     except msgspec.ValidationError as error:
         raise LoadTestError(f"measured: {path}: {error}") from None
+    if isinstance(schema, str) and schema.startswith(("penstock-loadtest", "penstock-bench-engine/")):
+        raise LoadTestError(f"measured: {path}: is of the schema {schema!r}, which another version has written")
     raise LoadTestError(
         f"measured: {path}: is neither a run nor a sweep of penstock loadtest --json, nor of penstock bench engine"
     )
@@ -109,7 +111,7 @@ def calibrate(engine: EngineOptions) -> Calibration:
     """Raises LoadTestError when nothing says how long steps take, and for files that cannot be used."""
     measured = read_measured(engine.measured)
     notes: list[str] = []
-    step, gateway_ms = _given(engine), engine.gateway_ms
+    step, gateway_ms = _by_flags(engine), engine.gateway_ms
     if step is None and measured.benches:
         step = of_benches(measured.benches)
     template = _template_tokens(measured.reports) if engine.template_tokens is None else engine.template_tokens
@@ -122,11 +124,11 @@ def calibrate(engine: EngineOptions) -> Calibration:
         step, gateway_ms = _fit(engine, measured.reports, template, notes)
     elif gateway_ms is None:
         gateway_ms = _gateway_ms(engine, step, measured.reports, template)
-    found = Calibration(step=step, gateway_ms=gateway_ms, template_tokens=template, notes=notes)
-    return replace(found, fit=_ratios(engine, found, measured.reports))
+    calibration = Calibration(step=step, gateway_ms=gateway_ms, template_tokens=template, notes=notes)
+    return replace(calibration, fit=_ratios(engine, calibration, measured.reports))
 
 
-def _given(engine: EngineOptions) -> StepModel | None:
+def _by_flags(engine: EngineOptions) -> StepModel | None:
     """By flags."""
     flags = (engine.sim_step_ms, engine.sim_prefill_us, engine.sim_sequence_us, engine.sim_attended_ns)
     if all(flag is None for flag in flags):
@@ -172,12 +174,12 @@ def _template_tokens(reports: Sequence[Report]) -> int:
     return max(0, round(fmean(added))) if added else 0
 
 
-def _simulated(engine: EngineOptions, found: Calibration, report: Report) -> Figures:
+def _simulated(engine: EngineOptions, calibration: Calibration, report: Report) -> Figures:
     """What a fleet of one such replica does under the report's load."""
     workload = replace(report.options.workload, token_ids=False)
     if not workload.dataset:
         workload = replace(workload, tokenizer=None)
-    simulation = Simulation(PlanOptions(engine=engine, workload=workload, load=report.options.load), found)
+    simulation = Simulation(PlanOptions(engine=engine, workload=workload, load=report.options.load), calibration)
     simulation.run()
     return simulation.figures()
 
@@ -189,8 +191,8 @@ def _gateway_ms(engine: EngineOptions, step: StepModel, reports: Sequence[Report
 
     def error(gateway_ms: float) -> float:
         if gateway_ms not in errors:
-            found = Calibration(step=step, gateway_ms=gateway_ms, template_tokens=template)
-            ratios = _ratios(engine, found, reports)
+            calibration = Calibration(step=step, gateway_ms=gateway_ms, template_tokens=template)
+            ratios = _ratios(engine, calibration, reports)
             errors[gateway_ms] = sum(log(ratio) ** 2 for path in _LATENCIES for ratio in ratios.get(path, ()))
         return errors[gateway_ms]
 
@@ -222,23 +224,23 @@ def _fit(engine: EngineOptions, reports: Sequence[Report], template: int, notes:
             "(penstock loadtest --sweep concurrency=1:32:x2), or give --sim-sequence-us"
         )
 
-    def found(logs: Vector) -> Calibration:
+    def of_terms(logs: Vector) -> Calibration:
         per_step, prefill, gateway, *sequence = (max(_LEAST, float(x)) for x in np.exp(logs))
         step = StepModel(per_step=per_step, per_prefill_token=prefill, per_sequence=sequence[0] if sequence else 0.0)
         gateway_ms = gateway if engine.gateway_ms is None else engine.gateway_ms
         return Calibration(step=step, gateway_ms=gateway_ms, template_tokens=template)
 
     def errors(logs: Vector) -> Vector:
-        ratios = _ratios(engine, found(logs), reports)
+        ratios = _ratios(engine, of_terms(logs), reports)
         return np.array([log(ratio) for path in _FITTED for ratio in ratios.get(path, ())])
 
-    best = found(minimize(errors, np.log(np.array(start))))
+    best = of_terms(minimize(errors, np.log(np.array(start))))
     return best.step, best.gateway_ms
 
 
-def _ratios(engine: EngineOptions, found: Calibration, reports: Sequence[Report]) -> dict[str, list[float]]:
+def _ratios(engine: EngineOptions, calibration: Calibration, reports: Sequence[Report]) -> dict[str, list[float]]:
     """Measured / simulated."""
-    simulated = [_simulated(engine, found, report) for report in reports]
+    simulated = [_simulated(engine, calibration, report) for report in reports]
     ratios: dict[str, list[float]] = {}
     for path in _FITTED:
         pairs = [(value(real, path), value(ours, path)) for real, ours in zip(reports, simulated, strict=True)]

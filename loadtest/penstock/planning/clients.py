@@ -113,9 +113,9 @@ class Clients:
         ended: Callable[[bool], None],
     ) -> None:
         """Sends one call of a session behind what was said before, and when it is answered the next one."""
-        wanted = session.calls[number]
-        tokens = with_template(history + token_ids(wanted, self._tokenizer), self._template_tokens)
-        flight = Flight(wanted.index, Prompt(tokens), wanted.output_tokens, due=self._events.now)
+        call = session.calls[number]
+        tokens = with_template(history + token_ids(call, self._tokenizer), self._template_tokens)
+        flight = Flight(call.index, Prompt(tokens), call.output_tokens, due=self._events.now)
         self.flights.append(flight)
 
         def over(*, failed: bool) -> None:
@@ -126,7 +126,7 @@ class Clients:
             if flight.error or number + 1 == len(session.calls) or self._is_late:
                 over(failed=bool(flight.error))
                 return
-            longer = [*tokens, *answer(wanted.output_tokens)]
+            longer = [*tokens, *answer(call.output_tokens)]
 
             def go_on() -> None:
                 if self._is_late:  # the load test's end has come while the client read the answer

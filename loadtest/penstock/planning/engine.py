@@ -163,11 +163,11 @@ class PlannedEngine:
     @property
     def totals(self) -> tuple[int, int, int]:
         """Prompt tokens found in the prefix cache, those looked up, and preemptions, of all its lives."""
-        found = EngineStats() if self._scheduler is None else self._scheduler.stats()
+        stats = EngineStats() if self._scheduler is None else self._scheduler.stats()
         return (
-            self._prefix_hits + found.prefix_hits,
-            self._prefix_queries + found.prefix_queries,
-            self._preemptions + found.preemptions,
+            self._prefix_hits + stats.prefix_hits,
+            self._prefix_queries + stats.prefix_queries,
+            self._preemptions + stats.preemptions,
         )
 
     @property
@@ -264,14 +264,14 @@ class PlannedEngine:
         scheduler = self._scheduler
         if scheduler is None or not self._equal_steps:
             return ()
-        found: list[tuple[float, float]] = []
+        ends: list[tuple[float, float]] = []
         oldest, end, now = scheduler.under_way[0], self._free_at, self._events.now + _ROUNDING
         seconds, growth = self._seconds(oldest), self._growth(oldest)
-        while len(found) < self._equal_steps and end + seconds <= now:
+        while len(ends) < self._equal_steps and end + seconds <= now:
             end += seconds
-            found.append((seconds, end))
+            ends.append((seconds, end))
             seconds += growth
-        return found
+        return ends
 
     def _end_of_current(self) -> float:
         """When the step ends that computes now, of equal ones."""
@@ -293,12 +293,12 @@ class PlannedEngine:
         scheduler = self._scheduler
         if scheduler is None or not steps:
             return
-        num_runs, seconds = len(scheduler.running.runs), [each for each, _ in steps]
+        num_runs, seconds = len(scheduler.running.runs), [duration for duration, _ in steps]
         scheduler.leap(seconds)
         self._equal_steps -= len(steps)
         self._collected(steps[-1][1], sum(seconds))
-        for each in seconds:
-            self._gaps.add(each, num_runs)
+        for duration in seconds:
+            self._gaps.add(duration, num_runs)
         self._deliver(scheduler, self._free_at, max(seconds))
 
     def _collect(self, scheduler: LeapingScheduler) -> None:

@@ -36,16 +36,16 @@ def summarize(
     """`flights` have ended. `gaps`: None where they are not known by themselves. `scale`: of each request that was
     simulated there were so many."""
     good = [flight for flight in flights if not flight.error]
-    found = [latencies(flight) for flight in good]
-    ttft = Distribution.of([value.ttft for value in found if value.ttft is not None])
-    e2e = Distribution.of([value.e2e for value in found])
+    measured = [latencies(flight) for flight in good]
+    ttft = Distribution.of([value.ttft for value in measured if value.ttft is not None])
+    e2e = Distribution.of([value.e2e for value in measured])
     output = round(scale * sum(flight.num_tokens for flight in good))
     prompt = round(scale * sum(flight.num_prompt_tokens for flight in good))
 
     def per_second(amount: float) -> float:
         return round(amount / seconds, 3) if seconds else 0.0
 
-    kept = sum(is_good(value, objectives) for value in found)
+    kept = sum(is_good(value, objectives) for value in measured)
     goodput = Goodput(
         objectives=list(objectives),
         good=round(scale * kept),
@@ -55,7 +55,7 @@ def summarize(
     return Figures(
         ttft_ms=ttft,
         itl_ms=None if gaps is None else distribution_of(gaps),
-        tpot_ms=Distribution.of([value.tpot for value in found if value.tpot is not None]),
+        tpot_ms=Distribution.of([value.tpot for value in measured if value.tpot is not None]),
         e2e_ms=e2e,
         latency_from="intended" if open_loop else "sent",
         from_send=FromSend(ttft_ms=ttft, e2e_ms=e2e),

@@ -41,7 +41,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 def parse_failures(texts: Sequence[str], replicas: int, zones: int) -> list[Failure]:
     """`replicas`: that there can be. Raises LoadTestError."""
-    found = []
+    failures = []
     for text in texts:
         match = _FORM.fullmatch(text.strip())
         if match is None:
@@ -50,8 +50,8 @@ def parse_failures(texts: Sequence[str], replicas: int, zones: int) -> list[Fail
         most = zones if kind == "zone" else replicas
         if int(number) >= most:
             raise LoadTestError(f"failure: {text!r}: there are {most} {kind}s, counted from 0")
-        found.append(Failure(kind, int(number), float(at), None if lasts is None else float(lasts)))
-    return found
+        failures.append(Failure(kind, int(number), float(at), None if lasts is None else float(lasts)))
+    return failures
 
 
 _STEP_TOKENS = 512
@@ -195,7 +195,7 @@ class Fleet:
         """Those that it hits die at once. `restart`: they are started again when they can be; else something else
         says how many there are to be. Returns the requests that they had, with the tokens that each had got."""
         of_zone = failure.kind == "zone"
-        hit = [each for each in self.replicas.values() if failure.number == (each.zone if of_zone else each.number)]
+        hit = [one for one in self.replicas.values() if failure.number == (one.zone if of_zone else one.number)]
         there = [replica for replica in hit if replica.state is not State.AWAY]
         for replica in hit:
             replica.lost = True
@@ -234,7 +234,7 @@ class Fleet:
                 replica.engine.catch_up()
 
     def paid_seconds(self) -> float:
-        """Of all replicas so far, those that are reckoned to be alike included."""
+        """Of all replicas so far, those that are assumed to be alike included."""
         now = self._events.now
         return self.scale * sum(
             replica.paid_seconds + (now - replica.since if replica.state is not State.AWAY else 0.0)

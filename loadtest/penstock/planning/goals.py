@@ -15,7 +15,7 @@ from penstock.planning.simulate import Simulation
 
 
 def fewest(enough: Callable[[int], bool], start: int, most: int) -> int | None:
-    """By doubling from `start`, then halving the interval; more are reckoned to be enough where fewer are. None: not
+    """By doubling from `start`, then halving the interval; more are assumed to be enough where fewer are. None: not
     even `most` are."""
     known: dict[int, bool] = {}
 
@@ -61,7 +61,7 @@ def slices(simulation: Simulation, bounds: Sequence[Bound]) -> list[Slice]:
     parts: dict[int, list[Flight]] = {}
     for flight in simulation.flights:
         parts.setdefault(int(flight.due / length), []).append(flight)
-    found = []
+    cuts = []
     for number in range(max(parts) + 1):
         flights = parts.get(number, [])
         figures = summarize(
@@ -74,7 +74,7 @@ def slices(simulation: Simulation, bounds: Sequence[Bound]) -> list[Slice]:
         )
         looks = [look for look in simulation.looks if number <= look.at / length < number + 1]
         serving = sum(look.serving for look in looks)
-        found.append(
+        cuts.append(
             Slice(
                 begin=number * length,
                 requests=figures.completed + figures.failed,
@@ -86,27 +86,27 @@ def slices(simulation: Simulation, bounds: Sequence[Bound]) -> list[Slice]:
                 over=_broken(figures, known) if flights else [],
             )
         )
-    return found
+    return cuts
 
 
 def _broken(figures: Figures, bounds: Sequence[Bound]) -> list[str]:
-    found = []
+    reasons = []
     for bound in bounds:
         lacks = bound.name.startswith("tpot") and figures.completed and figures.tpot_ms is None
         if not lacks and margin(figures, bound) > 1:
-            found.append(str(bound))
-    return found
+            reasons.append(str(bound))
+    return reasons
 
 
 def failure_reports(simulation: Simulation, parts: Sequence[Slice], bounds: Sequence[Bound]) -> list[FailureReport]:
     scale, length = simulation.fleet.scale, simulation.options.goals.slice
-    found = []
+    reports = []
     for failure, hit in simulation.hit.items():
         failed = sum(bool(flight.error) for flight in hit)
         resumed = sum(tokens > 0 and not flight.error for flight, tokens in hit.items())
         over = [part.begin + length for part in parts if part.over and part.begin + length > failure.at]
         before = any(part.over for part in parts if part.begin + length <= failure.at)
-        found.append(
+        reports.append(
             FailureReport(
                 what=str(failure),
                 at=failure.at,
@@ -117,4 +117,4 @@ def failure_reports(simulation: Simulation, parts: Sequence[Slice], bounds: Sequ
                 over_slo_s=None if before or not bounds else max(over) - failure.at if over else 0.0,
             )
         )
-    return found
+    return reports

@@ -53,8 +53,8 @@ class LeapingScheduler(Scheduler):
             computed = run.num_computed_tokens - depth
             if computed >= run.tables.next_publish:
                 self.kv.publish(run.tables, run.request.token_ids, computed)
-        for each in seconds:
-            self.budget.pace.observe(num_runs, attended, each)
+        for duration in seconds:
+            self.budget.pace.observe(num_runs, attended, duration)
             attended += num_runs
         for step in self.under_way:
             step.number += count

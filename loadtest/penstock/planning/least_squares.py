@@ -15,18 +15,18 @@ _DIFFERENCE = 0.05
 _GOOD_ENOUGH = 1e-4
 
 
-def nonnegative(matrix: Vector, wanted: Vector) -> list[float]:
+def nonnegative(matrix: Vector, target: Vector) -> list[float]:
     """x >= 0 with the least |matrix x - wanted|: terms that would be negative are left out, the worst first."""
     kept = list(range(matrix.shape[1]))
     while kept:
-        solution = np.linalg.lstsq(matrix[:, kept], wanted, rcond=None)[0]
+        solution = np.linalg.lstsq(matrix[:, kept], target, rcond=None)[0]
         if solution.min() >= 0:
             break
         kept.pop(int(solution.argmin()))
-    found = [0.0] * matrix.shape[1]
+    terms = [0.0] * matrix.shape[1]
     for index, term in zip(kept, solution if kept else (), strict=True):
-        found[index] = float(term)
-    return found
+        terms[index] = float(term)
+    return terms
 
 
 def minimize(errors: Callable[[Vector], Vector], start: Vector) -> Vector:

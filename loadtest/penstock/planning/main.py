@@ -111,9 +111,9 @@ def _misses(simulation: Simulation, bounds: Sequence[Bound]) -> list[str]:
 
 
 def _notes(simulation: Simulation) -> list[str]:
-    found, scale = [], simulation.fleet.scale
+    notes, scale = [], simulation.fleet.scale
     if scale > 1:
-        found.append(f"one gateway in {scale:.3g} was simulated; the others are reckoned to be alike")
+        notes.append(f"one gateway in {scale:.3g} was simulated; the others are assumed to be alike")
     missed = [failure for failure in simulation.failures if failure not in simulation.hit]
-    found += [f"{failure}: the run was over before" for failure in missed]
-    return found
+    notes += [f"{failure}: the run was over before" for failure in missed]
+    return notes

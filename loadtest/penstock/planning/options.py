@@ -70,7 +70,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The replicas, and who sends them what."""
+    """The replicas and their routing."""
 
     replicas: Annotated[Positive, Meta(description="how many there are, or with --find-replicas the first number")] = 1
     zones: Annotated[Positive, Meta(description="zones over which they are spread")] = 1
@@ -86,10 +86,10 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Count,
         Meta(
             description="simulate only so many gateways with their replicas and their share of the requests, and "
-            "reckon the rest to be alike; 0: all"
+            "assume that the rest behaves alike; 0: all"
         ),
     ] = 0
-    start_seconds: Annotated[Seconds, Meta(description="until a replica that is started, or again, serves")] = 60.0
+    start_seconds: Annotated[Seconds, Meta(description="seconds until a started or restarted replica serves")] = 60.0
     failure: Annotated[
         tuple[str, ...],
         Meta(
@@ -97,7 +97,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "after 60 s for 120 s; without the second number for good); may be repeated"
         ),
     ] = ()
-    price: Annotated[Amount, Meta(description="of a replica for an hour, in any currency; 0: no costs")] = 0.0
+    price: Annotated[Amount, Meta(description="price of a replica per hour, in any currency; 0: no costs")] = 0.0
 
 
 class ScalingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,18 +105,18 @@ class ScalingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     autoscale: Annotated[str | None, Meta(description="least and most replicas, as 2:8; default: none")] = None
     scale_queue: Annotated[
-        Annotated[float, Meta(gt=0)], Meta(description="waiting requests for each replica that are wanted at most")
+        Annotated[float, Meta(gt=0)], Meta(description="target: most waiting requests per replica")
     ] = 4.0
     scale_kv: Annotated[
-        Annotated[float, Meta(gt=0, le=1)], Meta(description="share of the KV cache in use that is wanted at most")
+        Annotated[float, Meta(gt=0, le=1)], Meta(description="target: highest used share of the KV cache")
     ] = 0.7
-    scale_interval: Annotated[_SomeSeconds, Meta(description="seconds between two looks")] = 15.0
-    scale_in_after: Annotated[Seconds, Meta(description="seconds for which fewer must have been enough")] = 600.0
-    scale_in_pause: Annotated[Seconds, Meta(description="seconds between two replicas that are taken away")] = 180.0
+    scale_interval: Annotated[_SomeSeconds, Meta(description="seconds between decisions")] = 15.0
+    scale_in_after: Annotated[Seconds, Meta(description="seconds for which fewer replicas must have sufficed")] = 600.0
+    scale_in_pause: Annotated[Seconds, Meta(description="seconds between removals of replicas")] = 180.0
 
 
 class GoalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the fleet has to reach."""
+    """Goals of the fleet."""
 
     slo: Annotated[
         tuple[str, ...],

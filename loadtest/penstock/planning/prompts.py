@@ -52,7 +52,7 @@ def sessions(workload: WorkloadOptions, load: LoadOptions) -> Sessions:
 
 
 def token_ids(call: Call, tokenizer: str | None) -> list[int]:
-    """Of the call's own prompt; a dataset's texts are counted, and reckoned to be all different."""
+    """Of the call's own prompt; a dataset's texts are counted, and assumed to be all different."""
     if isinstance(call.prompt, list) and all(isinstance(token, int) for token in call.prompt[:1]):
         return list(call.prompt)  # type: ignore[arg-type]
     counted = load_vocabulary(tokenizer or "").count(_text(call.prompt))

@@ -12,7 +12,7 @@ SCHEMA = "penstock-plan/1"
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replica is reckoned to be."""
+    """What one replica is assumed to be."""
 
     step: StepModel
     """Seconds."""
@@ -24,7 +24,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the replicas did. Those that were not simulated are reckoned to be alike."""
+    """What the replicas did. Those that were not simulated are assumed to be alike."""
 
     replicas_mean: float
     """That serve."""
@@ -86,7 +86,7 @@ class Bounded(msgspec.Struct, frozen=True, kw_only=True):
     bound: str
     held: bool
     margin: float
-    """Reckoned / allowed; above 1 it is broken."""
+    """Estimated / allowed; above 1 it is broken."""
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,11 +45,11 @@ class Autoscaler:
         settings = self._settings
         load = max(waiting / settings.scale_queue, kv_use / settings.scale_kv)
         near = current > 0 and abs(load / current - 1) <= _TOLERANCE
-        wanted = current if near else min(self.most, max(self.least, math.ceil(load)))
-        _keep(self._wanted, now, wanted, settings.scale_in_after)
+        replicas = current if near else min(self.most, max(self.least, math.ceil(load)))
+        _keep(self._wanted, now, replicas, settings.scale_in_after)
         _keep(self._numbers, now, current, _DOUBLING)
-        if wanted > current:
-            return min(wanted, max(self.least, 2 * min(number for _, number in self._numbers)))
+        if replicas > current:
+            return min(replicas, max(self.least, 2 * min(number for _, number in self._numbers)))
         enough = max(number for _, number in self._wanted)
         if enough < current and now - self._last_in >= settings.scale_in_pause:
             self._last_in = now

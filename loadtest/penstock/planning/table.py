@@ -87,7 +87,7 @@ def _goals(report: PlanReport) -> Iterator[str]:
     if report.slo:
         yield ""
         yield rows_of(
-            ("bound", "", "reckoned / allowed"),
+            ("bound", "", "estimated / allowed"),
             [(row.bound, "held" if row.held else "broken", number(row.margin)) for row in report.slo],
         )
         length = report.options.goals.slice

@@ -67,14 +67,17 @@ def test_no_context_is_named() -> None:
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"type": "yarn", "factor": "4"}, "RoPE factor of 4, which is no such factor"),
+        ({"type": "yarn", "factor": "4"}, "RoPE factor of 4, which is not a valid factor"),
         ({"type": "linear", "factor": -1}, "RoPE factor of -1"),
         ({"type": "linear", "factor": True}, "RoPE factor of True"),
         ({"type": "yarn", "factor": float("inf")}, "RoPE factor of inf"),
         ({"type": "yarn", "factor": float("nan")}, "RoPE factor of nan"),
         ({"type": "yarn", "factor": 1e6}, "make a context of 2048000000 tokens"),
-        ({"type": "yarn", "factor": 4, "original_max_position_embeddings": 1.5}, "=1.5, which is no number of tokens"),
-        ({"type": "yarn", "factor": 4, "original_max_position_embeddings": 1 << 60}, "which is no number of tokens"),
+        (
+            {"type": "yarn", "factor": 4, "original_max_position_embeddings": 1.5},
+            "=1.5, which is not a number of tokens",
+        ),
+        ({"type": "yarn", "factor": 4, "original_max_position_embeddings": 1 << 60}, "which is not a number of tokens"),
         ({"type": "longrope"}, "'longrope' needs 'original_max_position_embeddings'"),
     ],
 )

@@ -61,6 +61,7 @@ def test_what_is_kept(keep: Callable[..., Path]) -> None:
     [place] = crashes(folder)
     assert place.name.endswith("-engine-org-a-model-7")
     report = json.loads((place / "report.json").read_text())
+    assert report["schema"] == "penstock-crash/1"
     assert (report["name"], report["status"], report["signal"]) == ("org/a model", -9, "SIGKILL")
     assert report["settings"] == {"options": {"weights": "int8"}}
     assert report["versions"]["openvino"]
@@ -139,7 +140,7 @@ def test_a_full_disk_leaves_a_line_in_the_log_and_nothing_else(
     assert list(folder.iterdir()) == []
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert "nothing is kept of the end of engine m: [Errno 28] No space left" in record.getMessage()
+    assert "no crash report of engine m could be written: [Errno 28] No space left" in record.getMessage()
     monkeypatch.undo()
     assert len(crashes(keep())) == 1
 

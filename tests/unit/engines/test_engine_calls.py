@@ -72,7 +72,7 @@ async def test_an_engine_that_dies_ends_the_calls_and_keeps_what_is_loaded():
 
 async def test_unloading_without_an_engine_is_done_at_once():
     line = Line(old="/o")
-    await line.calls.unload_adapter("old", told=False)
+    await line.calls.unload_adapter("old", inform=False)
     assert line.sent == []
     assert line.calls.loaded == {}
 
@@ -80,7 +80,7 @@ async def test_unloading_without_an_engine_is_done_at_once():
 async def test_adapters_unloaded_while_an_engine_started_are_unloaded_there():
     line = Line(a="/a", b="/b")
     given = dict(line.calls.loaded)
-    await line.calls.unload_adapter("a", told=False)
+    await line.calls.unload_adapter("a", inform=False)
     line.calls.forget(given)
     assert line.sent == [UnloadAdapter(1, "a")]
 

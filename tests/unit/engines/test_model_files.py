@@ -49,7 +49,7 @@ def test_ends_in_the_settings(
 
 @pytest.mark.parametrize("value", ["2", 2.0, True, [[2]], {"id": 2}])
 def test_ends_that_are_no_ids(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="which is no token id"):
+    with pytest.raises(EngineError, match="which is not a token id"):
         eos_token_ids(write(tmp_path, {"config.json": {"eos_token_id": value}}), 100)
 
 

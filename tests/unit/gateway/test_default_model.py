@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,19 +12,18 @@ import pytest
 import support.pooling
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import Kind
 from penstock.gateway.models.language.adapters import Adapter, AdapterSet
 from penstock.gateway.models.language.dataplane import ServedModel
-from penstock.gateway.models.language.language_models import LanguageModels
-from penstock.gateway.models.language.models import LoadedModel, NameHolder
 from penstock.gateway.models.on_demand.on_demand import OnDemand
 from penstock.gateway.requests.access import ApiKeys, key_digest
-from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.requests.context import Principal
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.server.served_models import check_default_model
 from penstock.gateway.transports.http.settings import AppSettings
-from penstock.gateway.transports.http.text_models import TextModels
 from protocol.asgi_client import AsgiCall, call
-from protocol.fake_dataplane import INFO, FakeDataPlane, FakeModels
+from protocol.fake_dataplane import INFO, FakeDataPlane
 from support.dataplane import Setup
 
 HI = [{"role": "user", "content": "hi"}]
@@ -41,20 +39,8 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-class NamedModels(FakeModels):
-    def usable(self, may_use: Callable[[str], bool]) -> list[list[str]]:
-        return [[name] for name in self.by_name if may_use(name)]
-
-    def find(self, name: str, param: str = "model", context: RequestContext | None = None) -> NameHolder:
-        assert name in self.by_name
-        return NameHolder(cast("LoadedModel", SimpleNamespace(sleep=None, chat_template=None, names=(name,))))
-
-
 def plane(*names: str) -> FakeDataPlane:
-    models = tuple(ServedModel(name, "root", 0, INFO) for name in names)
-    dataplane = FakeDataPlane(models=models)
-    dataplane.models = NamedModels(models)
-    return dataplane
+    return FakeDataPlane(models=tuple(ServedModel(name, "root", 0, INFO) for name in names))
 
 
 def keys(*models: str) -> dict[str, Any]:
@@ -108,8 +94,8 @@ async def test_other_errors_of_such_a_request_stay_what_they_are() -> None:
         assert (answer.status, answer.json()["error"]["param"]) == (400, "model")
 
 
-class Upstream:
-    apis, created, root = ("chat",), 0, "far"
+class Far:
+    name, apis, gives_way = "far", ("chat",), False
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -121,14 +107,19 @@ class Upstream:
 
 
 async def test_models_of_other_servers_count() -> None:
-    others, far = TextModels(), Upstream()
-    others.by_name["far"] = cast("Any", far)
+    far, alone, both = Far(), plane(), plane("tiny")
+    for dataplane in (alone, both):
+        dataplane.models.add(cast("Any", far))
     chat = "/v1/chat/completions"
-    assert (await ask(plane(), chat, BODIES[chat], text_models=others)).status == 200
+    assert (await ask(alone, chat, BODIES[chat])).status == 200
     assert b'"model":"far"' in far.bodies[0]
-    assert (await ask(plane("tiny"), chat, BODIES[chat], text_models=others)).status == 400
-    text = await ask(plane("tiny"), "/v1/completions", BODIES["/v1/completions"], text_models=others)
+    refused = await ask(both, chat, BODIES[chat])
+    assert refused.status == 400
+    assert "model. This request can use 2 models" in refused.json()["error"]["message"]
+    text = await ask(both, "/v1/completions", BODIES["/v1/completions"])
     assert text.json()["model"] == "tiny"  # the other one answers chats alone
+    tokens = await ask(both, "/v1/messages/count_tokens", BODIES["/v1/messages/count_tokens"])
+    assert tokens.status == 200, "the other one has none to count here"
 
 
 async def test_embedding_models_have_a_default_of_their_own(tmp_path: Path) -> None:
@@ -149,24 +140,26 @@ async def test_embedding_models_have_a_default_of_their_own(tmp_path: Path) -> N
 def test_which_models_count(tmp_path: Path) -> None:
     model = Setup(tmp_path, SchedulerConfig(), 16).model
     model.adapters = AdapterSet([Adapter(name, name, tmp_path, 0) for name in ("x", "y")])
-    models = LanguageModels(on_demand=cast("OnDemand", SimpleNamespace(language_models=lambda: ["later"])))
+    models = Catalogue(
+        on_demand=cast("OnDemand", SimpleNamespace(generating_models=lambda: ["later"], is_upstream="later".__eq__))
+    )
     models.add(model)  # still loading
-    assert models.usable(lambda _: True) == [["later"], ["m", "alias", "x", "y"]]
-    assert models.usable({"alias", "x"}.__contains__) == [["alias", "x"]]
-    assert models.usable({"x", "y"}.__contains__) == [["x"], ["y"]]
-    assert models.usable({"later"}.__contains__) == [["later"]]
+    assert models.usable(Kind.CHAT, lambda _: True) == [["later"], ["m", "alias", "x", "y"]]
+    assert models.usable(Kind.TOKENS, lambda _: True) == [["m", "alias", "x", "y"]], "the other one is another server's"
+    assert models.usable(Kind.CHAT, {"alias", "x"}.__contains__) == [["alias", "x"]]
+    assert models.usable(Kind.CHAT, {"x", "y"}.__contains__) == [["x"], ["y"]]
+    assert models.usable(Kind.CHAT, {"later"}.__contains__) == [["later"]]
 
 
 @pytest.mark.parametrize(
     ("name", "repository", "is_known"),
-    [(None, False, True), ("m", False, True), ("vectors", False, True), ("no", False, False), ("no", True, True)],
+    [(None, False, True), ("m", False, True), ("embedder", False, True), ("no", False, False), ("no", True, True)],
 )
 def test_a_name_that_no_model_has_is_an_error_at_the_start(
     tmp_path: Path, name: str | None, repository: bool, is_known: bool
 ) -> None:
-    models = LanguageModels()
-    models.add(Setup(tmp_path, SchedulerConfig(), 16).model)
-    models.reserve("vectors", "It gives embeddings.")
+    models = support.pooling.Setup(tmp_path / "pooling").plane.models
+    models.add(Setup(tmp_path / "text", SchedulerConfig(), 16).model)
     with nullcontext() if is_known else pytest.raises(ConfigError, match="default-model: there is no model `no`"):
         check_default_model(name, models, has_repository=repository)
 

@@ -91,7 +91,10 @@ async def test_what_outlasts_the_grace_is_left_out(every: float | None) -> None:
     client = FakeClient()
     client.hold.clear()
     before = perf_counter()
-    run = Run(client, singles(3, every), concurrency=3, seconds=0.02, grace=0.02)
+    run = Run(client, singles(3, every), concurrency=3, grace=0.02)
+    while len(client.calls) < 3:
+        await asyncio.sleep(0.005)
+    run.driver.stop()
     samples = await run.end()
     assert [sample.error for sample in samples] == [INTERRUPTED] * 3
     assert all(before <= run.started + sample.sent < run.started + sample.ended for sample in samples)

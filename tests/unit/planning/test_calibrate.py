@@ -102,7 +102,13 @@ def test_terms_are_never_negative() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "not JSON"), ('{"schema": "other"}', "is neither"), ('{"decode": []}', "missing required field")],
+    [
+        ("{", "not JSON"),
+        ('{"schema": "other"}', "is neither"),
+        ('{"decode": []}', "missing required field"),
+        ('{"decode": [], "schema": "penstock-bench-engine/2"}', "which another version has written"),
+        ('{"schema": "penstock-loadtest/2"}', "which another version has written"),
+    ],
 )
 def test_files_of_other_kinds_are_refused(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "file.json"

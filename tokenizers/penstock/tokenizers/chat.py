@@ -90,18 +90,20 @@ class ChatTemplate:
     def by_name(self) -> dict[str, ChatTemplate]:
         """Itself as `default`, and `tool_use` and `rag` where the model has such."""
         named = {"default": self, "tool_use": self._tool_use, "rag": self._rag}
-        return {name: each for name, each in named.items() if each is not None}
+        return {name: template for name, template in named.items() if template is not None}
 
     @cached_property
     def variables(self) -> frozenset[str]:
         """The names that any of them reads without setting them first."""
-        return frozenset().union(*(each._own_variables for each in self.by_name.values()))
+        return frozenset().union(*(template._own_variables for template in self.by_name.values()))
 
     @cached_property
     def roles(self) -> frozenset[str]:
         """Roles of messages that it reads beside those of OpenAI's API, such as Granite's `document`; and ANY_ROLE
         where it writes whatever role a message has. To be read first when `needs` is."""
-        own = [each._own_roles | ({ANY_ROLE} if each._probed[1] else set()) for each in self.by_name.values()]
+        own = [
+            template._own_roles | ({ANY_ROLE} if template._probed[1] else set()) for template in self.by_name.values()
+        ]
         return frozenset().union(*own)
 
     def choose(
@@ -124,7 +126,7 @@ class ChatTemplate:
     @cached_property
     def _probed(self) -> tuple[TemplateNeeds, bool]:
         """`needs`, and whether it writes whatever role a message has."""
-        found = [(NO_NEEDS, False)]
+        probes = [(NO_NEEDS, False)]
 
         def work() -> None:
             form, with_tools = self.content_format, self._only_with_tools
@@ -135,16 +137,16 @@ class ChatTemplate:
                 shows_calls="tool_calls" in self.source,
                 with_tools=with_tools,
             )
-            found.append((needs, writes_any_role(self._write, form, needs, with_tools=with_tools)))
+            probes.append((needs, writes_any_role(self._write, form, needs, with_tools=with_tools)))
 
         with suppress(ChatTemplateError):  # it is too slow
             _run(work, PROBE_TIME_LIMIT, _PROBE_OUTPUT_LIMIT)
-        return found[-1]
+        return probes[-1]
 
     def _write(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         """In the thread of `_run`."""
-        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
-        return self._generate({**self._special_tokens, **given}, _PROBE_OUTPUT_LIMIT)
+        variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+        return self._generate({**self._special_tokens, **variables}, _PROBE_OUTPUT_LIMIT)
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """`normalize_messages` in the form that this template needs."""
@@ -170,10 +172,10 @@ class ChatTemplate:
         check_kwargs(extra or {})
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other")
-        given = {**(extra or {}), "messages": messages, "tools": tools, "documents": documents}
+        names = {**(extra or {}), "messages": messages, "tools": tools, "documents": documents}
         variables: dict[str, Any] = {
             **self._special_tokens,
-            **_plain_variables(given),
+            **_plain_variables(names),
             "add_generation_prompt": add_generation_prompt,
         }
         mark = _mark_final_message(variables["messages"]) if continue_final_message else None
@@ -199,13 +201,13 @@ def _roles(tree: nodes.Template) -> frozenset[str]:
     """Those that a template compares a message's role with. One that writes whatever role it gets reads none by that.
     What it takes for a system message is left out: those have a place and a form of their own (`normalize_messages`).
     """
-    found: set[str] = set()
+    roles: set[str] = set()
     for compared in tree.find_all(nodes.Compare):
         sides = [compared.expr, *(operand.expr for operand in compared.ops)]
         if any(map(_is_role, sides)):
             names = {const.value for side in sides for const in _constants(side) if isinstance(const.value, str)}
-            found |= names if "system" not in names else set()
-    return frozenset(found - _COMMON_ROLES)
+            roles |= names if "system" not in names else set()
+    return frozenset(roles - _COMMON_ROLES)
 
 
 def _is_role(node: nodes.Node) -> bool:

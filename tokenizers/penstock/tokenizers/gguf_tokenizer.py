@@ -93,7 +93,7 @@ def _named_ends(metadata: Mapping[str, Any], count: int) -> Iterator[int]:
 
 
 def _no_ends(ids: Mapping[str, int]) -> Iterator[str]:
-    return (text for others, text in _NO_ENDS if text in ids and others <= ids.keys())
+    return (text for needed, text in _NO_ENDS if text in ids and needed <= ids.keys())
 
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -218,7 +218,7 @@ def byte_level_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary) ->
     tokenizer = Tokenizer(model)
     if name in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
-    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in _SPLITS[name]]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[name]]
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, words])
     tokenizer.decoder = decoders.ByteLevel()
@@ -307,7 +307,8 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
     )
     begins, ends = _around(metadata, kind)
     before, after = (
-        _text_of(metadata, vocabulary, role) if wanted else None for role, wanted in (("bos", begins), ("eos", ends))
+        _text_of(metadata, vocabulary, role) if is_added else None
+        for role, is_added in (("bos", begins), ("eos", ends))
     )
     if before or after:
         around = [(text, vocabulary.ids[text]) for text in (before, after) if text]
@@ -320,17 +321,17 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
 def tokenizer_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Special tokens by role, and chat templates."""
     vocabulary = read_vocabulary(metadata)
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for role, name in _ROLES.items():
         text = _text_of(metadata, vocabulary, role)
         if text is not None:
-            found[name] = text
+            config[name] = text
     found_names = metadata.get("tokenizer.chat_templates")
     names = found_names if isinstance(found_names, list) else []
     templates = {str(name): metadata.get(f"tokenizer.chat_template.{name}") for name in names}
     templates["default"] = metadata.get("tokenizer.chat_template")
-    given = [{"name": name, "template": text} for name, text in templates.items() if isinstance(text, str)]
-    return found | ({"chat_template": given} if given else {})
+    named = [{"name": name, "template": text} for name, text in templates.items() if isinstance(text, str)]
+    return config | ({"chat_template": named} if named else {})
 
 
 def end_token_ids_of(metadata: Mapping[str, Any]) -> list[int]:

@@ -38,7 +38,7 @@ class TextTemplate:
 
     @property
     def num_specials(self) -> int:
-        return sum(len(each.ids) for each in self.specials)
+        return sum(len(special.ids) for special in self.specials)
 
     def join(self, texts: Sequence[Sequence[int]], most: int | None = None, *, cut_start: bool = False) -> JoinedText:
         """`texts`: token ids without special tokens, one or two as the template has. With `most`, the longer text loses
@@ -134,7 +134,7 @@ def find_fill_in_middle(id_of: Callable[[str], int | None], begin: tuple[int, ..
     for one in _FORMATS:
         prefix, suffix, middle = id_of(one.prefix), id_of(one.suffix), id_of(one.middle) if one.middle else None
         if prefix is not None and suffix is not None and (middle is not None or not one.middle):
-            ends = frozenset(found for end in one.ends if (found := id_of(end)) is not None)
+            ends = frozenset(token_id for end in one.ends if (token_id := id_of(end)) is not None)
             return FillInMiddle(prefix, suffix, middle, ends, begin)
     return None
 

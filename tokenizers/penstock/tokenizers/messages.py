@@ -112,7 +112,7 @@ class TemplateNeeds:
 
     def __str__(self) -> str:
         """In words; empty without needs."""
-        return "; ".join(each.metadata["text"] for each in fields(self) if getattr(self, each.name))
+        return "; ".join(need.metadata["text"] for need in fields(self) if getattr(self, need.name))
 
 
 NO_NEEDS = TemplateNeeds()
@@ -233,9 +233,9 @@ def _set_empty_content(message: dict[str, Any], needs: TemplateNeeds) -> None:
         message.setdefault("content", "")
 
 
-def _short_id(given: object) -> str:
+def _short_id(value: object) -> str:
     """Always the same for one id, so that calls and their results still fit each other."""
-    text = str(given)
+    text = str(value)
     if len(text) == _SHORT_ID and text.isascii() and text.isalnum():
         return text
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_SHORT_ID]
@@ -249,7 +249,7 @@ def _rearranged(messages: Messages, needs: TemplateNeeds) -> Messages:
     if needs.single_calls:
         messages = _calls_one_by_one(messages, needs)
     if needs.calls_apart:
-        messages = [each for message in messages for each in _text_and_calls(message, needs)]
+        messages = [part for message in messages for part in _text_and_calls(message, needs)]
     messages = _with_missing_turns(_joined_neighbours(_placed_systems(messages, needs), needs), needs)
     if needs.content_parts:
         messages = [_with_content_parts(message) for message in messages]
@@ -269,8 +269,8 @@ def _with_named_ids(messages: Messages) -> Messages:
             message["tool_calls"] = calls
             number += len(calls)
         if "tool_call_id" in message:
-            given = str(message["tool_call_id"])
-            message["tool_call_id"] = ids.get(given, given)
+            call_id = str(message["tool_call_id"])
+            message["tool_call_id"] = ids.get(call_id, call_id)
         result.append(message)
     return result
 
@@ -389,8 +389,8 @@ def _joined(turn: Messages) -> dict[str, Any]:
     """One message. All are joined at once: a body can hold very many, and each `+` would copy all before it."""
     if len(turn) == 1:
         return turn[0]
-    first, *others = turn
-    joined = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    first, *rest = turn
+    joined = {key: value for key, value in first.items() if all(other.get(key) == value for other in rest)}
     joined["content"] = _joined_content([message["content"] for message in turn if message.get("content")])
     for name in _REASONING:
         texts = [message[name] for message in turn if message.get(name)]

@@ -36,7 +36,7 @@ def check_schema_bounds(kind: str, text: str) -> None:
 def _check_divisors(text: str) -> None:
     """Raises ValueError where the numbers that values have to be multiples of are too large together: several may hold
     for one value, which then is a multiple of all."""
-    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+    plain = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
     together = 1
     for number in set(_MULTIPLE.findall(plain)):
         together = math.lcm(together, _coefficient(number))
@@ -72,13 +72,13 @@ def _check_item_counts(kind: str, text: str) -> None:
 
 
 def _num_items(node: Any) -> float:
-    found, left = 0.0, [node]
+    total, left = 0.0, [node]
     while left:
         node = left.pop()
         if isinstance(node, Mapping):
             counts = (node.get("minItems"), node.get("maxItems"))
-            found += sum(max(0, count) for count in counts if isinstance(count, int | float))
+            total += sum(max(0, count) for count in counts if isinstance(count, int | float))
             left += node.values()
         elif isinstance(node, list):
             left += node
-    return found
+    return total

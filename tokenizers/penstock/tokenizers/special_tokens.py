@@ -81,12 +81,12 @@ class Finder:
     def marked(self, text: str, mark: str) -> str:
         """`text` with a `mark` inside each token's text. White space around it stays outside of marks: templates trim
         what they are given."""
-        found = self._whole.sub(lambda match: match[0] + mark, text)
+        replaced = self._whole.sub(lambda match: match[0] + mark, text)
         if not self._is_part(text):
-            return found
-        bare = found.strip()
-        at = found.index(bare)
-        return f"{found[:at]}{mark}{bare}{mark}{found[at + len(bare) :]}"
+            return replaced
+        bare = replaced.strip()
+        at = replaced.index(bare)
+        return f"{replaced[:at]}{mark}{bare}{mark}{replaced[at + len(bare) :]}"
 
     def _finds_normal(self, text: str) -> bool:
         assert self._normalize is not None
@@ -174,12 +174,12 @@ class SealedTokenizer:
 
     def _new_ids(self, added: Mapping[int, tokenizers.AddedToken]) -> dict[int, int]:
         """The model's id for each token that has another one here."""
-        found = {}
+        ids = {}
         for i, token in added.items():
             here = self._backend.token_to_id(self._names.get(token.content, token.content))
             if here is not None and here != i:
-                found[here] = i
-        return found
+                ids[here] = i
+        return ids
 
     def _find_spellings(self, backend: tokenizers.Tokenizer, guarded: Mapping[str, int]) -> dict[int, list[int]]:
         """A few models make guarded tokens of ordinary text by themselves: they have them in their vocabulary as
@@ -249,7 +249,7 @@ class SpecialTextGuard:
         self._foreign = Finder(foreign, normalize) if foreign else None
         self._sealed: SealedTokenizer | None = None
 
-    def finds(self, messages: Sequence[Mapping[str, Any]], *others: Any) -> bool:
+    def finds(self, messages: Sequence[Mapping[str, Any]], *values: Any) -> bool:
         """Whether any of the strings may be taken for a special token: if not, nothing else is to be done."""
         if self._all is None:
             return False
@@ -258,7 +258,7 @@ class SpecialTextGuard:
         for message in messages:
             for key, value in message.items():
                 _collect(value, foreign_texts if _is_answer(message, key) else all_texts)
-        _collect(others, all_texts)
+        _collect(values, all_texts)
         return self._all.finds(all_texts) or (self._foreign is not None and self._foreign.finds(foreign_texts))
 
     def choose_mark(self, *values: Any) -> str:
@@ -310,12 +310,12 @@ def _collect(value: Any, texts: list[str]) -> None:
     if isinstance(value, str):
         texts.append(value)
     elif isinstance(value, dict):
-        for key, each in value.items():
+        for key, item in value.items():
             texts.append(key)
-            _collect(each, texts)
+            _collect(item, texts)
     elif isinstance(value, list | tuple):
-        for each in value:
-            _collect(each, texts)
+        for item in value:
+            _collect(item, texts)
 
 
 def _marked(finder: Finder | None, value: Any, mark: str) -> Any:
@@ -324,9 +324,9 @@ def _marked(finder: Finder | None, value: Any, mark: str) -> Any:
     if isinstance(value, str):
         return finder.marked(value, mark)
     if isinstance(value, dict):
-        return {finder.marked(key, mark): _marked(finder, each, mark) for key, each in value.items()}
+        return {finder.marked(key, mark): _marked(finder, item, mark) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_marked(finder, each, mark) for each in value]
+        return [_marked(finder, item, mark) for item in value]
     return value
 
 

@@ -67,8 +67,8 @@ _UNKNOWN: dict[str, _State] = {}
 def _any_of(chars: Iterable[str]) -> re.Pattern[str]:
     """Finds the characters. If one of them is beyond U+FFFF, it finds all that are: `re` would compare each character
     of a text with every one of those; the others it looks up."""
-    found = {re.escape(char) if char <= "\uffff" else "\U00010000-\U0010ffff" for char in chars}
-    return re.compile(f"[{''.join(found)}]")
+    escaped = {re.escape(char) if char <= "\uffff" else "\U00010000-\U0010ffff" for char in chars}
+    return re.compile(f"[{''.join(escaped)}]")
 
 
 class StopStrings:

@@ -92,8 +92,8 @@ def _byte_level_table(tokens: dict[int, str]) -> TokenTable:
 def byte_alphabet() -> dict[str, int]:
     """The printable character that stands for each byte in byte-level BPE vocabularies (defined by GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(rest)}
 
 
 def _metaspace_table(step: dict[str, Any], tokens: dict[int, str]) -> TokenTable:

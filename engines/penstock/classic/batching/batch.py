@@ -209,19 +209,19 @@ class ExecBatch:
         calls, signature = self.calls, self._signature
         first = calls[0].request.inputs
         if len(calls) == 1:
-            found = {name: tensor.array for name, tensor in first.items()}
+            arrays = {name: tensor.array for name, tensor in first.items()}
         else:
-            found = {name: np.concatenate([call.request.inputs[name].array for call in calls]) for name in first}
+            arrays = {name: np.concatenate([call.request.inputs[name].array for call in calls]) for name in first}
         if signature.reshapes_inputs:
-            found = {name: signature.to_model(name, array) for name, array in found.items()}
+            arrays = {name: signature.to_model(name, array) for name, array in arrays.items()}
         self.input_end_ns = monotonic_ns()
-        return found
+        return arrays
 
     def scatter(self, outputs: Mapping[str, Array]) -> None:
         self.output_start_ns = monotonic_ns()
         signature = self._signature
-        wanted = self._wanted()
-        ready = {name: self._checked(signature.outputs[name], outputs.get(name), self.size) for name in wanted}
+        names = self._requested_outputs()
+        ready = {name: self._checked(signature.outputs[name], outputs.get(name), self.size) for name in names}
         if signature.states:
             self._keep_states(outputs)
         single = not signature.batched or len(self.calls) == 1
@@ -229,7 +229,7 @@ class ExecBatch:
         for call in self.calls:
             stop = start + call.size
             tensors = []
-            for name in call.request.outputs or wanted:
+            for name in call.request.outputs or names:
                 datatype, array = ready[name]
                 tensors.append(Tensor(name, datatype, array if single else array[start:stop]))
             if not call.answered:
@@ -276,8 +276,8 @@ class ExecBatch:
         not know. Raises ValueError when none is of the configuration's, or one does not fit its `reshape`."""
         signature = self._signature
         if signature.outputs and not any(tensor.name in signature.outputs for tensor in outputs):
-            given, known = (", ".join(map(repr, names)) for names in ([t.name for t in outputs], signature.outputs))
-            raise ValueError(f"the model answered with {given}; the outputs of its configuration are {known}")
+            actual, known = (", ".join(map(repr, names)) for names in ([t.name for t in outputs], signature.outputs))
+            raise ValueError(f"the model answered with {actual}; the outputs of its configuration are {known}")
         if call.request.outputs:
             by_name = {tensor.name: tensor for tensor in outputs}
             outputs = [by_name[name] for name in call.request.outputs if name in by_name]
@@ -372,7 +372,7 @@ class ExecBatch:
         trace.mark("COMPUTE_OUTPUT_START", self.output_start_ns or now)
         trace.mark("COMPUTE_END", self.end_ns or now)
 
-    def _wanted(self) -> Iterable[str]:
+    def _requested_outputs(self) -> Iterable[str]:
         """The outputs that some call asks for."""
         if not all(call.request.outputs for call in self.calls):
             return self._signature.outputs

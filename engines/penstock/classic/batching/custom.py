@@ -50,18 +50,18 @@ def find_strategy(config: ModelConfig, model_folder: Path, version_folder: Path)
         raise InvalidRequestError(f"{PARAMETER} of {config.name} has unprintable characters")
     if named is not None and named.endswith(".py"):
         check_file_name(PARAMETER, named)
-        found: Path | None = model_folder / named
+        path: Path | None = model_folder / named
         if not (model_folder / named).is_file():
             raise InvalidRequestError(f"{PARAMETER} of {config.name}: there is no file '{named}' in the model's folder")
     else:
-        found = _first(FILENAME, version_folder, model_folder)
+        path = _first(FILENAME, version_folder, model_folder)
         library = named or _first(LIBRARY, version_folder, model_folder)
         # A library that is only there Triton asks about dynamic batches, and about nothing else.
-        if found is None and (named is not None or (library and config.HasField("dynamic_batching"))):
+        if path is None and (named is not None or (library and config.HasField("dynamic_batching"))):
             raise UnsupportedError(_NO_LIBRARY.format(model=config.name, library=named or LIBRARY), param="parameters")
-    if found is not None and (not config.HasField("dynamic_batching") or config.max_batch_size < 1):
-        raise InvalidRequestError(f"{found.name} needs dynamic_batching and max_batch_size for {config.name}")
-    return found
+    if path is not None and (not config.HasField("dynamic_batching") or config.max_batch_size < 1):
+        raise InvalidRequestError(f"{path.name} needs dynamic_batching and max_batch_size for {config.name}")
+    return path
 
 
 def _first(name: str, *folders: Path) -> Path | None:
@@ -107,7 +107,7 @@ class CustomStrategy:
                 self._started = True
             return bool(self._include(self._batch, request))
         except BaseException as error:
-            raise StrategyError(f"the custom batching of model '{self._model}' failed: {_told(error)}") from error
+            raise StrategyError(f"the custom batching of model '{self._model}' failed: {_message(error)}") from error
 
     def end(self) -> None:
         """The batch is formed. It may be dropped, and its requests asked about again."""
@@ -143,7 +143,7 @@ def load_strategy(context: ModelContext) -> CustomStrategy | None:
     except BaseException as error:
         sys.modules.pop(name, None)
         logger.exception("%s of model '%s' cannot be loaded", path.name, config.name)
-        raise ValueError(f"{path.name} of model '{config.name}' cannot be loaded: {_told(error)}") from error
+        raise ValueError(f"{path.name} of model '{config.name}' cannot be loaded: {_message(error)}") from error
     logger.info("model '%s' has custom batching (%s)", config.name, path.name)
     return strategy
 
@@ -156,7 +156,7 @@ def _class(path: Path, name: str) -> Any:
         raise TypeError(f"it has no class {CLASS}") from None
 
 
-def _told(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """What callers are told of it: nothing that names files of the server, and no more than a line's length."""
     try:
         text = error.strerror or "" if isinstance(error, OSError) else str(error)

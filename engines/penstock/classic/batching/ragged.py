@@ -73,14 +73,14 @@ def ragged_layout(config: ModelConfig) -> RaggedLayout | None:
     """None for a configuration that has none of the three fields."""
     generated = tuple(
         GeneratedInput(
-            kind=BatchInput.Kind.Name(each.kind),
-            targets=tuple(each.target_name),
-            source=each.source_input[0],
-            dtype=NUMPY_TYPES[datatype_name(each.data_type)],
+            kind=BatchInput.Kind.Name(entry.kind),
+            targets=tuple(entry.target_name),
+            source=entry.source_input[0],
+            dtype=NUMPY_TYPES[datatype_name(entry.data_type)],
         )
-        for each in config.batch_input
+        for entry in config.batch_input
     )
-    scattered = {name: each.source_input[0] for each in config.batch_output for name in each.target_name}
+    scattered = {name: entry.source_input[0] for entry in config.batch_output for name in entry.target_name}
     ragged = any(tensor.allow_ragged_batch for tensor in config.input)
     return RaggedLayout(generated, scattered) if ragged or generated or scattered else None
 
@@ -91,11 +91,11 @@ def generated_inputs(config: ModelConfig) -> list[ModelInput]:
     return [
         ModelInput(
             name=name,
-            data_type=each.data_type,
-            dims=[-1, -1] if each.kind == BatchInput.BATCH_ITEM_SHAPE else [-1],
+            data_type=entry.data_type,
+            dims=[-1, -1] if entry.kind == BatchInput.BATCH_ITEM_SHAPE else [-1],
         )
-        for each in config.batch_input
-        for name in each.target_name
+        for entry in config.batch_input
+        for name in entry.target_name
     ]
 
 
@@ -111,14 +111,14 @@ class RaggedBatch(ExecBatch):
 
     def gather(self) -> dict[str, Array]:
         ragged = self._signature.ragged
-        found = {
+        arrays = {
             name: self._flat(name) if name in ragged else self._stacked(name) for name in self.calls[0].request.inputs
         }
-        for each in self._layout.generated:
-            values = each.values(self._source_shapes(each.source))
-            found.update(dict.fromkeys(each.targets, values))
+        for generated in self._layout.generated:
+            values = generated.values(self._source_shapes(generated.source))
+            arrays.update(dict.fromkeys(generated.targets, values))
         self.input_end_ns = monotonic_ns()
-        return found
+        return arrays
 
     def _arrays(self, name: str) -> list[Array]:
         return [call.request.inputs[name].array for call in self.calls]
@@ -143,14 +143,14 @@ class RaggedBatch(ExecBatch):
             super().scatter(outputs)
             return
         self.output_start_ns = monotonic_ns()
-        wanted = self._wanted()
-        parts = {name: self._parts(name, outputs.get(name)) for name in wanted}
+        names = self._requested_outputs()
+        parts = {name: self._parts(name, outputs.get(name)) for name in names}
         if self._signature.states:
             self._keep_states(outputs)
         for number, call in enumerate(self.calls):
             if not call.answered:
                 call.sent = call.answered = True
-                self._emit(call, InferResponse([parts[name][number] for name in call.request.outputs or wanted]))
+                self._emit(call, InferResponse([parts[name][number] for name in call.request.outputs or names]))
 
     def _parts(self, name: str, array: Array | None) -> list[Tensor]:
         """An output of each request. Raises ValueError."""

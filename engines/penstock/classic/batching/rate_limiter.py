@@ -163,9 +163,9 @@ class RateLimiter:
                     f'Resource "{name}" is present as both global and device-specific resource in the model '
                     "configuration."
                 )
-        self._limits = self._given(limits) if self._amounts else limits
+        self._limits = self._amounts_for(limits) if self._amounts else limits
 
-    def _given(self, needed: Mapping[Resource, int]) -> dict[Resource, int]:
+    def _amounts_for(self, needed: Mapping[Resource, int]) -> dict[Resource, int]:
         limits = {}
         for (device, name), least in needed.items():
             devices = {one for one, _ in self._amounts} if device == GLOBAL else {device, ANY_DEVICE}

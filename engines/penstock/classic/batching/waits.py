@@ -68,12 +68,12 @@ def is_stuck(queue: Places) -> bool:
     """Whether nothing in this queue can ever be executed. Of all that it could depend on, what can move is taken away,
     until the rest only waits for itself."""
     rest: set[Wait] = {queue}
-    found: list[Wait] = [queue]
-    while found:
-        one = found.pop()
+    waits: list[Wait] = [queue]
+    while waits:
+        one = waits.pop()
         new = {*(one.blocked if isinstance(one, Places) else one.waits.values())} - rest
         rest |= new
-        found += new
+        waits += new
     while free := {one for one in rest if one.moves(rest)}:
         rest -= free
     return queue in rest

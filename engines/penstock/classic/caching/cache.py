@@ -21,17 +21,19 @@ class CachedResponse:
     @classmethod
     def of(cls, response: InferResponse) -> CachedResponse:
         """A copy: outputs of a batch are views, which would keep the whole batch in memory."""
-        outputs = tuple(Tensor(each.name, each.datatype, _read_only(each.array)) for each in response.outputs or ())
+        outputs = tuple(
+            Tensor(tensor.name, tensor.datatype, _read_only(tensor.array)) for tensor in response.outputs or ()
+        )
         return cls(outputs, dict(response.parameters))
 
     def response(self) -> InferResponse:
-        outputs = [Tensor(each.name, each.datatype, each.array) for each in self.outputs]
+        outputs = [Tensor(tensor.name, tensor.datatype, tensor.array) for tensor in self.outputs]
         return InferResponse(outputs, dict(self.parameters))
 
     @property
     def byte_size(self) -> int:
         """What it takes in memory, about."""
-        return _OVERHEAD + sum(tensor_bytes(each) for each in self.outputs)
+        return _OVERHEAD + sum(tensor_bytes(tensor) for tensor in self.outputs)
 
 
 @dataclass(slots=True)
@@ -112,12 +114,12 @@ class LocalCache:
         started = monotonic_ns()
         counters = self.counters
         counters.lookups += 1
-        found = self._entries.get(key)
-        if found is not None:
+        entry = self._entries.get(key)
+        if entry is not None:
             self._entries.move_to_end(key)
             counters.hits += 1
         counters.lookup_ns += monotonic_ns() - started
-        return found[0] if found is not None else None
+        return entry[0] if entry is not None else None
 
     async def insert(self, key: bytes, response: CachedResponse) -> None:
         """Replaces what is there under this key."""
@@ -137,7 +139,7 @@ class LocalCache:
         self._entries.clear()
 
     def _remove(self, key: bytes) -> None:
-        found = self._entries.pop(key, None)
-        if found is not None:
-            self.counters.used -= found[1]
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.counters.used -= entry[1]
             self.counters.entries -= 1

@@ -130,11 +130,11 @@ class CachedModel(SaysReady):
             return await self._model.infer(request)
         started = monotonic_ns()
         key = await self._key(request)
-        found = await self._cache.lookup(key)
+        cached = await self._cache.lookup(key)
         looked_up = monotonic_ns()
-        if found is not None:
+        if cached is not None:
             self.statistics.answered_from_cache(looked_up - started)
-            return found.response()
+            return cached.response()
         response = await self._model.infer(request)
         inserting = monotonic_ns()
         await self._cache.insert(key, await _copied(response))
@@ -167,7 +167,7 @@ async def _copied(response: InferResponse) -> CachedResponse:
 
 def _are_large(tensors: Collection[Tensor]) -> bool:
     """Texts are only counted where there are few of them."""
-    return any(each.array.nbytes >= _LARGE for each in tensors) or sum(map(tensor_bytes, tensors)) >= _LARGE
+    return any(tensor.array.nbytes >= _LARGE for tensor in tensors) or sum(map(tensor_bytes, tensors)) >= _LARGE
 
 
 class EnsembleIdentity:
@@ -184,6 +184,6 @@ class EnsembleIdentity:
     def _parts(self, model: InferModel) -> list[bytes]:
         parts = [self._known.setdefault(model, uuid4().bytes)]
         if isinstance(model, EnsembleModel):
-            for each in model.step_models().values():
-                parts += self._parts(uncached(each))
+            for part in model.step_models().values():
+                parts += self._parts(uncached(part))
         return parts

@@ -105,7 +105,9 @@ class RedisCache:
 
 
 def _encode(response: CachedResponse) -> bytes:
-    outputs = [(each.name, each.datatype, list(each.array.shape), to_buffer(each)) for each in response.outputs]
+    outputs = [
+        (tensor.name, tensor.datatype, list(tensor.array.shape), to_buffer(tensor)) for tensor in response.outputs
+    ]
     return msgspec.msgpack.encode((response.parameters, outputs))
 
 

@@ -1,4 +1,4 @@
-"""Triton's `dali` backend: serialized pipelines. docs/backends.md says what of it there is."""
+"""Triton's `dali` backend: serialized pipelines. docs/builtin_backends.md lists what it supports."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class DaliInstance(BackendInstance):
         if self._split or any(isinstance(samples, list) for samples in outputs.values()):
             self._answer_one_by_one(batch.calls, outputs)
         else:
-            batch.scatter({name: np.asarray(found) if self._batched else found[0] for name, found in outputs.items()})
+            batch.scatter({name: np.asarray(parts) if self._batched else parts[0] for name, parts in outputs.items()})
 
     def _samples(self, name: str, array: Array) -> Samples:
         if name in self._encoded:
@@ -153,8 +153,8 @@ class DaliInstance(BackendInstance):
         try:
             for name, samples in feed.items():
                 self._pipeline.feed_input(name, samples)
-            found = self._pipeline.run()
-            return {name: self._output(name, tensors) for name, tensors in zip(self._outputs, found, strict=True)}
+            results = self._pipeline.run()
+            return {name: self._output(name, tensors) for name, tensors in zip(self._outputs, results, strict=True)}
         except PenstockError:
             raise
         except Exception as error:
@@ -172,13 +172,13 @@ class DaliInstance(BackendInstance):
         """Copies: the next run writes to the same memory."""
         tensors = tensors.as_cpu()
         if tensors.is_dense_tensor():
-            found: Samples = np.array(tensors.as_array())
+            samples: Samples = np.array(tensors.as_array())
         else:
-            found = [np.array(tensors.at(place)) for place in range(len(tensors))]
-        wanted, dtype = self._outputs[name], found[0].dtype
-        if dtype != NUMPY_TYPES[wanted]:
-            raise EngineError(f"output '{name}' of model '{self._name}' is {dtype}, the configuration says {wanted}")
-        return found
+            samples = [np.array(tensors.at(place)) for place in range(len(tensors))]
+        datatype, dtype = self._outputs[name], samples[0].dtype
+        if dtype != NUMPY_TYPES[datatype]:
+            raise EngineError(f"output '{name}' of model '{self._name}' is {dtype}, the configuration says {datatype}")
+        return samples
 
     def _answer_one_by_one(self, calls: Sequence[InferCall], outputs: Mapping[str, Samples]) -> None:
         """Each with its own samples, whose shapes are not those of the neighbours."""
@@ -199,9 +199,9 @@ class DaliInstance(BackendInstance):
         split = name in self._split
         shapes = {sample.shape[1:] if split else sample.shape for sample in samples}
         if len(shapes) > 1:
-            told = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+            names = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
             raise InvalidRequestError(
-                f"output '{name}' of model '{self._name}' has samples of different shapes ({told}): send them in"
+                f"output '{name}' of model '{self._name}' has samples of different shapes ({names}): send them in"
                 " requests of their own"
             )
         if split:

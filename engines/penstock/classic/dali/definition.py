@@ -39,10 +39,10 @@ def load_dali(module: str = "nvidia.dali") -> Any:
 def explain(error: Exception) -> str:
     """A text without the pipeline's source, places in DALI's own, and folders of this machine."""
     text = str(error)
-    operator, found = _OPERATOR.search(text), _ENCOUNTERED.search(text)
-    told = _PATHS.sub("", _PLACES.sub("", found.group(1) if found else text))
+    operator, cause = _OPERATOR.search(text), _ENCOUNTERED.search(text)
+    message = _PATHS.sub("", _PLACES.sub("", cause.group(1) if cause else text))
     prefix = f"{operator.group(1)}: " if operator else ""
-    return prefix + " ".join(told.split())[:400]
+    return prefix + " ".join(message.split())[:400]
 
 
 _EXTERNAL_SOURCES = frozenset({"ExternalSource", "_ExternalSource", "external_source"})
@@ -105,7 +105,7 @@ def read_definition(serialized: bytes) -> Definition:
         if operator.name.startswith(_INPUT_OPERATORS):
             raise ValueError(f"the pipeline's {operator.name} is not supported: inputs must be external_source")
     inputs = [_input(operator) for operator in pipeline.operators if operator.name in _EXTERNAL_SOURCES]
-    outputs = [_tensor(found.name, found.datatype, found.dimensions) for found in pipeline.outputs]
+    outputs = [_tensor(output.name, output.datatype, output.dimensions) for output in pipeline.outputs]
     return Definition(pipeline.batch_size, tuple(inputs), tuple(outputs))
 
 
@@ -126,11 +126,11 @@ def _message_class() -> Any:
         message = file.message_type.add(name=name)
         for field, number, kind, repeated in fields:
             label = _FIELD.LABEL_REPEATED if repeated else _FIELD.LABEL_OPTIONAL
-            made = message.field.add(name=field, number=number, label=label)
+            entry = message.field.add(name=field, number=number, label=label)
             if isinstance(kind, str):
-                made.type, made.type_name = _FIELD.TYPE_MESSAGE, f".penstock.dali.{kind}"
+                entry.type, entry.type_name = _FIELD.TYPE_MESSAGE, f".penstock.dali.{kind}"
             else:
-                made.type = kind
+                entry.type = kind
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("penstock.dali.Pipeline"))
@@ -149,8 +149,8 @@ def complete(config: ModelConfig, definition: Definition) -> None:
         _fill(config, "input", inputs.get(known.name) or config.input.add(name=known.name), known)
     split = split_outputs(config)
     for place, known in enumerate(definition.outputs):
-        found = config.output[place] if place < len(config.output) else config.output.add(name=known.name)
-        _fill(config, "output", found, _answered(known, found.name in split))
+        entry = config.output[place] if place < len(config.output) else config.output.add(name=known.name)
+        _fill(config, "output", entry, _answered(known, entry.name in split))
 
 
 def _fill(config: ModelConfig, kind: str, tensor: ModelInput | ModelOutput, known: PipelineTensor) -> None:
@@ -198,10 +198,10 @@ def check(config: ModelConfig, definition: Definition) -> None:
 def split_outputs(config: ModelConfig) -> frozenset[str]:
     """Outputs whose samples are split along their first dimension, which is then the batch's: the parameter
     `split_along_outer_axis`. Raises ValueError when it names none of the outputs."""
-    found = frozenset(filter(None, strings(config).get("split_along_outer_axis", "").split(":")))
-    if unknown := sorted(found - {tensor.name for tensor in config.output}):
-        raise ValueError(f"parameter 'split_along_outer_axis' names '{unknown[0][:100]}', which is no output")
-    return found
+    names = frozenset(filter(None, strings(config).get("split_along_outer_axis", "").split(":")))
+    if unknown := sorted(names - {tensor.name for tensor in config.output}):
+        raise ValueError(f"parameter 'split_along_outer_axis' names '{unknown[0][:100]}', which is not an output")
+    return names
 
 
 def _answered(known: PipelineTensor, is_split: bool) -> PipelineTensor:
@@ -238,8 +238,8 @@ def _check_tensor(config: ModelConfig, kind: str, tensor: ModelInput | ModelOutp
         )
 
 
-def _names(found: Iterable[str]) -> str:
-    return ", ".join(map(repr, found)) or "none"
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
 
 
 FILENAME = "model.dali"
@@ -279,7 +279,7 @@ def _made_by(program: Path) -> bytes:
             start_new_session=True,
         )
         try:
-            _, told = process.communicate(timeout=_LIMIT_SECONDS)
+            _, errors = process.communicate(timeout=_LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
             raise ValueError(f"{program.name} made no pipeline within {_LIMIT_SECONDS} s") from None
         finally:
@@ -287,6 +287,6 @@ def _made_by(program: Path) -> bytes:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if process.returncode or not target.is_file():
-            last = told.strip().splitlines()[-1:] or ["it ended early"]
+            last = errors.strip().splitlines()[-1:] or ["it ended early"]
             raise ValueError(f"{program.name} made no pipeline: {last[0].replace(str(program), program.name)[:400]}")
         return target.read_bytes()

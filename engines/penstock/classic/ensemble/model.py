@@ -48,12 +48,12 @@ class EnsembleStream:
         response = await self._unread.get()
         if self._closed:
             raise StopAsyncIteration
-        return self._given(response)
+        return self._passed_on(response)
 
     def ready(self) -> InferResponse | None:
-        return None if self._closed or self._unread.empty() else self._given(self._unread.get_nowait())
+        return None if self._closed or self._unread.empty() else self._passed_on(self._unread.get_nowait())
 
-    def _given(self, response: InferResponse) -> InferResponse:
+    def _passed_on(self, response: InferResponse) -> InferResponse:
         self._closed = response.final
         return response
 
@@ -229,11 +229,11 @@ class EnsembleModel:
             raise UnsupportedError(f"model '{self.name}' is decoupled: its responses can only be streamed")
         steps, entry = self._begun(request)
         try:
-            found = await run_steps(self._wiring.selection(request.outputs), steps.inputs(), steps.infer)
-            response = steps.response(found, final=True)
+            values = await run_steps(self._wiring.selection(request.outputs), steps.inputs(), steps.infer)
+            response = steps.response(values, final=True)
         except PenstockError as error:
             entry.failed(error)
-            raise self._told(error) from error
+            raise self._named(error) from error
         except BaseException as error:
             entry.failed(error)
             raise
@@ -261,7 +261,7 @@ class EnsembleModel:
             except Exception as error:
                 entry.responded()
                 entry.failed(error)
-                await give(InferResponse(None, error=self._told(error)))
+                await give(InferResponse(None, error=self._named(error)))
                 return
             if open_end:
                 entry.responded()
@@ -287,18 +287,18 @@ class EnsembleModel:
         try:
             return {step.index: host.model(step.model, step.version) for step in self._plan.steps}
         except PenstockError as error:
-            raise self._told(error) from error
+            raise self._named(error) from error
 
-    def _told(self, error: Exception) -> PenstockError:
+    def _named(self, error: Exception) -> PenstockError:
         """The error of a step, with the ensemble's name, as Triton has it. The traceback of an unforeseen one is only
         in the log."""
         if not isinstance(error, PenstockError):
             logger.error("a request to ensemble '%s' failed", self.name, exc_info=error)
             error = EngineError("The server had an error while processing the request.")
-        told = copy.copy(error)
-        told.message = f"in ensemble '{self.name}', {error.message}"
-        told.args = (told.message,)
-        return told
+        named = copy.copy(error)
+        named.message = f"in ensemble '{self.name}', {error.message}"
+        named.args = (named.message,)
+        return named
 
     async def stop(self) -> None:
         """Waits for what was accepted. Cancelling it ends the wait: its requests end with their models."""

@@ -46,14 +46,14 @@ class Plan:
 
     def needed(self, outputs: Iterable[str]) -> tuple[Step, ...]:
         """The steps without which these outputs cannot be computed, in the order of the configuration."""
-        found: set[int] = set()
-        wanted = list(outputs)
-        while wanted:
-            step = self.producers.get(wanted.pop())
-            if step is not None and step.index not in found:
-                found.add(step.index)
-                wanted += step.inputs.values()
-        return tuple(step for step in self.steps if step.index in found)
+        indices: set[int] = set()
+        tensors = list(outputs)
+        while tensors:
+            step = self.producers.get(tensors.pop())
+            if step is not None and step.index not in indices:
+                indices.add(step.index)
+                tensors += step.inputs.values()
+        return tuple(step for step in self.steps if step.index in indices)
 
     @property
     def models(self) -> frozenset[str]:
@@ -98,20 +98,20 @@ def _sorted(mapping: Mapping[str, str]) -> dict[str, str]:
 
 
 def _producers(steps: Sequence[Step], inputs: Sequence[str], name: str) -> dict[str, Step]:
-    found: dict[str, Step] = {}
+    producers: dict[str, Step] = {}
     for step in steps:
         for tensor in step.outputs.values():
             if tensor in inputs:
                 raise InvalidRequestError(
                     f"ensemble tensor '{tensor}' of ensemble '{name}' is an input of it and an output of {step}"
                 )
-            if tensor in found:
+            if tensor in producers:
                 raise InvalidRequestError(
                     f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}': it is an"
-                    f" output of {found[tensor]} and of {step}"
+                    f" output of {producers[tensor]} and of {step}"
                 )
-            found[tensor] = step
-    return found
+            producers[tensor] = step
+    return producers
 
 
 def _check_produced(plan: Plan) -> None:
@@ -207,10 +207,10 @@ class Flow(Generic[V]):
 
     def take(self, step: Step) -> dict[str, V]:
         """The inputs of a step that can run, by the ensemble's names. What no other step needs is let go of."""
-        found = {}
+        values = {}
         for name in set(step.inputs.values()):
-            found[name] = self.tensors[name]
+            values[name] = self.tensors[name]
             self._uses[name] -= 1
             if not self._uses[name]:
                 del self.tensors[name]
-        return found
+        return values

@@ -43,33 +43,37 @@ def place_of(request: InferRequest) -> SequencePlace:
     return SequencePlace(request.correlation_id, request.sequence_start, request.sequence_end)
 
 
-def told_by(model: str, asked: InferRequest, parameters: Mapping[str, Parameter]) -> SequencePlace | None:
+def told_by(model: str, request: InferRequest, parameters: Mapping[str, Parameter]) -> SequencePlace | None:
     """What a response's parameters say, which holds for all that is made of it; None where they say nothing. Raises
     EngineError for values of the wrong type."""
     if not (_ID in parameters or _START in parameters or _END in parameters):
         return None
-    before = place_of(asked)
-    found = parameters.get(_ID, before.id)
+    before = place_of(request)
+    number = parameters.get(_ID, before.id)
     flags = parameters.get(_START, before.start), parameters.get(_END, before.end)
-    if isinstance(found, bool) or not isinstance(found, int | str) or not all(isinstance(flag, bool) for flag in flags):
+    if (
+        isinstance(number, bool)
+        or not isinstance(number, int | str)
+        or not all(isinstance(flag, bool) for flag in flags)
+    ):
         raise EngineError(
-            f"model '{model}' says of its response's sequence what cannot be: {_ID} must be an integer or a text,"
+            f"model '{model}' gives an invalid sequence for its response: {_ID} must be an integer or a text,"
             f" {_START} and {_END} must be true or false"
         )
-    return SequencePlace(found, bool(flags[0]), bool(flags[1]))
+    return SequencePlace(number, bool(flags[0]), bool(flags[1]))
 
 
 def first_place(places: Iterable[SequencePlace | None], usual: SequencePlace, of_what: str) -> SequencePlace:
     """As in Triton, of several different ones the first holds, and the log says so."""
-    found: SequencePlace | None = None
+    first: SequencePlace | None = None
     for place in places:
-        if place is None or place == found:
+        if place is None or place == first:
             continue
-        if found is None:
-            found = place
+        if first is None:
+            first = place
         else:
-            logger.error("%s has inputs of different sequences, %s and %s: the first holds", of_what, found, place)
-    return usual if found is None else found
+            logger.error("%s has inputs of different sequences, %s and %s: the first holds", of_what, first, place)
+    return usual if first is None else first
 
 
 class Value(NamedTuple):
@@ -114,55 +118,55 @@ class EnsembleRequest:
 
     def inputs(self) -> Values:
         """Those of the ensemble: what the first steps take."""
-        signature, given = self._signature, self._request.inputs
-        found = {}
+        signature, tensors = self._signature, self._request.inputs
+        values = {}
         for name in signature.inputs:
-            tensor = given.get(name)
+            tensor = tensors.get(name)
             if tensor is not None and signature.reshapes_inputs:
                 tensor = Tensor(name, tensor.datatype, signature.to_model(name, tensor.array))
-            found[name] = Value(tensor, self._batch)
-        return found
+            values[name] = Value(tensor, self._batch)
+        return values
 
     async def infer(self, step: Step, values: Values) -> Values:
         """The outputs of a step that gives one response. Raises PenstockError."""
-        asked = self._step_request(step, values)
+        request = self._step_request(step, values)
         try:
-            response = await asked.model.infer(asked.request)
+            response = await request.model.infer(request.request)
         finally:
-            self._ended(asked)
+            self._ended(request)
         if response.error is not None:
             raise response.error
-        return _outputs(asked, response)
+        return _outputs(request, response)
 
     async def stream(self, step: Step, values: Values, take: Callable[[Values, bool], Awaitable[None]]) -> None:
         """Gives `take` the outputs of each response of a decoupled step, and whether it is the last one. Raises
         PenstockError."""
-        asked = self._step_request(step, values)
+        request = self._step_request(step, values)
         try:
-            with closing(paced(asked.model.stream(asked.request))) as responses:
+            with closing(paced(request.model.stream(request.request))) as responses:
                 async for response in responses:
                     if response.error is not None:
                         raise response.error
                     if response.outputs is not None:
-                        await take(_outputs(asked, response), response.final)
+                        await take(_outputs(request, response), response.final)
         finally:
-            self._ended(asked)
+            self._ended(request)
 
     def response(self, values: Values, *, final: bool) -> InferResponse:
         """Of the ensemble: the outputs that the caller asked for. What no step has given is left out. As Triton's, it
         says to which sequence it belongs."""
         signature = self._signature
-        found = []
+        outputs = []
         names = self._request.outputs or tuple(signature.outputs)
         for name in names:
-            wanted = signature.outputs[name]
-            dims = wanted.dims if wanted.reshape is None else wanted.reshape
+            expected = signature.outputs[name]
+            dims = expected.dims if expected.reshape is None else expected.reshape
             tensor = _fitted(values[name], dims, batched=self._batch > 0)
             if tensor is not None:
-                found.append(Tensor(name, tensor.datatype, signature.to_client(name, tensor.array)))
-        told = (values[name].sequence for name in names)
-        sequence = first_place(told, place_of(self._request), f"ensemble '{signature.model}'")
-        return InferResponse(found, sequence.parameters, final=final)
+                outputs.append(Tensor(name, tensor.datatype, signature.to_client(name, tensor.array)))
+        places = (values[name].sequence for name in names)
+        sequence = first_place(places, place_of(self._request), f"ensemble '{signature.model}'")
+        return InferResponse(outputs, sequence.parameters, final=final)
 
     def _step_request(self, step: Step, values: Values) -> _StepRequest:
         """As in Triton, each step is told what the caller has said: id, priority, time-out, sequence, parameters. What
@@ -175,8 +179,8 @@ class EnsembleRequest:
             if fitted is not None:
                 inputs[name] = Tensor(name, fitted.datatype, fitted.array)
         outer = self._request
-        told = (values[tensor].sequence for tensor in step.inputs.values())
-        sequence = first_place(told, place_of(outer), f"model '{model.name}' in an ensemble")
+        places = (values[tensor].sequence for tensor in step.inputs.values())
+        sequence = first_place(places, place_of(outer), f"model '{model.name}' in an ensemble")
         request = InferRequest(
             inputs=inputs,
             id=outer.id,
@@ -199,19 +203,19 @@ class EnsembleRequest:
             batch = next((len(tensor.array) for tensor in inputs.values() if tensor.array.ndim), 1)
         return _StepRequest(step, model, request, batch, time.monotonic())
 
-    def _ended(self, asked: _StepRequest) -> None:
-        if asked.request.trace is not None:
-            asked.request.trace.mark("REQUEST_END", time.monotonic_ns())
-            asked.request.trace.finish()
-        if asked.request.caller is not None:
-            asked.request.caller.called(asked.model.name, asked.started, time.monotonic())
+    def _ended(self, request: _StepRequest) -> None:
+        if request.request.trace is not None:
+            request.request.trace.mark("REQUEST_END", time.monotonic_ns())
+            request.request.trace.finish()
+        if request.request.caller is not None:
+            request.request.caller.called(request.model.name, request.started, time.monotonic())
 
 
-def _outputs(asked: _StepRequest, response: InferResponse) -> Values:
+def _outputs(request: _StepRequest, response: InferResponse) -> Values:
     """Raises EngineError."""
-    given = {tensor.name: tensor for tensor in response.outputs or ()}
-    told = told_by(asked.model.name, asked.request, response.parameters) if response.parameters else None
-    return {tensor: Value(given.get(name), asked.batch, told) for name, tensor in asked.step.outputs.items()}
+    tensors = {tensor.name: tensor for tensor in response.outputs or ()}
+    place = told_by(request.model.name, request.request, response.parameters) if response.parameters else None
+    return {tensor: Value(tensors.get(name), request.batch, place) for name, tensor in request.step.outputs.items()}
 
 
 def _fitted(value: Value, dims: Sequence[int], *, batched: bool) -> Tensor | None:
@@ -259,8 +263,8 @@ async def _follow(step: Step, flow: Flow[Value], infer: Infer, group: asyncio.Ta
     """A step and what it makes ready; the others of that in tasks of their own."""
     following: list[Step] = [step]
     while following:
-        step, *others = following
-        for other in others:
+        step, *rest = following
+        for other in rest:
             group.create_task(_follow(other, flow, infer, group))
         following = flow.put(await infer(step, flow.take(step)))
 

@@ -49,21 +49,21 @@ class Wiring:
         return self._chosen(outputs)[1]
 
     def _chosen(self, outputs: Sequence[str]) -> tuple[Selection, Sequence[Stage]]:
-        wanted = frozenset(outputs or self.plan.outputs)
-        found = self._routes.get(wanted)
-        if found is None:
+        results = frozenset(outputs or self.plan.outputs)
+        route = self._routes.get(results)
+        if route is None:
             if len(self._routes) >= _MAX_ROUTES:
                 self._routes.clear()
-            steps = self.plan.needed(wanted)
-            found = self._routes[wanted] = (Selection(steps, wanted), list(self._divided(steps, wanted)))
-        return found
+            steps = self.plan.needed(results)
+            route = self._routes[results] = (Selection(steps, results), list(self._divided(steps, results)))
+        return route
 
-    def _divided(self, steps: Sequence[Step], wanted: frozenset[str]) -> Iterator[Stage]:
+    def _divided(self, steps: Sequence[Step], outputs: frozenset[str]) -> Iterator[Stage]:
         region: int | None = -1
         while region is not None:
             own = [step for step in steps if self._regions[step.index] == region]
             stream = next((step for step in own if step.index in self.decoupled), None)
-            results = wanted if stream is None else frozenset(stream.inputs.values())
+            results = outputs if stream is None else frozenset(stream.inputs.values())
             yield Stage(Selection([step for step in own if step is not stream], results), stream)
             region = None if stream is None else stream.index
 
@@ -73,7 +73,7 @@ def wire(plan: Plan, config: ModelConfig, find: Callable[[Step], InferModel]) ->
 
     Raises InvalidRequestError, with the edge and in Triton's words, when something does not fit.
     """
-    models = {step.index: _found(plan, step, find) for step in plan.steps}
+    models = {step.index: _model_of(plan, step, find) for step in plan.steps}
     known = _ensemble_tensors(plan, config)
     for step in plan.steps:
         other = models[step.index].config
@@ -99,7 +99,7 @@ def wire(plan: Plan, config: ModelConfig, find: Callable[[Step], InferModel]) ->
     )
 
 
-def _found(plan: Plan, step: Step, find: Callable[[Step], InferModel]) -> InferModel:
+def _model_of(plan: Plan, step: Step, find: Callable[[Step], InferModel]) -> InferModel:
     try:
         return find(step)
     except PenstockError as error:
@@ -127,12 +127,12 @@ class _Known:
 
 def _ensemble_tensors(plan: Plan, config: ModelConfig) -> dict[str, _Known]:
     """An output may be an input, which is passed through. Raises InvalidRequestError where its descriptions differ."""
-    found: dict[str, _Known] = {}
+    tensors: dict[str, _Known] = {}
     for tensor in (*config.input, *config.output):
         dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
         here = _Known(config.name, tensor.data_type, tuple(dims), config.max_batch_size > 0)
-        _check_same(plan, tensor.name, here, found)
-    return found
+        _check_same(plan, tensor.name, here, tensors)
+    return tensors
 
 
 def _check_inputs(plan: Plan, step: Step, config: ModelConfig, known: dict[str, _Known]) -> None:
@@ -144,8 +144,8 @@ def _check_inputs(plan: Plan, step: Step, config: ModelConfig, known: dict[str, 
                 f" {step.model}"
             )
         _check_same(plan, tensor, _described(inputs[name], config), known)
-    for name, found in inputs.items():
-        if name not in step.inputs and not found.optional:
+    for name, described in inputs.items():
+        if name not in step.inputs and not described.optional:
             raise InvalidRequestError(
                 f"in ensemble {plan.name}, input {name} in model {step.model} is not mapped to any ensemble tensors"
             )
@@ -171,7 +171,7 @@ def _check_same(plan: Plan, tensor: str, here: _Known, known: dict[str, _Known])
     first = known.setdefault(tensor, here)
     start = f"in ensemble {plan.name}, ensemble tensor {tensor}: inconsistent"
     if first.data_type != here.data_type:
-        types = [DataType.Name(each.data_type) for each in (first, here)]
+        types = [DataType.Name(known_tensor.data_type) for known_tensor in (first, here)]
         raise InvalidRequestError(
             f"{start} data type: {types[0]} is inferred from model {first.model} while {types[1]} is inferred from"
             f" model {here.model}"
@@ -195,25 +195,27 @@ def _shown(dims: Iterable[int]) -> str:
 def _regions(plan: Plan, decoupled: frozenset[int]) -> dict[int, int]:
     """As Triton has it, all inputs of a step come from the same decoupled step, or all from none: nothing tells which
     response of one belongs to which of another. The same holds for the outputs of the ensemble."""
-    found: dict[int, int] = {}
-    while len(found) < len(plan.steps):
+    numbers: dict[int, int] = {}
+    while len(numbers) < len(plan.steps):
         for step in plan.steps:
             producers = [plan.producers.get(tensor) for tensor in step.inputs.values()]
-            if step.index in found or any(each is not None and each.index not in found for each in producers):
+            if step.index in numbers or any(
+                producer is not None and producer.index not in numbers for producer in producers
+            ):
                 continue
-            regions = {_region_after(each, found, decoupled) for each in producers}
+            regions = {_region_after(producer, numbers, decoupled) for producer in producers}
             if len(regions) > 1:
                 raise InvalidRequestError(
                     f"in ensemble {plan.name}, {step} receives inputs originated from different decoupled models:"
-                    f" {_origins(plan, step.inputs.values(), found, decoupled)}"
+                    f" {_origins(plan, step.inputs.values(), numbers, decoupled)}"
                 )
-            [found[step.index]] = regions
-    if len({_region_after(plan.producers.get(tensor), found, decoupled) for tensor in plan.outputs}) > 1:
+            [numbers[step.index]] = regions
+    if len({_region_after(plan.producers.get(tensor), numbers, decoupled) for tensor in plan.outputs}) > 1:
         raise InvalidRequestError(
             f"in ensemble {plan.name}, the outputs originate from different decoupled models:"
-            f" {_origins(plan, plan.outputs, found, decoupled)}"
+            f" {_origins(plan, plan.outputs, numbers, decoupled)}"
         )
-    return found
+    return numbers
 
 
 def _region_after(step: Step | None, regions: Mapping[int, int], decoupled: frozenset[int]) -> int:
@@ -224,8 +226,8 @@ def _region_after(step: Step | None, regions: Mapping[int, int], decoupled: froz
 
 
 def _origins(plan: Plan, tensors: Iterable[str], regions: Mapping[int, int], decoupled: frozenset[int]) -> str:
-    told = []
+    origins = []
     for tensor in tensors:
         region = _region_after(plan.producers.get(tensor), regions, decoupled)
-        told.append(f"'{tensor}' from {'the request' if region < 0 else plan.steps[region]}")
-    return ", ".join(told)
+        origins.append(f"'{tensor}' from {'the request' if region < 0 else plan.steps[region]}")
+    return ", ".join(origins)

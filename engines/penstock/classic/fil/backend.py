@@ -1,4 +1,4 @@
-"""Triton's `fil` backend: forests of decision trees. docs/backends.md says what of it there is."""
+"""Triton's `fil` backend: forests of decision trees. docs/builtin_backends.md lists what it supports."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Answers:
         self.outputs = forest.scores(np.full((1, forest.features), np.nan, np.float32)).shape[1]
         """Of the forest: 1 for regression and for binary classifiers."""
 
-    def width(self, wanted: int) -> int:
+    def width(self, columns: int) -> int:
         """How many numbers the answer for a row has. A binary classifier has one probability or, if 2 are `wanted`,
         that of each class."""
         if self._settings.answers_class:
             return 1
         if self.outputs == 1 and self._settings.probabilities:
-            return wanted
+            return columns
         return self.outputs
 
     def of(self, rows: Array, width: int) -> Array:
@@ -118,16 +118,16 @@ class FilInstance(BackendInstance):
 
     def execute(self, batch: Batch) -> None:
         rows = batch.gather()[INPUT]
-        found = {}
+        outputs = {}
         for name in self._shapes:
             if all(call.request.outputs and name not in call.request.outputs for call in batch.calls):
                 continue
             if name == SHAP:
                 values = self._forest.contributions(rows)
-                found[name] = values if self._answers.outputs > 1 else values[:, 0]
+                outputs[name] = values if self._answers.outputs > 1 else values[:, 0]
             else:
-                found[name] = self._answers.of(rows, self._shapes[name][-1])
-        batch.scatter(found)
+                outputs[name] = self._answers.of(rows, self._shapes[name][-1])
+        batch.scatter(outputs)
 
     def unload(self) -> None:
         del self._forest, self._answers

@@ -93,15 +93,15 @@ def _threads(values: Mapping[str, str]) -> int:
 def _by_file(config: ModelConfig, version_folder: Path) -> str:
     """Triton takes a missing `model_type` for XGBoost's old binary format; here the file's name tells."""
     if config.default_model_filename:
-        found = [
+        kinds = [
             kind for kind, name in FILENAMES.items() if Path(name).suffix == Path(config.default_model_filename).suffix
         ]
     else:
-        found = [kind for kind, name in FILENAMES.items() if (version_folder / name).is_file()]
-    if len(found) != 1:
+        kinds = [kind for kind, name in FILENAMES.items() if (version_folder / name).is_file()]
+    if len(kinds) != 1:
         names = ", ".join(FILENAMES.values())
         raise ValueError(f"model '{config.name}' needs the parameter 'model_type', or exactly one of the files {names}")
-    return found[0]
+    return kinds[0]
 
 
 class Forest(Protocol):
@@ -159,13 +159,13 @@ class XGBoostForest:
         self._booster = booster
 
     def scores(self, rows: Array) -> Array:
-        found: Array = self._booster.inplace_predict(rows, validate_features=False)
-        return found.reshape(len(rows), -1)
+        scores: Array = self._booster.inplace_predict(rows, validate_features=False)
+        return scores.reshape(len(rows), -1)
 
     def contributions(self, rows: Array) -> Array:
         matrix = self._xgboost.DMatrix(rows)
-        found: Array = self._booster.predict(matrix, pred_contribs=True, validate_features=False)
-        return found.reshape(len(rows), -1, self.features + 1)
+        contributions: Array = self._booster.predict(matrix, pred_contribs=True, validate_features=False)
+        return contributions.reshape(len(rows), -1, self.features + 1)
 
 
 def _xgboost_error(settings: FilSettings, error: Exception) -> str:
@@ -197,8 +197,8 @@ class TreeliteForest:
 
     def scores(self, rows: Array) -> Array:
         # [rows, targets, classes], one of them 1
-        found = self._predict(self._model, rows, nthread=self._threads)
-        return found.reshape(len(rows), -1).astype(np.float32, copy=False)
+        scores = self._predict(self._model, rows, nthread=self._threads)
+        return scores.reshape(len(rows), -1).astype(np.float32, copy=False)
 
     def contributions(self, rows: Array) -> Array:
         raise ValueError("treelite computes no SHAP values")
@@ -230,9 +230,9 @@ class LightGBMForest:
         self._threads = settings.threads
 
     def scores(self, rows: Array) -> Array:
-        found: Array = self._booster.predict(rows, num_threads=self._threads)
-        return found.reshape(len(rows), -1).astype(np.float32)
+        scores: Array = self._booster.predict(rows, num_threads=self._threads)
+        return scores.reshape(len(rows), -1).astype(np.float32)
 
     def contributions(self, rows: Array) -> Array:
-        found: Array = self._booster.predict(rows, pred_contrib=True, num_threads=self._threads)
-        return found.reshape(len(rows), -1, self.features + 1).astype(np.float32)
+        contributions: Array = self._booster.predict(rows, pred_contrib=True, num_threads=self._threads)
+        return contributions.reshape(len(rows), -1, self.features + 1).astype(np.float32)

@@ -1,6 +1,6 @@
 """Triton's `onnxruntime` backend: model.onnx, or the folder model.onnx/ with external data beside the model.
 
-docs/backends.md says what of it there is.
+docs/builtin_backends.md lists what it supports.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def describe_file(path: Path, data: Iterable[str]) -> DescribedModel:
     options.add_session_config_entry("session.disable_prepacking", "1")
     maps = map_linked(path, data, options)
     described = describe(open_session(path, options, [("CPUExecutionProvider", {})]))
-    for each in maps:
-        each.close()
+    for file in maps:
+        file.close()
     return described
 
 
@@ -106,9 +106,9 @@ def open_session(path: Path, options: Any, providers: list[tuple[str, dict[str, 
     return session
 
 
-def _tensor(found: Any) -> DescribedTensor:
-    shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in found.shape)
-    return DescribedTensor(found.name, _DATATYPES.get(found.type, found.type), shape)
+def _tensor(described: Any) -> DescribedTensor:
+    shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in described.shape)
+    return DescribedTensor(described.name, _DATATYPES.get(described.type, described.type), shape)
 
 
 _ONNX_BFLOAT16 = 16
@@ -126,8 +126,8 @@ def to_value(array: Array) -> Any:
 def from_value(value: Any) -> Array:
     """A copy of an OrtValue in the CPU's memory."""
     if value.data_type() != "tensor(bfloat16)":
-        found: Array = value.numpy()
-        return found
+        numbers: Array = value.numpy()
+        return numbers
     array = np.empty(value.shape(), NUMPY_TYPES["BF16"])
     ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
     return array
@@ -222,18 +222,18 @@ class OnnxRuntimeInstance(BackendInstance):
         self._scalars.for_model(feed)
         names = wanted_outputs(batch.calls, self._outputs, self._states)
         try:
-            found = self._run(names, feed)
+            results = self._run(names, feed)
         except Exception as error:
             raise self._explained(error) from error
-        outputs = dict(zip(names, found, strict=True))
+        outputs = dict(zip(names, results, strict=True))
         for name in self._text_outputs & outputs.keys():
             outputs[name] = to_bytes(outputs[name])
         self._scalars.as_configured(outputs)
         batch.scatter(outputs)
 
     def _run_arrays(self, names: Sequence[str], feed: Mapping[str, Array]) -> Sequence[Array]:
-        found: Sequence[Array] = self._session.run(names, feed, self._run_options)
-        return found
+        arrays: Sequence[Array] = self._session.run(names, feed, self._run_options)
+        return arrays
 
     def _run_values(self, names: Sequence[str], feed: Mapping[str, Array]) -> Sequence[Array]:
         binding = self._session.io_binding()

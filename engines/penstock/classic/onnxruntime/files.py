@@ -41,11 +41,11 @@ def external_data(path: Path, folder: Path) -> list[str]:
         model.ParseFromString(path.read_bytes())
     except Exception as error:
         raise ValueError(f"'{path.name}' is not an ONNX model: {error}") from error
-    found = sorted({place for tensor in _tensors(model) for place in _locations(tensor)})
-    for location in found:
+    places = sorted({place for tensor in _tensors(model) for place in _locations(tensor)})
+    for location in places:
         if not _is_below(folder, path.parent, location):
             raise ValueError(f"'{path.name}' has external data outside the model's folder: '{location[:200]}'")
-    return found
+    return places
 
 
 def map_linked(path: Path, locations: Iterable[str], options: Any) -> list[mmap]:
@@ -59,7 +59,7 @@ def map_linked(path: Path, locations: Iterable[str], options: Any) -> list[mmap]
                 maps.append(mmap(file.fileno(), 0, access=ACCESS_READ))
             names.append(location)
     if names and hasattr(options, _IN_MEMORY):  # versions that lack it follow links
-        getattr(options, _IN_MEMORY)(names, maps, [len(each) for each in maps])
+        getattr(options, _IN_MEMORY)(names, maps, [len(mapped) for mapped in maps])
     return maps
 
 

@@ -88,11 +88,11 @@ def run_options(config: ModelConfig) -> Any:
 
 def _entries(parameters: Mapping[str, str]) -> dict[str, str]:
     """ONNX Runtime's own keys (`session.*`), passed on as they are."""
-    found = _DEFAULT_ENTRIES | {key: value for key, value in parameters.items() if key.startswith("session.")}
-    for key in found:
+    entries = _DEFAULT_ENTRIES | {key: value for key, value in parameters.items() if key.startswith("session.")}
+    for key in entries:
         if key.endswith(("_path", "_folder_path", "_file")):
             raise ValueError(f"parameter '{key}' is not supported: a model reads the files of its own folder")
-    return found
+    return entries
 
 
 def _set_threads(
@@ -145,59 +145,59 @@ def providers(config: ModelConfig, instance: InstanceContext) -> list[Provider]:
     Raises ValueError that names a provider which this onnxruntime lacks, and what to install for it.
     """
     accelerators = config.optimization.execution_accelerators
-    found: list[Provider] = []
+    chosen: list[Provider] = []
     if instance.kind == "GPU":
-        found += _gpu_providers(config, instance.device_id, accelerators.gpu_execution_accelerator)
+        chosen += _gpu_providers(config, instance.device_id, accelerators.gpu_execution_accelerator)
     for accelerator in accelerators.cpu_execution_accelerator:
         if accelerator.name != "openvino":
             raise _unknown(accelerator.name)
-        found.append((OPENVINO, {"device_type": "CPU"} | dict(accelerator.parameters)))
-    found.append((CPU, {}))
-    _check_available(found, instance)
-    return found
+        chosen.append((OPENVINO, {"device_type": "CPU"} | dict(accelerator.parameters)))
+    chosen.append((CPU, {}))
+    _check_available(chosen, instance)
+    return chosen
 
 
 def _gpu_providers(config: ModelConfig, device_id: int, accelerators: Sequence[Any]) -> list[Provider]:
-    found: list[Provider] = []
+    chosen: list[Provider] = []
     device = {"device_id": str(device_id)}
     cuda = _deprecated_cuda_options(strings(config))
     for accelerator in accelerators:
         if accelerator.name == "tensorrt":
-            found.append((TENSORRT, _tensorrt_options(accelerator.parameters) | device))
+            chosen.append((TENSORRT, _tensorrt_options(accelerator.parameters) | device))
         elif accelerator.name == "cuda":
             cuda |= dict(accelerator.parameters)
         else:
             raise _unknown(accelerator.name)
-    return [*found, (CUDA, cuda | device)]
+    return [*chosen, (CUDA, cuda | device)]
 
 
 def _tensorrt_options(parameters: Mapping[str, str]) -> dict[str, str]:
-    found = {}
+    options = {}
     for key, value in parameters.items():
         if key == "precision_mode":
             if value not in _PRECISIONS:
                 raise ValueError(f"unsupported precision mode '{value}' is requested")
             if _PRECISIONS[value]:
-                found[_PRECISIONS[value]] = "1"
+                options[_PRECISIONS[value]] = "1"
         elif key in _RENAMED or key.startswith("trt_"):
-            found[_RENAMED.get(key, key)] = value
+            options[_RENAMED.get(key, key)] = value
         else:
             raise ValueError(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
-    return found
+    return options
 
 
 def _deprecated_cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
     """CUDA's options as they were given before there was an accelerator called `cuda`."""
-    found = {key: parameters[key] for key in ("gpu_mem_limit", "do_copy_in_default_stream") if key in parameters}
+    options = {key: parameters[key] for key in ("gpu_mem_limit", "do_copy_in_default_stream") if key in parameters}
     for key, choices in (("cudnn_conv_algo_search", _ALGORITHMS), ("arena_extend_strategy", _STRATEGIES)):
         if key in parameters:
-            found[key] = choice(parameters, key, choices)
-    return found
+            options[key] = choice(parameters, key, choices)
+    return options
 
 
-def _check_available(wanted: Sequence[Provider], instance: InstanceContext) -> None:
+def _check_available(chosen: Sequence[Provider], instance: InstanceContext) -> None:
     available = load_onnxruntime().get_available_providers()
-    for name, _ in wanted:
+    for name, _ in chosen:
         if name not in available:
             kind = " or KIND_CPU in instance_group" if name == CUDA else ""
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Triton's `openvino` backend. docs/backends.md says what of it there is."""
+"""Triton's `openvino` backend. docs/builtin_backends.md lists what it supports."""
 
 from __future__ import annotations
 
@@ -202,16 +202,16 @@ class OpenVINOBackend(Backend):
         check_options("openvino", options, {"cache-dir"})
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
-        found = options(config, self.options)
+        chosen = options(config, self.options)
         model_path(config, version_folder, *FILENAMES)
         if is_complete(config):
             return
-        model = _prepared(config, version_folder, found)
+        model = _prepared(config, version_folder, chosen)
         complete(config, describe(model, _names(config)), default_max_batch_size(self.options))
 
     def load_model(self, context: ModelContext) -> OpenVINOModel:
-        found = options(context.config, self.options)
-        return OpenVINOModel(_prepared(context.config, context.version_folder, found), context.config, found)
+        chosen = options(context.config, self.options)
+        return OpenVINOModel(_prepared(context.config, context.version_folder, chosen), context.config, chosen)
 
 
 class OpenVINOModel(BackendModel):
@@ -284,10 +284,10 @@ class OpenVINOInstance(BackendInstance):
         feed = batch.gather()
         rows = len(next(iter(feed.values()))) if self._static_batch else 0
         self._scalars.for_model(feed)
-        wanted = wanted_outputs(batch.calls, tuple(self._outputs), self._states)
+        names = wanted_outputs(batch.calls, tuple(self._outputs), self._states)
         try:
             self._infer(feed, rows)
-            outputs = {name: self._output(self._outputs[name]) for name in wanted}
+            outputs = {name: self._output(self._outputs[name]) for name in names}
         except PenstockError:
             raise
         except Exception as error:

@@ -27,10 +27,10 @@ def load_openvino() -> Any:
 @cache
 def core() -> Any:
     """The one of the process: its plugins share their threads."""
-    found = load_openvino().Core()
+    runtime = load_openvino().Core()
     # weights that stay mapped change with the file, and end the process if it becomes shorter
-    found.set_property({"ENABLE_MMAP": False})
-    return found
+    runtime.set_property({"ENABLE_MMAP": False})
+    return runtime
 
 
 def explain(error: Exception) -> str:
@@ -69,11 +69,11 @@ class OpenVINOOptions:
 
 def options(config: ModelConfig, backend_options: Mapping[str, str]) -> OpenVINOOptions:
     """Raises ValueError that names what cannot be."""
-    found = strings(config)
+    values = strings(config)
     for key, reason in _REFUSED.items():
-        if key in found:
+        if key in values:
             raise ValueError(f"parameter '{key}' is not supported: {reason}")
-    parameters = {_EARLIER_NAMES.get(key, key): value for key, value in found.items()}
+    parameters = {_EARLIER_NAMES.get(key, key): value for key, value in values.items()}
     return OpenVINOOptions(
         device=_device(parameters),
         properties=_properties(parameters, config, backend_options),
@@ -95,24 +95,24 @@ def _properties(
     parameters: Mapping[str, str], config: ModelConfig, backend_options: Mapping[str, str]
 ) -> dict[str, Any]:
     """One stream for each instance, and the process's cores shared by the streams, where nothing is said."""
-    found: dict[str, Any] = {
+    properties: dict[str, Any] = {
         "INFERENCE_NUM_THREADS": thread_count(parameters, "INFERENCE_NUM_THREADS") or usable_cores()
     }
     # Pinned threads cannot step aside for the server's other work.
-    found["ENABLE_CPU_PINNING"] = flag(parameters, "CPU_BIND_THREAD", False)
+    properties["ENABLE_CPU_PINNING"] = flag(parameters, "CPU_BIND_THREAD", False)
     if "PERFORMANCE_HINT" in parameters:
-        found["PERFORMANCE_HINT"] = choice(parameters, "PERFORMANCE_HINT", _HINTS)
+        properties["PERFORMANCE_HINT"] = choice(parameters, "PERFORMANCE_HINT", _HINTS)
     if "NUM_STREAMS" in parameters:
-        found["NUM_STREAMS"] = _streams(parameters)
+        properties["NUM_STREAMS"] = _streams(parameters)
     elif "PERFORMANCE_HINT" not in parameters:
-        found["NUM_STREAMS"] = instance_count(config)
+        properties["NUM_STREAMS"] = instance_count(config)
     if "COMPILATION_NUM_THREADS" in parameters:
-        found["COMPILATION_NUM_THREADS"] = thread_count(parameters, "COMPILATION_NUM_THREADS")
+        properties["COMPILATION_NUM_THREADS"] = thread_count(parameters, "COMPILATION_NUM_THREADS")
     # without a word the CPU may take bfloat16 for a model's FP32, and its answers differ from other frameworks'
-    found["INFERENCE_PRECISION_HINT"] = "bf16" if flag(parameters, "HINT_BF16", False) else "f32"
+    properties["INFERENCE_PRECISION_HINT"] = "bf16" if flag(parameters, "HINT_BF16", False) else "f32"
     if folder := backend_options.get("cache-dir"):
-        found["CACHE_DIR"] = folder
-    return found
+        properties["CACHE_DIR"] = folder
+    return properties
 
 
 def _streams(parameters: Mapping[str, str]) -> str | int:

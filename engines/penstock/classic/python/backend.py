@@ -55,11 +55,11 @@ class PythonBackend(Backend):
                 "config": config_json(config),
                 "name": config.name,
             }
-            found = run_auto_complete(launch, options)
+            completed = run_auto_complete(launch, options)
         finally:
             environment.remove()
-        if found is not None:
-            _complete(config, found)
+        if completed is not None:
+            _complete(config, completed)
 
     def load_model(self, context: ModelContext) -> BackendModel:
         return PythonModel(context, self._options, self._program(context.config, context.version_folder))
@@ -76,10 +76,10 @@ class PythonBackend(Backend):
         own = version_folder / name
         folder = self._options.backend_directory
         shared = None if folder is None or config.backend == "python" else folder / config.backend / "model.py"
-        found = next((path for path in (own, shared) if path is not None and path.is_file()), None)
-        if found is None:
+        program = next((path for path in (own, shared) if path is not None and path.is_file()), None)
+        if program is None:
             raise ValueError(f"Python model file not found in '{config.name}/{version_folder.name}/{name}'")
-        return found
+        return program
 
 
 class PythonModel(BackendModel):
@@ -127,11 +127,11 @@ def _environment(config: ModelConfig, model_folder: Path) -> Environment:
     return find_environment(path, model_folder)
 
 
-def _complete(config: ModelConfig, found: dict[str, Any]) -> None:
+def _complete(config: ModelConfig, answer: dict[str, Any]) -> None:
     """Raises ValueError when the model has made something of it that is no configuration."""
-    given = {name: found[name] for name in _COMPLETED if name in found}
+    settings = {name: answer[name] for name in _COMPLETED if name in answer}
     try:
-        completed = json_format.ParseDict({**config_dict(config), **given}, ModelConfig())
+        completed = json_format.ParseDict({**config_dict(config), **settings}, ModelConfig())
     except json_format.ParseError as error:
         raise ValueError(
             f"auto_complete_config of model '{config.name}' gave no valid configuration: {error}"
@@ -175,8 +175,8 @@ def run_auto_complete(launch: Launch, options: dict[str, Any]) -> dict[str, Any]
             process.wait()
             _log(launch.logger_name, output)
     if kind == "completed":
-        found: dict[str, Any] | None = fields[0]
-        return found
+        completed: dict[str, Any] | None = fields[0]
+        return completed
     text, trace = fields
     logging.getLogger(launch.logger_name).debug("%s", trace)
     raise ValueError(one_line(text))
@@ -207,17 +207,17 @@ def _message(sock: socket.socket, deadline: float) -> tuple[str, list[Any]]:
 
 
 def _exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
-    found = b""
-    while len(found) < size:
+    received = b""
+    while len(received) < size:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         sock.settimeout(left)
-        data = sock.recv(size - len(found))
+        data = sock.recv(size - len(received))
         if not data:
             raise EOFError
-        found += data
-    return found
+        received += data
+    return received
 
 
 def _log(name: str, output: IO[bytes]) -> None:

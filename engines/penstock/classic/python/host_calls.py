@@ -348,8 +348,8 @@ class HostCalls:
 
 def _shared(values: Iterable[T], default: T) -> T:
     """The value that all of them have."""
-    found = set(values)
-    return found.pop() if len(found) == 1 else default
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else default
 
 
 def _text(error: Exception) -> str:

@@ -122,14 +122,14 @@ class PythonInstance(AsyncInstance):
     async def _probe(self, session: Session) -> None:
         """Asks the model again and again. An answer that comes too late counts when it comes."""
         while True:
-            asked = asyncio.ensure_future(session.is_ready())
+            probe = asyncio.ensure_future(session.is_ready())
             try:
-                done, _ = await asyncio.wait((asked,), timeout=_PROBE_LIMIT)
+                done, _ = await asyncio.wait((probe,), timeout=_PROBE_LIMIT)
                 if not done:
                     self._set_healthy(False)
-                self._set_healthy(await asked)
+                self._set_healthy(await probe)
             finally:
-                asked.cancel()
+                probe.cancel()
             await asyncio.sleep(_PROBE_INTERVAL)
 
     def _set_healthy(self, healthy: bool) -> None:

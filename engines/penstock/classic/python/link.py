@@ -79,17 +79,16 @@ class FrameSplitter:
         self._rest = bytearray()
         self._needed = lengths.size
 
-    def feed(self, data: bytes) -> list[tuple[memoryview, memoryview]]:
+    def feed(self, data: bytes | bytearray) -> list[tuple[memoryview, memoryview]]:
         """Head and tail of each frame that is complete now. They are views: a tail stays usable as long as it is
         referenced. Raises BrokenFrameError."""
         if self._rest:
             self._rest += data
             if len(self._rest) < self._needed:
                 return []
-            data = bytes(self._rest)
-            self._rest.clear()
-        found = []
-        view = memoryview(data)
+            data, self._rest = self._rest, bytearray()
+        frames = []
+        view = memoryview(data).toreadonly()
         position, end = 0, len(data)
         lengths, alignment = self._lengths, self._alignment
         self._needed = lengths.size
@@ -103,9 +102,9 @@ class FrameSplitter:
                 break
             start = position + lengths.size
             position += size
-            found.append((view[start : start + head], view[position - tail : position]))
+            frames.append((view[start : start + head], view[position - tail : position]))
         self._rest += view[position:]
-        return found
+        return frames
 
 
 class Link(asyncio.Protocol):
@@ -188,7 +187,7 @@ class Copies:
         """Made on the loop, they would hold it up."""
         return self._size > _AT_ONCE
 
-    async def made(self) -> None:
+    async def written(self) -> None:
         if self.are_long:
             await asyncio.to_thread(self.make)
         else:

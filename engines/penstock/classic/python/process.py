@@ -48,21 +48,21 @@ class PythonOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> PythonOptions:
         """Raises ValueError for unknown names and values out of range."""
-        found: dict[str, object] = {}
+        parsed: dict[str, object] = {}
         for name, value in options.items():
             if name in ("shm-default-byte-size", "shm-growth-byte-size"):
-                found[name.replace("-", "_")] = _number(name, value, 4096, _MAX_BYTES)
+                parsed[name.replace("-", "_")] = _number(name, value, 4096, _MAX_BYTES)
             elif name == "stub-timeout-seconds":
-                found["stub_timeout_seconds"] = float(_number(name, value, 1, 86400))
+                parsed["stub_timeout_seconds"] = float(_number(name, value, 1, 86400))
             elif name == "shm-region-prefix-name":
-                found["shm_region_prefix_name"] = _label(value)
+                parsed["shm_region_prefix_name"] = _label(value)
             elif name == "backend-directory":
-                found["backend_directory"] = Path(value)
+                parsed["backend_directory"] = Path(value)
             elif name == "crash-dir":
-                found["crash_folder"] = Path(value)
+                parsed["crash_folder"] = Path(value)
             elif name not in FOR_ALL_BACKENDS:
                 raise ValueError(f"the python backend has no option '{name[:64]}'")
-        return cls(**found)  # type: ignore[arg-type]
+        return cls(**parsed)  # type: ignore[arg-type]
 
 
 def _number(name: str, value: str, low: int, high: int) -> int:
@@ -98,14 +98,14 @@ class Environment:
     def variables(self) -> dict[str, str]:
         """The process's environment variables."""
         # no bytecode: a repository may be polled for changes, and a file that changes twice in a second would be stale
-        found = dict(os.environ) | {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        variables = dict(os.environ) | {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         if self.folder is not None:
             for name in ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX"):
-                found.pop(name, None)
+                variables.pop(name, None)
             if not self.activation:  # conda-pack's script does nothing where these are there
-                found["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{found.get('PATH', os.defpath)}"
-                found["CONDA_PREFIX" if (self.folder / "conda-meta").is_dir() else "VIRTUAL_ENV"] = str(self.folder)
-        return found
+                variables["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{variables.get('PATH', os.defpath)}"
+                variables["CONDA_PREFIX" if (self.folder / "conda-meta").is_dir() else "VIRTUAL_ENV"] = str(self.folder)
+        return variables
 
     @property
     def hint(self) -> str:
@@ -148,9 +148,9 @@ def _relative_hint(path: str) -> str:
 
 def _interpreter(folder: Path) -> Path:
     for name in ("python", "python3"):
-        found = folder / "bin" / name
-        if os.access(found, os.X_OK):
-            return found
+        path = folder / "bin" / name
+        if os.access(path, os.X_OK):
+            return path
     raise ValueError("EXECUTION_ENV_PATH has no bin/python")
 
 

@@ -34,7 +34,7 @@ class Cancellations:
     def __init__(self, link: Link, calls: Mapping[int, InferCall]) -> None:
         self._link = link
         self._calls = calls
-        self._told: set[int] = set()
+        self._announced: set[int] = set()
         self._asked = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -52,10 +52,10 @@ class Cancellations:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._told.intersection_update(self._calls)
-        new = [number for number, call in self._calls.items() if call.cancelled and number not in self._told]
+        self._announced.intersection_update(self._calls)
+        new = [number for number, call in self._calls.items() if call.cancelled and number not in self._announced]
         if new:
-            self._told.update(new)
+            self._announced.update(new)
             self._link.send("cancelled", [new])
         if self._calls:
             self.watch()
@@ -93,7 +93,7 @@ class Session:
         self._name = program.name
         self._decoupled = program.signature.decoupled
         self._signature = program.signature
-        self._has_strings = any(each.datatype == "BYTES" for each in program.signature.inputs.values())
+        self._has_strings = any(tensor.datatype == "BYTES" for tensor in program.signature.inputs.values())
         self._news: asyncio.Queue[tuple[str, list[Any]]] = asyncio.Queue()
         self._open: dict[int, InferCall] = {}
         self._next_call = 1
@@ -149,7 +149,7 @@ class Session:
         self._link.send("init", [self._program.init])
         [self.has_is_ready] = await self._heard("ready")
 
-    async def _heard(self, wanted: str) -> list[Any]:
+    async def _heard(self, expected: str) -> list[Any]:
         """The next message about the model's state. Raises EngineError when it is not the wanted one."""
         news = asyncio.ensure_future(self._news.get())
         try:
@@ -161,14 +161,14 @@ class Session:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.process.wait(), _LAST_WORDS)
             how = signal_name(self.process.status) or f"status {self.process.status}"
-            hint = self._program.launch.environment.hint if wanted == "hello" else ""
+            hint = self._program.launch.environment.hint if expected == "hello" else ""
             raise EngineError(f"Stub process '{self._name}' ended while it loaded the model ({how}){hint}")
         kind, fields = news.result()
         if kind == "failed":
             text, trace = fields
             logger.debug("%s", trace)
             raise EngineError(one_line(text))
-        if kind != wanted:
+        if kind != expected:
             raise EngineError(f"Stub process '{self._name}' is out of order")
         return fields
 
@@ -184,7 +184,7 @@ class Session:
         first = self._next_call
         entries = [self._entry(packer, number, call, encoded) for number, call in enumerate(batch.calls, first)]
         if copies.pending:
-            await copies.made()
+            await copies.written()
             if link.closed.done():
                 raise self.dead()
         self._next_call += len(entries)
@@ -323,8 +323,8 @@ async def _encoded(calls: Sequence[InferCall]) -> dict[int, bytes]:
     tensors = [tensor for call in calls for tensor in call.request.inputs.values() if _has_many_strings(tensor)]
     if not tensors:
         return {}
-    found = await asyncio.to_thread(lambda: [encode_strings(tensor.array) for tensor in tensors])
-    return dict(zip(map(id, tensors), found, strict=True))
+    encoded = await asyncio.to_thread(lambda: [encode_strings(tensor.array) for tensor in tensors])
+    return dict(zip(map(id, tensors), encoded, strict=True))
 
 
 def _has_many_strings(tensor: Tensor) -> bool:

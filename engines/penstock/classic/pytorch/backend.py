@@ -1,6 +1,6 @@
 """Triton's `pytorch` backend: model.pt (TorchScript), model.pt2 (torch.export, AOTInductor), model.py (runtime).
 
-docs/backends.md says what of it there is.
+docs/builtin_backends.md lists what it supports.
 """
 
 from __future__ import annotations
@@ -220,8 +220,8 @@ class PyTorchInstance(BackendInstance):
         try:
             with self._torch.inference_mode(self._options.inference_mode), self._torch.no_grad():
                 feed = {name: self._to_torch(name, array, shared) for name, array in inputs.items()}
-                found = self._program.run(self._binding.values(feed))
-                outputs = {name: self._from_torch(name, value) for name, value in results(found, self._places).items()}
+                values = self._program.run(self._binding.values(feed))
+                outputs = {name: self._from_torch(name, value) for name, value in results(values, self._places).items()}
         except PenstockError:
             raise
         except Exception as error:
@@ -243,11 +243,11 @@ class PyTorchInstance(BackendInstance):
             return to_strings(name, array)
         return to_torch(array, self._device, shared=shared)
 
-    def _from_torch(self, name: str, found: Any) -> Array:
+    def _from_torch(self, name: str, value: Any) -> Array:
         dims = self._dims.get(name, ())
         if name in self._texts:
-            return from_strings(name, found, dims, self._batched)
-        array = from_torch(name, found)
+            return from_strings(name, value, dims, self._batched)
+        array = from_torch(name, value)
         if not array.ndim and not self._batched and all(dim in (1, -1) for dim in dims):
             return array.reshape((1,) * len(dims))
         return array

@@ -31,8 +31,8 @@ def load_torch(module: str = "torch") -> Any:
 def explain(error: Exception) -> str:
     """A text without tracebacks and places: TorchScript puts the model's source before what happened."""
     text = _NATIVE_FRAMES.sub("", str(error))
-    found = _LAST_ERROR.findall(text)
-    return (found[-1] if found else text).strip()[:400] or type(error).__name__
+    errors = _LAST_ERROR.findall(text)
+    return (errors[-1] if errors else text).strip()[:400] or type(error).__name__
 
 
 _WHOLE_PROCESS = {"ENABLE_JIT_EXECUTOR": True, "ENABLE_JIT_PROFILING": True, "DISABLE_CUDNN": False}

@@ -127,14 +127,14 @@ def bind_outputs(names: Sequence[str]) -> dict[str, int]:
     return dict(zip(names, range(len(names)) if indices is None else indices, strict=True))
 
 
-def results(found: Any, places: Mapping[str, int]) -> dict[str, Any]:
+def results(value: Any, places: Mapping[str, int]) -> dict[str, Any]:
     """What a model gave, by output. Raises EngineError when it is too little."""
-    if isinstance(found, Mapping):
-        if missing := sorted(places.keys() - found.keys()):
-            raise EngineError(f"the model gave no output '{missing[0]}', but {', '.join(map(str, found))}"[:400])
-        return {name: found[name] for name in places}
-    is_strings = isinstance(found, list) and all(isinstance(item, str) for item in found)
-    values = found if isinstance(found, tuple | list) and not is_strings else (found,)
+    if isinstance(value, Mapping):
+        if missing := sorted(places.keys() - value.keys()):
+            raise EngineError(f"the model gave no output '{missing[0]}', but {', '.join(map(str, value))}"[:400])
+        return {name: value[name] for name in places}
+    is_strings = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    values = value if isinstance(value, tuple | list) and not is_strings else (value,)
     if (most := max(places.values(), default=0)) >= len(values):
         raise EngineError(f"the model gave {len(values)} outputs, and the configuration names output {most}")
     return {name: values[index] for name, index in places.items()}
@@ -142,8 +142,8 @@ def results(found: Any, places: Mapping[str, int]) -> dict[str, Any]:
 
 def _indices(names: Sequence[str]) -> list[int] | None:
     """Of names that all end in `__<index>`, each with another one."""
-    found = [int(match.group(1)) for name in names if (match := _INDEXED.fullmatch(name))]
-    return found if len(found) == len(names) == len(set(found)) else None
+    indices = [int(match.group(1)) for name in names if (match := _INDEXED.fullmatch(name))]
+    return indices if len(indices) == len(names) == len(set(indices)) else None
 
 
 _BF16 = NUMPY_TYPES["BF16"]
@@ -166,35 +166,35 @@ def to_torch(array: Array, device: Any, *, shared: bool) -> Any:
 
 def to_strings(name: str, array: Array) -> list[str]:
     """Row by row. Raises InvalidRequestError for what is not UTF-8."""
-    found: list[str] = to_text(name, array).ravel().tolist()
-    return found
+    texts: list[str] = to_text(name, array).ravel().tolist()
+    return texts
 
 
-def from_torch(name: str, found: Any) -> Array:
+def from_torch(name: str, tensor: Any) -> Array:
     """An array in main memory, which no later execution changes. Raises EngineError for what is no tensor."""
     torch = load_torch()
-    if not isinstance(found, torch.Tensor):
-        raise EngineError(f"the model gave a {type(found).__name__} for output '{name}', which is no tensor")
-    found = found.detach()
+    if not isinstance(tensor, torch.Tensor):
+        raise EngineError(f"the model gave a {type(tensor).__name__} for output '{name}', which is not a tensor")
+    tensor = tensor.detach()
     # a copy on the CPU too: models may give a buffer that they go on writing to
-    found = found.clone() if found.device.type == "cpu" else found.cpu()
-    found = found.resolve_conj().resolve_neg()
-    if found.dtype == torch.bfloat16:
-        return np.asarray(found.contiguous().view(torch.int16).numpy()).view(_BF16)
-    return np.asarray(found.numpy())
+    tensor = tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(tensor.contiguous().view(torch.int16).numpy()).view(_BF16)
+    return np.asarray(tensor.numpy())
 
 
-def from_strings(name: str, found: Any, dims: Sequence[int], batched: bool) -> Array:
+def from_strings(name: str, value: Any, dims: Sequence[int], batched: bool) -> Array:
     """A list of strings in the output's shape. Raises EngineError when it does not fit."""
-    if not (isinstance(found, list) and all(isinstance(item, str) for item in found)):
+    if not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
         raise EngineError(f"the model gave no list of strings for output '{name}'")
-    array = np.empty(len(found), np.object_)
-    array[:] = found
+    array = np.empty(len(value), np.object_)
+    array[:] = value
     shape = (-1, *dims) if batched else tuple(dims)
     try:
         return to_bytes(array).reshape(shape)
     except ValueError:
-        raise EngineError(f"the model gave {len(found)} strings for output '{name}' of the shape {shape}") from None
+        raise EngineError(f"the model gave {len(value)} strings for output '{name}' of the shape {shape}") from None
 
 
 _TYPES = {"Dict(str, Tensor)": DICTIONARY, "Dict[str, Tensor]": DICTIONARY, "Optional[Tensor]": "Tensor"}
@@ -235,16 +235,16 @@ class TorchScript:
     def __init__(self, path: Path, device: Any) -> None:
         self._module = load_torch().jit.load(str(path), map_location=device).eval()
         schema = self._module.forward.schema
-        self.arguments = [_argument(found) for found in schema.arguments[1:]]
+        self.arguments = [_argument(argument) for argument in schema.arguments[1:]]
 
     def run(self, arguments: list[Any]) -> Any:
         return self._module(*arguments)
 
 
-def _argument(found: Any) -> Argument:
-    kind = str(found.type)
-    has_default = found.has_default_value()
-    return Argument(found.name, _TYPES.get(kind, kind), has_default, found.default_value if has_default else None)
+def _argument(argument: Any) -> Argument:
+    kind = str(argument.type)
+    has_default = argument.has_default_value()
+    return Argument(argument.name, _TYPES.get(kind, kind), has_default, argument.default_value if has_default else None)
 
 
 class Exported:
@@ -306,11 +306,11 @@ def _describe(program: Any, names: Sequence[str]) -> DescribedModel:
 
 
 def _tensor(name: str, node: Any) -> DescribedTensor:
-    found = node.meta["val"]
-    if not isinstance(found, load_torch().Tensor):
-        raise ValueError(f"'{name}' of the exported program is a {type(found).__name__}; only tensors are supported")
-    shape = tuple(dim if isinstance(dim, int) else -1 for dim in found.shape)
-    return DescribedTensor(name, datatype(found.dtype), shape)
+    value = node.meta["val"]
+    if not isinstance(value, load_torch().Tensor):
+        raise ValueError(f"'{name}' of the exported program is a {type(value).__name__}; only tensors are supported")
+    shape = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
+    return DescribedTensor(name, datatype(value.dtype), shape)
 
 
 def _most_rows(program: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Triton's `tensorflow` backend: SavedModels and GraphDefs. docs/backends.md says what of it there is."""
+"""Triton's `tensorflow` backend: SavedModels and GraphDefs. docs/builtin_backends.md lists what it supports."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class TensorFlowBackend(Backend):
             graph.close()
 
     def load_model(self, context: ModelContext) -> BackendModel:
-        found = runtime(context.config, self.options)
-        logger.info("model '%s' is run by %s", context.name, "OpenVINO" if found == "openvino" else "TensorFlow")
-        if found == "openvino":
+        chosen = runtime(context.config, self.options)
+        logger.info("model '%s' is run by %s", context.name, "OpenVINO" if chosen == "openvino" else "TensorFlow")
+        if chosen == "openvino":
             return self._openvino.load_model(context)
         return TensorFlowModel(context.config, read_settings(context.config, context.version_folder))
 
@@ -131,13 +131,13 @@ class TensorFlowInstance(BackendInstance):
         run = self._run(self._graph, names)
         errors = load_tensorflow().errors
         try:
-            found = run(*(feed[name] for name in self._graph.inputs))
+            results = run(*(feed[name] for name in self._graph.inputs))
         except errors.ResourceExhaustedError as error:
             raise EngineError(f"model '{self._name}' failed: {explain(error)}") from error
         except errors.OpError as error:
             # an operator that fails on a CPU fails for the data it was given
             raise InvalidRequestError(f"model '{self._name}' failed: {explain(error)}") from error
-        outputs = dict(zip(names, found, strict=True))
+        outputs = dict(zip(names, results, strict=True))
         for name in self._scalars.outputs.keys() & outputs.keys():
             outputs[name] = _array(outputs[name])
         self._scalars.as_configured(outputs)
@@ -161,6 +161,6 @@ def _scalars(tensors: Mapping[str, Any]) -> list[str]:
     return [name for name, tensor in tensors.items() if tensor.shape.rank == 0]
 
 
-def _array(found: Any) -> Array:
+def _array(value: Any) -> Array:
     # a scalar string comes as bytes
-    return np.array(found, np.object_) if isinstance(found, bytes) else np.asarray(found)
+    return np.array(value, np.object_) if isinstance(value, bytes) else np.asarray(value)

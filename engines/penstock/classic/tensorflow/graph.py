@@ -81,19 +81,19 @@ def runtime(config: ModelConfig, options: Mapping[str, str]) -> str:
     installed. Raises ValueError for a parameter that OpenVINO does not have."""
     values = strings(config)
     if "TF_RUNTIME" in values:
-        found = choice(values, "TF_RUNTIME", _RUNTIMES)
+        chosen = choice(values, "TF_RUNTIME", _RUNTIMES)
     elif "runtime" in options:
-        found = choice(options, "runtime", _RUNTIMES)
+        chosen = choice(options, "runtime", _RUNTIMES)
     else:
-        found = "tensorflow" if is_installed() else "openvino"
-    if found == "openvino":
+        chosen = "tensorflow" if is_installed() else "openvino"
+    if chosen == "openvino":
         for key in _ONLY_TENSORFLOW:
             if key in values:
                 raise ValueError(
                     f"parameter '{key}' of model '{config.name}' needs TensorFlow itself, and this model is run by"
                     " OpenVINO: pip install 'penstock-server[tensorflow]', or TF_RUNTIME must not be openvino"
                 )
-    return found
+    return chosen
 
 
 def read_settings(config: ModelConfig, version_folder: Path) -> TensorFlowSettings:
@@ -124,9 +124,9 @@ def _init_ops(name: str, version_folder: Path) -> tuple[str, ...]:
     else:
         raise ValueError(f"unable to find '{name}', the file that TF_INIT_OPS_FILE names")
     try:
-        found = json.loads(path.read_bytes())["init_ops"]
-        if isinstance(found, list) and all(isinstance(item, str) for item in found):
-            return tuple(found)
+        names = json.loads(path.read_bytes())["init_ops"]
+        if isinstance(names, list) and all(isinstance(item, str) for item in names):
+            return tuple(names)
     except (ValueError, TypeError, KeyError):
         pass
     raise ValueError(f'\'{name}\' must be JSON with a list of names: {{"init_ops": ["init"]}}')
@@ -213,7 +213,7 @@ def _import_saved_model(tensorflow: Any, session: Any, settings: TensorFlowSetti
     parsed = tensorflow.__internal__.saved_model.parse_saved_model(str(settings.path))
     tags = [sorted(graph.meta_info_def.tags) for graph in parsed.meta_graphs]
     loaded = saved_model.loader.load(session, _chosen_tags(settings, tags), str(settings.path))
-    signatures = {key: found for key, found in loaded.signature_def.items() if key not in _NO_SIGNATURES}
+    signatures = {key: definition for key, definition in loaded.signature_def.items() if key not in _NO_SIGNATURES}
     signature = signatures[_chosen_signature(settings, signatures)]
     kinds = (signature.inputs, signature.outputs)
     first, second = ({name: kind[name].name for name in sorted(kind)} for kind in kinds)
@@ -221,22 +221,22 @@ def _import_saved_model(tensorflow: Any, session: Any, settings: TensorFlowSetti
 
 
 def _chosen_tags(settings: TensorFlowSettings, tags: list[list[str]]) -> list[str]:
-    wanted = settings.tag or _DEFAULT_TAG
-    for found in tags:
-        if wanted in found:
-            return found
+    chosen = settings.tag or _DEFAULT_TAG
+    for tag_set in tags:
+        if chosen in tag_set:
+            return tag_set
     if len(tags) == 1 and not settings.tag:
         return tags[0]
-    known = ", ".join(sorted({tag for found in tags for tag in found}))
-    raise ValueError(f"'{settings.path.name}' has no graph with the tag '{wanted[:100]}' (TF_GRAPH_TAG), only {known}")
+    known = ", ".join(sorted({tag for tag_set in tags for tag in tag_set}))
+    raise ValueError(f"'{settings.path.name}' has no graph with the tag '{chosen[:100]}' (TF_GRAPH_TAG), only {known}")
 
 
 def _chosen_signature(settings: TensorFlowSettings, signatures: Iterable[str]) -> str:
     known = sorted(signatures)
     if settings.signature in known or (not settings.signature and known):
         return settings.signature or (_DEFAULT_SIGNATURE if _DEFAULT_SIGNATURE in known else known[0])
-    wanted, has = settings.signature or _DEFAULT_SIGNATURE, ", ".join(known) or "none"
-    raise ValueError(f"'{settings.path.name}' has no signature '{wanted[:100]}' (TF_SIGNATURE_DEF), only {has}")
+    chosen, has = settings.signature or _DEFAULT_SIGNATURE, ", ".join(known) or "none"
+    raise ValueError(f"'{settings.path.name}' has no signature '{chosen[:100]}' (TF_SIGNATURE_DEF), only {has}")
 
 
 def _tensor(graph: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Triton's `tensorrt` backend: plan files on NVIDIA GPUs. docs/backends.md says what of it there is."""
+"""Triton's `tensorrt` backend: plan files on NVIDIA GPUs. docs/builtin_backends.md lists what it supports."""
 
 from __future__ import annotations
 
@@ -102,16 +102,16 @@ class PlanEngine:
 
     def bounds(self, profile: int) -> dict[str, ShapeBounds]:
         """Of every input, in this profile."""
-        found = {}
+        bounds = {}
         for name in filter(self._is_input, self.names):
             shape = tuple(self._engine.get_tensor_shape(name))
             # profiles are for variable dimensions
             if -1 in shape:
                 lowest, _, highest = self._engine.get_tensor_profile_shape(name, profile)
-                found[name] = ShapeBounds(tuple(lowest), tuple(highest))
+                bounds[name] = ShapeBounds(tuple(lowest), tuple(highest))
             else:
-                found[name] = ShapeBounds(shape, shape)
-        return found
+                bounds[name] = ShapeBounds(shape, shape)
+        return bounds
 
     def max_batch_size(self) -> int:
         """The largest first dimension that all inputs take in some profile; 0 where an input has none."""
@@ -175,7 +175,7 @@ class TensorRTModel(BackendModel):
     def _profiles(self, instance: str, count: int) -> list[int]:
         """Those that the instance's group names in `profile`; the first one if it names none."""
         group = instance.rpartition("_")[0]
-        names = next((list(found.profile) for found in self._config.instance_group if found.name == group), [])
+        names = next((list(entry.profile) for entry in self._config.instance_group if entry.name == group), [])
         profiles = []
         for name in names or ["0"]:
             if not name.isdecimal() or int(name) >= count:
@@ -229,28 +229,28 @@ class TensorRTInstance(BackendInstance):
         misfit = ""
         for context, bounds in self._contexts:
             misfits = (_misfit(name, array.shape, bounds[name]) for name, array in feed.items())
-            found = next(filter(None, misfits), "")
-            if not found:
+            reason = next(filter(None, misfits), "")
+            if not reason:
                 return context
-            misfit = misfit or found
+            misfit = misfit or reason
         raise InvalidRequestError(misfit)
 
-    def _run(self, context: Any, feed: Mapping[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
+    def _run(self, context: Any, feed: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         for name, array in feed.items():
             if not context.set_input_shape(name, array.shape):
                 raise EngineError(f"TensorRT refuses the shape {list(array.shape)} of '{name}'")
             address = self._bind(context, name, array.nbytes)
             self._cuda.to_device(address, array.ctypes.data, array.nbytes, self._stream)
-        found = {name: self._output(context, name) for name in self._types}
+        outputs = {name: self._output(context, name) for name in self._types}
         # the engine computes all of them, wanted or not
-        addresses = {name: self._bind(context, name, array.nbytes) for name, array in found.items()}
+        addresses = {name: self._bind(context, name, array.nbytes) for name, array in outputs.items()}
         if not context.execute_async_v3(int(self._stream)):
             raise EngineError(f"TensorRT could not execute model '{self._name}'")
-        for name in wanted:
-            array = found[name]
+        for name in names:
+            array = outputs[name]
             self._cuda.to_host(array.ctypes.data, addresses[name], array.nbytes, self._stream)
         self._cuda.call("cudaStreamSynchronize", self._stream)
-        return {name: found[name] for name in wanted}
+        return {name: outputs[name] for name in names}
 
     def _output(self, context: Any, name: str) -> Array:
         shape = tuple(context.get_tensor_shape(name))

@@ -14,6 +14,7 @@ from penstock.engines.contract.messages import (
     CallReply,
     DownMessage,
     FinishReason,
+    Inspect,
     PromptInfo,
     RequestError,
     RequestOutput,
@@ -33,6 +34,7 @@ from penstock.engines.errors import (
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.intake import Intake
 from penstock.engines.scheduler.request import Request, RequestStatus
+from penstock.engines.scheduler.view import queue_view
 from penstock.kvcache.integrity import require
 
 logger = logging.getLogger(__name__)
@@ -132,6 +134,9 @@ class AutonomousCore:
                         self._give_up(self.intake.requests[request_id], FinishReason.ABORT, now)
             elif isinstance(message, ResetPrefixCache):
                 replies.append(self._reset_prefix_cache(message))
+            elif isinstance(message, Inspect):
+                view = queue_view(self.intake, self.seats.running.values(), self.seats.count, now)
+                replies.append(CallReply(message.call, view=view))
             else:
                 replies += self.adapters.receive(message)
         return replies

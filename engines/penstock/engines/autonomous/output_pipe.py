@@ -14,7 +14,7 @@ class OutputPipe:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         """Guards all that follows."""
-        self._made = BatcherOutput()
+        self._pending = BatcherOutput()
         self._failure: Exception | None = None
         self._bell = Bell()
         self.wakeup = self._bell.wakeup
@@ -22,10 +22,10 @@ class OutputPipe:
     def put(self, new: BatcherOutput) -> None:
         """Tokens and releases ring; the counts of a step without either wait for them."""
         with self._lock:
-            self._made.tokens += new.tokens
-            self._made.released += new.released
-            self._made.num_scheduled_tokens += new.num_scheduled_tokens
-            self._made.num_preemptions += new.num_preemptions
+            self._pending.tokens += new.tokens
+            self._pending.released += new.released
+            self._pending.num_scheduled_tokens += new.num_scheduled_tokens
+            self._pending.num_preemptions += new.num_preemptions
             if new.tokens or new.released:
                 self._bell.ring()
 
@@ -43,12 +43,12 @@ class OutputPipe:
     def fetch(self) -> BatcherOutput:
         """Raises what `fail` was told, once everything else is fetched."""
         with self._lock:
-            made, self._made = self._made, BatcherOutput()
-            if self._failure is not None and not (made.tokens or made.released):
+            output, self._pending = self._pending, BatcherOutput()
+            if self._failure is not None and not (output.tokens or output.released):
                 raise self._failure
             if self._failure is None:
                 self._bell.silence()
-        return made
+        return output
 
     def close(self) -> None:
         with self._lock:

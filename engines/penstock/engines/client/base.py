@@ -11,12 +11,14 @@ from pathlib import Path
 
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_view import EngineView
 from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     CallReply,
     DownMessage,
     FinishReason,
+    Inspect,
     LoadAdapter,
     RequestError,
     RequestOutput,
@@ -25,7 +27,7 @@ from penstock.engines.contract.messages import (
     StepRecord,
     UnloadAdapter,
 )
-from penstock.engines.errors import PenstockError, QueueFullError, from_code
+from penstock.engines.errors import PenstockError, QueueFullError, UnsupportedError, from_code
 from penstock.engines.formats.adapter_files import CONFIG_FILE
 
 logger = logging.getLogger(__name__)
@@ -103,7 +105,7 @@ class StreamTable:
 RETRY_AFTER = 2.0
 """Seconds told to the clients of an engine that is not there."""
 
-_Message = LoadAdapter | UnloadAdapter | ResetPrefixCache
+_Message = LoadAdapter | UnloadAdapter | ResetPrefixCache | Inspect
 
 
 class EngineCalls:
@@ -112,30 +114,36 @@ class EngineCalls:
     def __init__(self, send: Callable[[Sequence[DownMessage]], None], loaded: Mapping[str, str]) -> None:
         self._send = send
         self._numbers = count(1)
-        self._calls: dict[int, tuple[_Message, asyncio.Future[None]]] = {}
+        self._calls: dict[int, tuple[_Message, asyncio.Future[EngineView | None]]] = {}
         self.loaded = dict(loaded)
         """Key -> folder; what a new engine process must have from its start."""
 
     async def load_adapter(self, key: str, folder: Path) -> None:
         await self._call(LoadAdapter(next(self._numbers), key, str(folder)))
 
-    async def unload_adapter(self, key: str, *, told: bool = True) -> None:
+    async def unload_adapter(self, key: str, *, inform: bool = True) -> None:
         """It is gone from `loaded` at once: an engine that starts from now on does not have it.
 
-        `told`: whether an engine runs that must be informed.
+        `inform`: whether an engine runs that must be informed.
         """
         self.loaded.pop(key, None)
-        if told:
+        if inform:
             await self._call(UnloadAdapter(next(self._numbers), key))
 
     async def reset_prefix_cache(self) -> None:
         await self._call(ResetPrefixCache(next(self._numbers)))
 
-    async def _call(self, message: _Message) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def inspect(self, since_step: int) -> EngineView:
+        view = await self._call(Inspect(next(self._numbers), since_step))
+        if view is None:
+            raise UnsupportedError("This engine shows nothing of itself.")
+        return view
+
+    async def _call(self, message: _Message) -> EngineView | None:
+        done: asyncio.Future[EngineView | None] = asyncio.get_running_loop().create_future()
         self._calls[message.call] = message, done
         self._send([message])
-        await done
+        return await done
 
     def deliver(self, replies: Iterable[CallReply]) -> None:
         """Replies to calls that are not known any more are dropped."""
@@ -148,7 +156,7 @@ class EngineCalls:
                     done.set_exception(from_code(reply.error.code, reply.error.message))
                 continue
             if not done.done():
-                done.set_result(None)
+                done.set_result(reply.view)
                 if isinstance(message, LoadAdapter):
                     self.loaded[message.key] = message.folder
             elif isinstance(message, LoadAdapter):  # its caller has gone and would never unload it
@@ -168,9 +176,9 @@ class EngineCalls:
                 logger.error("the adapter %s has no files any more: the engine starts without it", key)
                 del self.loaded[key]
 
-    def forget(self, given: Iterable[str]) -> None:
+    def forget(self, keys: Iterable[str]) -> None:
         """Unloads those of a new engine process's adapters that were unloaded while it started."""
-        self._send([UnloadAdapter(next(self._numbers), key) for key in given if key not in self.loaded])
+        self._send([UnloadAdapter(next(self._numbers), key) for key in keys if key not in self.loaded])
 
 
 class EngineClient(ABC):
@@ -223,6 +231,10 @@ class EngineClient(ABC):
     async def reset_prefix_cache(self) -> None:
         self._require()
         await self._calls.reset_prefix_cache()
+
+    async def inspect(self, since_steps: Sequence[int] = ()) -> list[EngineView | None]:
+        self._require()
+        return [await self._calls.inspect(next(iter(since_steps), 0))]
 
     def _take_step(self, result: StepOutputs) -> None:
         self._stats = result.stats

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_view import EngineView
 from penstock.engines.contract.messages import AddRequest
 from penstock.engines.contract.model_info import ModelInfo
 
@@ -71,6 +72,14 @@ class Engine(Protocol):
         """Forgets all computed prompts; requests under way go on.
 
         Raises UnsupportedError, OverloadedError where the engine cannot while requests run, NotReadyError, EngineError.
+        """
+        ...
+
+    async def inspect(self, since_steps: Sequence[int] = ()) -> list[EngineView | None]:
+        """What each of its processes has at this moment, and its steps behind the number in `since_steps`, if there is
+        one at its place; None for one that does not say. Costs nothing while it is not called.
+
+        Raises UnsupportedError, NotReadyError, EngineError.
         """
         ...
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_view import EngineView
 from penstock.engines.contract.loading import Loading
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import PenstockError, from_code
@@ -170,6 +171,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """What another engine put out for this request before it died. The request, which has one id, continues behind
     these tokens, as after a preemption: `params` are those of the whole request. Only where
     `ModelInfo.supports_resume`."""
+    label: str = ""
+    """The id of the client's call, by which operators know it."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
@@ -199,6 +202,14 @@ class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
     CallReply with the same `call`."""
 
     call: int
+
+
+class Inspect(msgspec.Struct, tag="inspect", frozen=True):
+    """Asks what the engine has at this moment. Answered by a CallReply with the same `call` and a view."""
+
+    call: int
+    since_step: int = 0
+    """Steps with a higher number are shown."""
 
 
 class CloseDoor(msgspec.Struct, tag="close_door", frozen=True):
@@ -295,6 +306,8 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True):
 
     call: int
     error: RequestError | None = None
+    view: EngineView | None = None
+    """To `Inspect`."""
 
 
 class StepOutputs(msgspec.Struct, array_like=True, tag="step"):
@@ -329,7 +342,7 @@ class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
     """What it was expected to take; None: not known."""
 
 
-DownMessage = AddRequest | AbortRequests | LoadAdapter | UnloadAdapter | ResetPrefixCache
+DownMessage = AddRequest | AbortRequests | LoadAdapter | UnloadAdapter | ResetPrefixCache | Inspect
 OwnerMessage = DownMessage | CloseDoor
 """What an engine process with a door may be told by its owner."""
 UpMessage = Loading | Ready | LoadFailed | StepOutputs

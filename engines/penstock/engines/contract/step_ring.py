@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 NUM_STEPS = 256
 """That are kept: the newest."""
-_ROW = struct.Struct("=Qdd5q")
+_ROW = struct.Struct("=Qdd6q")
 _SECONDS = struct.Struct("=d")
+_COUNT = struct.Struct("=q")
 _SECONDS_AT = 16
 """Where in a row its seconds are."""
+_PROMPT_AT = _ROW.size - _COUNT.size
+"""Where in a row its prompt tokens are."""
 STEPS_BYTES = NUM_STEPS * _ROW.size
 """What a ring takes."""
 _FAILED = -1.0
@@ -33,6 +36,8 @@ class StepRow(NamedTuple):
     num_running: int
     num_waiting: int
     num_free_blocks: int
+    num_prompt_tokens: int = 0
+    """Of prompts, among its tokens; known at its end."""
 
 
 class StepRing:
@@ -48,17 +53,29 @@ class StepRing:
         """A step is handed to the model."""
         self._begun = number = self._begun + 1
         offset = number % NUM_STEPS * _ROW.size
-        _ROW.pack_into(self._memory, offset, number, now, 0.0, requests, tokens, running, waiting, free_blocks)
+        _ROW.pack_into(self._memory, offset, number, now, 0.0, requests, tokens, running, waiting, free_blocks, 0)
 
     def ends(self, seconds: float) -> None:
         """The oldest step under way has its result."""
         self._ended = number = self._ended + 1
         _SECONDS.pack_into(self._memory, number % NUM_STEPS * _ROW.size + _SECONDS_AT, seconds)
 
+    def had_prompts(self, tokens: int) -> None:
+        """So many tokens of the step that ended last were of prompts."""
+        _COUNT.pack_into(self._memory, self._ended % NUM_STEPS * _ROW.size + _PROMPT_AT, tokens)
+
     def fails(self) -> None:
         """A step has raised: no step is under way any more."""
         while self._ended < self._begun:
             self.ends(_FAILED)
+
+    def rows(self, since: int = 0) -> list[StepRow]:
+        """Those that are kept, in order; `since`: without this number and those before it, unless these
+        are of another ring."""
+        if since > self._begun:
+            since = 0
+        rows = read_steps(bytes(self._memory[:STEPS_BYTES]))
+        return [row for row in rows if row.number > since]
 
 
 def read_steps(memory: bytes) -> list[StepRow]:

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.engines.client.base import RETRY_AFTER
 from penstock.engines.client.stream import RequestStream
+from penstock.engines.contract.engine_view import EngineView
 from penstock.engines.contract.messages import AddRequest, DownMessage, PromptInfo, StepOutputs, StepRecord
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.connection import DoorConnection, HandshakeError, RemoteClock, decode_door
@@ -129,7 +130,7 @@ class AttachedEngine(Watched):
                 return await self._connect()
             except EngineDeadError as error:
                 if pause == _FIRST_PAUSE:
-                    logger.info("%s: it is waited for", error.message)
+                    logger.info("%s: waiting for it", error.message)
                 at_once = isinstance(error, HandshakeError) and time.monotonic() - tried_at < _QUICKLY
                 hung_up = hung_up + 1 if at_once else 0
                 if hung_up == _SURELY:
@@ -217,19 +218,19 @@ class AttachedEngine(Watched):
 
     async def _supervise(self) -> None:
         """Watches the connection, and makes a new one when it is gone. A reason why not is logged once."""
-        told = ""
+        last_message = ""
         while True:
             if self._connection is not None:
                 self._declare_dead(self._connection, await self._end_of(self._connection))
             try:
                 await self._connect_somehow()
                 self.num_restarts += 1
-                told = ""
+                last_message = ""
                 logger.warning("the engine at %s is back", self._door.address)
             except EngineError as error:
-                if error.message != told:
-                    logger.error("%s; it is tried again until it works", error.message)
-                told = error.message
+                if error.message != last_message:
+                    logger.error("%s; retrying until it works", error.message)
+                last_message = error.message
                 await asyncio.sleep(_LONGEST_PAUSE)
             except Exception as error:  # whatever it is, the next try comes
                 logger.error("the engine at %s cannot be reached: %s", self._door.address, as_load_error(error).message)
@@ -284,12 +285,16 @@ class AttachedEngine(Watched):
         """Raises as `load_adapter`."""
         raise PermissionDeniedError("The adapters of this engine are unloaded where it was started.")
 
+    async def inspect(self, since_steps: Sequence[int] = ()) -> list[EngineView | None]:
+        """Raises PermissionDeniedError: what requests of others wait for, its owner sees."""
+        raise PermissionDeniedError("This engine is looked at where it was started.")
+
     def _send(self, messages: Sequence[DownMessage]) -> None:
         """All of them or none. Raises PayloadTooLargeError."""
         if self._connection is None or self._welcome is None:
             return
         now = time.monotonic()
-        encoded = [encode(_aged(each, now) if isinstance(each, AddRequest) else each) for each in messages]
+        encoded = [encode(_aged(message, now) if isinstance(message, AddRequest) else message) for message in messages]
         largest = max(map(len, encoded), default=0)
         if largest > self._welcome.max_message_bytes:
             most = self._welcome.max_message_bytes

@@ -205,10 +205,10 @@ def check_request(request: AddRequest, info: ModelInfo, adapters: Collection[str
 
 
 def _check_sampling(params: SamplingParams, info: ModelInfo) -> None:
-    wanted = [count for count in (params.logprobs, params.prompt_logprobs) if count is not None]
-    if wanted and not info.supports_logprobs:
+    counts = [count for count in (params.logprobs, params.prompt_logprobs) if count is not None]
+    if counts and not info.supports_logprobs:
         raise UnsupportedError("This model's engine does not give logprobs.", param="logprobs")
-    _require(all(0 <= count <= _MOST_LOGPROBS for count in wanted), "logprobs")
+    _require(all(0 <= count <= _MOST_LOGPROBS for count in counts), "logprobs")
     for name, low, high in _RANGES:
         _require(low <= getattr(params, name) <= high, name)
     _require(params.seed is None or -_INT64 <= params.seed < _INT64, "seed")

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from penstock.engines.door.messages import ClientMessage, DoorMessage, Farewell, Hello, Welcome
 from penstock.engines.door.sockets import client_socket
 from penstock.engines.door.spec import DoorAddress
 from penstock.engines.errors import EngineDeadError, EngineError, NoResourcesError, NotReadyError
-from penstock.engines.process.wire import LoopSocket, Socket, context, encode, receive_all
+from penstock.engines.process.wire import LoopSocket, context, encode, receive_all, receive_monitor_events
 
 decode_door: Callable[[bytes], DoorMessage] = msgspec.msgpack.Decoder(DoorMessage).decode
 
@@ -51,8 +50,8 @@ class DoorConnection:
                 socket.close()
                 raise
         except zmq.ZMQError as error:
-            raise NoResourcesError(f"there can be no socket: {error}") from None
-        self._events = LoopSocket(monitor, _receive_events, self._look)
+            raise NoResourcesError(f"no socket can be created: {error}") from None
+        self._events = LoopSocket(monitor, receive_monitor_events, self._look)
         self._messages = LoopSocket(socket, receive_all, self._take)
         self._raw = socket
         try:
@@ -80,7 +79,7 @@ class DoorConnection:
             raise EngineDeadError(message.error.message)
         if isinstance(message, Farewell):
             raise EngineError(f"the engine at {self._door.address} refuses: {message.error.message}")
-        raise EngineError(f"what is at {self._door.address} is no engine's door")
+        raise EngineError(f"what is at {self._door.address} is not an engine's door")
 
     def _failure(self) -> EngineError:
         """Why there is no answer."""
@@ -127,15 +126,6 @@ class DoorConnection:
             self._raw.disable_monitor()  # first: ZeroMQ's thread would wait for ever for a reader that has gone
             self._events.close()
             self._messages.close(_LINGER_MS)
-
-
-def _receive_events(socket: Socket) -> list[int]:
-    events = []
-    while True:
-        try:
-            events.append(parse_monitor_message(socket.recv_multipart(zmq.NOBLOCK))["event"])
-        except zmq.Again:
-            return events
 
 
 class RemoteClock:

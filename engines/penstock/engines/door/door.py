@@ -25,7 +25,7 @@ from penstock.engines.contract.messages import (
 )
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.door.clients import number_of
-from penstock.engines.door.exchange import Exchange, KnownAdapters, News
+from penstock.engines.door.mail import DoorMail, KnownAdapters, News
 from penstock.engines.door.messages import Welcome
 from penstock.engines.door.reception import STATS_INTERVAL, Reception
 from penstock.engines.door.spec import DoorSpec
@@ -50,7 +50,7 @@ class Door:
         self.spec = spec
         self._clock = clock
         self._adapters = KnownAdapters(adapters)
-        self._exchange = Exchange()
+        self._mail = DoorMail()
         self._told_adapters = self._adapters.keys
         self._taken: list[tuple[int, int, int]] = []
         """As `News.taken`."""
@@ -62,30 +62,30 @@ class Door:
         self._own_steps: list[StepRecord] = []
         """That the owner has not been told of."""
         self._replies: list[CallReply] = []
-        self._reception = Reception(spec, welcome, self._adapters, self._exchange, heartbeat, clock)
+        self._reception = Reception(spec, welcome, self._adapters, self._mail, heartbeat, clock)
         self._thread = threading.Thread(target=self._reception.run, name="door", daemon=True)
         self._thread.start()
 
     @property
     def wakeup(self) -> int:
         """Readable while there is something for `with_clients` to take."""
-        return self._exchange.loop_wakeup
+        return self._mail.loop_wakeup
 
     @property
     def failed(self) -> bool:
         """No client can connect any more: a new process is needed."""
-        return self._exchange.failed
+        return self._mail.failed
 
     def with_clients(self, own: Iterable[OwnerMessage]) -> Iterator[DownMessage]:
         """The owner's messages, then what clients have sent."""
         for message in own:
             if isinstance(message, CloseDoor):
-                self._exchange.drain()
+                self._mail.drain()
                 self._replies.append(CallReply(CloseDoor.call))
             else:
-                self._adapters.asked(message)
+                self._adapters.requested(message)
                 yield message
-        for arrival in self._exchange.take_arrivals():
+        for arrival in self._mail.take_arrivals():
             self._taken.append((arrival.number, arrival.samples, arrival.size))
             self._admitted += arrival.samples
             yield arrival.message
@@ -99,7 +99,7 @@ class Door:
         """Hands over what is for clients; returns the owner's part. None: that has nothing but stats, and the last ones
         are not old."""
         for reply in message.replies:
-            self._adapters.answered(reply)
+            self._adapters.replied(reply)
         message.stats.admitted_of_others = self._admitted
         return self._divided(message) if self._reception.has_met else message
 
@@ -130,14 +130,14 @@ class Door:
         self._steps, self._taken = [], []
         self._told_adapters = self._adapters.keys
         self._handed_over_at = now
-        self._exchange.hand_over(news)
+        self._mail.hand_over(news)
 
     def close(self, reason: str) -> None:
         """Sends what there is, tells the clients why it is over, and goes."""
-        self._exchange.end(reason)
+        self._mail.end(reason)
         self._thread.join(_JOIN_SECONDS)
         if not self._thread.is_alive():  # else it still waits for these descriptors, and they are freed with it
-            self._exchange.close()
+            self._mail.close()
 
 
 def open_door(spec: EngineSpec, info: ModelInfo, heartbeat: Callable[[], Heartbeat]) -> Door:

@@ -22,7 +22,7 @@ from penstock.engines.contract.messages import (
     StepOutputs,
 )
 from penstock.engines.door.clients import Client, ClientTable, check_request
-from penstock.engines.door.exchange import Arrival, Exchange, KnownAdapters, News
+from penstock.engines.door.mail import Arrival, DoorMail, KnownAdapters, News
 from penstock.engines.door.messages import (
     PROTOCOL_VERSION,
     ClientMessage,
@@ -64,14 +64,14 @@ class Reception:
         spec: DoorSpec,
         welcome: Welcome,
         adapters: KnownAdapters,
-        exchange: Exchange,
+        mail: DoorMail,
         heartbeat: Callable[[], Heartbeat],
         clock: Callable[[], float],
     ) -> None:
         """Raises EngineError when nothing can listen at the address."""
         self._spec = spec
         self._welcome = welcome
-        self._exchange = exchange
+        self._mail = mail
         self._heartbeat = heartbeat
         self._clock = clock
         self._clients = ClientTable(spec)
@@ -100,7 +100,7 @@ class Reception:
             self._serve()
         except Exception:
             logger.exception("the engine's door has failed: its clients are cut off")
-            self._exchange.fail()
+            self._mail.fail()
         finally:
             self._socket.disable_monitor()
             self._socket.close(linger=_LAST_WORDS_MS)
@@ -108,7 +108,7 @@ class Reception:
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for source in (self._socket, self._events, self._exchange.thread_wakeup):
+        for source in (self._socket, self._events, self._mail.thread_wakeup):
             poller.register(source, zmq.POLLIN)
         if self._guard is not None:
             poller.register(self._guard.socket, zmq.POLLIN)
@@ -128,7 +128,7 @@ class Reception:
                 self._look_who_left()
             for client in self._clients.silent(self._clock()):
                 self._dismiss(client, NotReadyError(f"nothing was heard of it for {self._spec.client_timeout:g} s"))
-            all_news, closing = self._exchange.take_news()
+            all_news, closing = self._mail.take_news()
             for news in all_news:
                 self._send_news(news)
             self._send_changes()
@@ -196,14 +196,14 @@ class Reception:
             request = client.add(message, now)
             try:
                 check_request(request, self._welcome.info, self._adapters.keys)
-                if not self._exchange.arrived(Arrival(request, client.number, len(request.ids), size)):
+                if not self._mail.arrived(Arrival(request, client.number, len(request.ids), size)):
                     raise NotReadyError(_GOING, retry_after=_RETRY_AFTER)
             except PenstockError as error:
                 self._reject(client, request.ids, size, error)
         elif isinstance(message, AbortRequests):
-            self._exchange.arrived(Arrival(client.abort(message), client.number, 0, size))
+            self._mail.arrived(Arrival(client.abort(message), client.number, 0, size))
         else:
-            self._exchange.arrived(Arrival(client.call(message), client.number, 0, size))
+            self._mail.arrived(Arrival(client.call(message), client.number, 0, size))
 
     def _reject(self, client: Client, ids: Iterable[int], size: int, error: PenstockError) -> None:
         """Ends a request that the engine never sees; it counts as taken in."""
@@ -228,7 +228,7 @@ class Reception:
             self._told_adapters = self._adapters.keys
             for client in self._clients:
                 self._send(client, LoadedAdapters(list(self._told_adapters)))
-        if self._exchange.draining and not self._leaving:
+        if self._mail.draining and not self._leaving:
             self._leaving = True
             for client in self._clients:
                 self._send(client, Leaving())
@@ -282,4 +282,4 @@ class Reception:
         num_ended = len(abort.ids) if abort is not None else 0
         logger.info("client %d disconnected: %s; requests ended: %d", client.number, reason, num_ended)
         if abort is not None:
-            self._exchange.arrived(Arrival(abort, client.number, 0, 0))
+            self._mail.arrived(Arrival(abort, client.number, 0, 0))

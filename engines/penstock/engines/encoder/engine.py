@@ -236,20 +236,20 @@ class EncoderEngine:
         """Puts the rows into the requests. When a batch raises, its texts are computed one by one, so that only the
         requests of the guilty ones fail."""
         try:
-            rows = encoder.compute([each.text for each in batch])
+            rows = encoder.compute([text.text for text in batch])
         except Exception as error:
             self.stats.failures += 1
             if len(batch) == 1:
                 logger.exception("A text could not be encoded")
                 return {batch[0].request: StepFailedError(f"The text could not be encoded: {type(error).__name__}.")}
             logger.warning("a batch of %d texts failed and is computed text by text: %r", len(batch), error)
-            return {key: each for text in batch for key, each in self._compute(encoder, [text]).items()}
-        found: dict[EncodeRequest, PenstockError] = {}
-        for each, row in zip(batch, rows, strict=True):
-            each.request.put(each.number, row)
+            return {key: error for text in batch for key, error in self._compute(encoder, [text]).items()}
+        failures: dict[EncodeRequest, PenstockError] = {}
+        for text, row in zip(batch, rows, strict=True):
+            text.request.put(text.number, row)
             if not np.isfinite(row.sum()):
-                found[each.request] = NumericalError("The model gave numbers that are not finite.")
-        return found
+                failures[text.request] = NumericalError("The model gave numbers that are not finite.")
+        return failures
 
     def _end(self, ended: dict[EncodeRequest, PenstockError | None]) -> None:
         """On the loop: whatever is complete, or has failed."""

@@ -93,11 +93,11 @@ def _open(config: OpenVINOConfig, outline: EncoderOutline, recipe: SentenceRecip
     return _Source(numerics, outline, recipe, weights, checkpoint)
 
 
-def longest_text(asked: int | None, said: int | None, possible: int) -> int:
+def longest_text(limit: int | None, advised: int | None, possible: int) -> int:
     """What the operator asks for, else what sentence-transformers' files say, and never more than the model can.
 
     Raises InvalidRequestError when the operator asks for more than that.
     """
-    if asked is not None and asked > possible:
-        raise InvalidRequestError(f"max_model_len={asked} is more than the model's {possible} tokens")
-    return asked or min(said or possible, possible)
+    if limit is not None and limit > possible:
+        raise InvalidRequestError(f"max_model_len={limit} is more than the model's {possible} tokens")
+    return limit or min(advised or possible, possible)

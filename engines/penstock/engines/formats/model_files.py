@@ -82,7 +82,7 @@ def eos_token_ids(model_dir: Path, vocab_size: int) -> tuple[int, ...]:
     settings = read_json_if_any(model_dir / "config.json")
     inner = settings.get("text_config")
     named = (read_json_if_any(model_dir / "generation_config.json"), settings, inner)
-    ids = [each.get("eos_token_id") for each in named if isinstance(each, dict)]
+    ids = [known.get("eos_token_id") for known in named if isinstance(known, dict)]
     return ids_of_vocabulary(vocab_size, *ids, _eos_of_tokenizer(model_dir))
 
 
@@ -92,7 +92,7 @@ def ids_of_vocabulary(vocab_size: int, *values: Any) -> tuple[int, ...]:
     ids = [i for value in values for i in (value if isinstance(value, list) else [value]) if i is not None]
     strange = next((i for i in ids if type(i) is not int), None)
     if strange is not None:
-        raise EngineError(f"eos_token_id has {str(strange)[:50]!r}, which is no token id")
+        raise EngineError(f"eos_token_id has {str(strange)[:50]!r}, which is not a token id")
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
 
 

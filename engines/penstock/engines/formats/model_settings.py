@@ -127,7 +127,7 @@ def _stretched(config: Mapping[str, Any], settings: Mapping[str, Any], longest: 
     if factor is None:  # the ratio of the two lengths, in yarn
         return longest
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < _LONGEST:
-        raise UnsupportedError(f"config.json has a RoPE factor of {str(factor)[:50]}, which is no such factor")
+        raise UnsupportedError(f"config.json has a RoPE factor of {str(factor)[:50]}, which is not a valid factor")
     length = int(factor * (_original(config, settings) or longest))
     if length > _LONGEST:
         raise UnsupportedError(f"config.json's RoPE settings make a context of {length} tokens, more than {_LONGEST}")
@@ -138,7 +138,7 @@ def _original(config: Mapping[str, Any], settings: Mapping[str, Any]) -> int | N
     key = "original_max_position_embeddings"
     length = settings.get(key) or config.get(key)
     if length is not None and (type(length) is not int or not 0 < length <= _LONGEST):
-        raise UnsupportedError(f"config.json has {key}={str(length)[:50]}, which is no number of tokens")
+        raise UnsupportedError(f"config.json has {key}={str(length)[:50]}, which is not a number of tokens")
     return length
 
 

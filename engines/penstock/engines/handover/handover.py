@@ -81,28 +81,28 @@ class Handover:
         if not self._writes or self._own is None:
             return
         try:
-            wanted = [key for key in keys if not self._own.keeps(key)]
-            for first in range(0, len(wanted), _AT_ONCE):
-                self._write(self._own, wanted[first : first + _AT_ONCE])
+            missing = [key for key in keys if not self._own.keeps(key)]
+            for first in range(0, len(missing), _AT_ONCE):
+                self._write(self._own, missing[first : first + _AT_ONCE])
         except (OSError, MemoryError) as error:
             self._writes = False
             logger.warning("blocks are not handed over any more: %s", error or "no memory")
 
     def _write(self, own: OwnRegion, keys: Sequence[BlockHash]) -> None:
-        found = [(block_id, key) for key in keys if (block_id := self._kv.pool.lookup(key)) is not None]
-        if not found:
+        blocks = [(block_id, key) for key in keys if (block_id := self._kv.pool.lookup(key)) is not None]
+        if not blocks:
             return
-        contents = self._host.read_blocks([block_id for block_id, _ in found])
-        for (_, key), block in zip(found, contents, strict=True):
+        contents = self._host.read_blocks([block_id for block_id, _ in blocks])
+        for (_, key), block in zip(blocks, contents, strict=True):
             own.write(key, block)
-        self._num_saved += len(found)
+        self._num_saved += len(blocks)
 
     def advance(self) -> Sequence[CallReply]:
         for done in self._inbox.take():
             if done.error is not None:
                 logger.warning("blocks of another engine cannot be read: %s", done.error or "no memory")
             if done.prefetch.contents is None:
-                self._num_lost += len(done.prefetch.wanted) - len(done.contents)
+                self._num_lost += len(done.prefetch.blocks) - len(done.contents)
             self._prefetches.ended(done.prefetch, done.contents, self._clock())
         self._prefetches.give_up(self._clock())
         return ()

@@ -56,8 +56,8 @@ class OwnRegion(SharedRegion):
 
     def keeps(self, block_hash: BlockHash) -> bool:
         """It is there, and not among the next to be overwritten. Raises OSError."""
-        found = self.find(block_hash)
-        return found is not None and found[1] > self._file.num_writes - self.num_slots // 2
+        place = self.find(block_hash)
+        return place is not None and place[1] > self._file.num_writes - self.num_slots // 2
 
     def write(self, block_hash: BlockHash, contents: Contents) -> None:
         """`contents`: [block bytes]. Raises OSError."""
@@ -102,9 +102,9 @@ class SharedBlocks:
 
     def _find(self, block_hash: BlockHash) -> int | None:
         for number, region in enumerate(self._regions):
-            found = region.find(block_hash)
-            if found is not None:
-                return number * self._num_slots + found[0]
+            place = region.find(block_hash)
+            if place is not None:
+                return number * self._num_slots + place[0]
         return None
 
     def read(self, slot: int, block_hash: BlockHash) -> Contents | None:

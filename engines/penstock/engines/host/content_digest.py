@@ -51,10 +51,10 @@ def file_state(path: Path) -> FileState | None:
     are asked for its times alone."""
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
     except OSError:
         return None
-    return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    return FileState(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 def content_digest(path: Path) -> str:
@@ -98,9 +98,9 @@ def _write(place: Path, remembered: _Remembered) -> None:
     """Raises OSError."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent.parent) as folder:  # another server may write it, too
-        made = Path(folder) / place.name
-        made.write_bytes(msgspec.json.encode(remembered))
-        made.replace(place)
+        new = Path(folder) / place.name
+        new.write_bytes(msgspec.json.encode(remembered))
+        new.replace(place)
     by_age = sorted(place.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in by_age[_MOST_REMEMBERED:]:
         path.unlink()

@@ -24,8 +24,8 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 def siblings(root: Path, cpu: int) -> str:
     """The logical CPUs of a core, as the kernel lists them; the CPU alone where it does not."""
-    told = kernel_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    return told.strip() or str(cpu)
+    listed = kernel_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return listed.strip() or str(cpu)
 
 
 def _quota(root: Path) -> int:
@@ -50,25 +50,27 @@ def _own_quota(folder: Path, version: int) -> int | None:
 _T = TypeVar("_T")
 
 
-def shares(asked: Placement, parts: int, root: Path = Path("/")) -> list[Placement]:
+def shares(placement: Placement, parts: int, root: Path = Path("/")) -> list[Placement]:
     """A placement for each of `parts` engines. They get NUMA nodes of their own where nodes were asked for (`auto`: all
     of the machine's), else cores of their own; several that have to share a node get cores of it. Where there are fewer
     cores than engines, all get all of them.
 
     What was asked for is known to be there (`find_place`). `root` is where /sys is looked for.
     """
-    cpus = allowed_cpus() if asked.cpus is None else parse_list(asked.cpus)
+    cpus = allowed_cpus() if placement.cpus is None else parse_list(placement.cpus)
     nodes = {node.number: node.cpus & cpus for node in read_nodes(root) if node.cpus & cpus}
-    if asked.numa_nodes is None or not nodes:
-        return [Placement(each, asked.numa_nodes) for each in _cores(cpus, parts, root)]
-    numbers = sorted(nodes if asked.numa_nodes == "auto" else parse_list(asked.numa_nodes))
+    if placement.numa_nodes is None or not nodes:
+        return [Placement(part, placement.numa_nodes) for part in _cores(cpus, parts, root)]
+    numbers = sorted(nodes if placement.numa_nodes == "auto" else parse_list(placement.numa_nodes))
     if len(numbers) >= parts:
-        return [Placement(asked.cpus, format_list(share)) for share in _split(numbers, parts)]
+        return [Placement(placement.cpus, format_list(share)) for share in _split(numbers, parts)]
     of_node = [part * len(numbers) // parts for part in range(parts)]
-    found: list[Placement] = []
+    placements: list[Placement] = []
     for place, number in enumerate(numbers):
-        found += [Placement(each, str(number)) for each in _cores(nodes.get(number, cpus), of_node.count(place), root)]
-    return found
+        placements += [
+            Placement(part, str(number)) for part in _cores(nodes.get(number, cpus), of_node.count(place), root)
+        ]
+    return placements
 
 
 def _cores(cpus: Collection[int], parts: int, root: Path) -> list[str | None]:

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 FILES = ("report.json", "steps.csv", "stacks.txt")
 """Of each."""
+SCHEMA = "penstock-crash/1"
+"""Of `report.json`."""
 MOST_KEPT = 10
 """Crashes: the newest."""
 _FORM = re.compile(r"\d{8}-\d{6}-(?:engine|model|front)-.+")
@@ -81,7 +83,7 @@ def keep_evidence(folder: Path | None, crash: Crash, box: BlackBox) -> threading
         thread.start()
     except (OSError, RuntimeError) as error:  # RuntimeError: there can be no thread
         _writers.release()
-        logger.warning("nothing is kept of the end of %s %s: %s", crash.kind, crash.name, error)
+        logger.warning("no crash report of %s %s could be written: %s", crash.kind, crash.name, error)
         return None
     return thread
 
@@ -97,9 +99,9 @@ def _write_safely(folder: Path, crash: Crash, steps: Sequence[StepRow], stacks: 
         place = _write(folder, crash, steps, stacks, memory)
         killed = memory["risen"].get("oom_kill") or memory["risen"].get("machine_oom_kill")
         hint = "; memory ran out" if killed and crash.status == -signal.SIGKILL else ""
-        logger.error("what is known of the end of %s %s is in %s%s", crash.kind, crash.name, place, hint)
+        logger.error("crash report of %s %s: %s%s", crash.kind, crash.name, place, hint)
     except Exception as error:  # whatever it is, the process has been replaced meanwhile
-        logger.warning("nothing is kept of the end of %s %s: %s", crash.kind, crash.name, error)
+        logger.warning("no crash report of %s %s could be written: %s", crash.kind, crash.name, error)
     finally:
         _writers.release()
 
@@ -108,6 +110,7 @@ def _write(folder: Path, crash: Crash, steps: Sequence[StepRow], stacks: str, me
     """Raises OSError."""
     now = datetime.now(UTC)
     report = {
+        "schema": SCHEMA,
         "kind": crash.kind,
         "name": crash.name,
         "pid": crash.pid,

@@ -127,8 +127,8 @@ def _advice(error: BaseException, settings: Mapping[str, Any]) -> str:
         return trace if extra is None else f"pip install 'penstock-server[{extra}]'; {trace}"
     if isinstance(error, ValueError | OSError):
         return trace
-    others = {name: value for name, value in _PLAIN.items() if settings.get(name) not in (value, None)}
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in others.items()]
+    changes = {name: value for name, value in _PLAIN.items() if settings.get(name) not in (value, None)}
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in changes.items()]
     return f"try {' or '.join(flags)}; {trace}" if flags else trace
 
 

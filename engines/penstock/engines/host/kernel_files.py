@@ -22,7 +22,7 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
         for top in (base / mount for mount in mounts):
             folder = top / path.strip("/")
             version = 2 if top == base else 1
-            yield from ((each, version) for each in (folder, *folder.parents) if each.is_relative_to(top))
+            yield from ((group, version) for group in (folder, *folder.parents) if group.is_relative_to(top))
 
 
 def _memberships(controller: str, root: Path) -> Iterator[tuple[str, Sequence[str]]]:

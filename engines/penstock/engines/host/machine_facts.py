@@ -29,11 +29,11 @@ _VARIABLES = ("OMP_", "KMP_", "ONEDNN_", "DNNL_", "OV_", "OPENVINO_", "MKL_", "G
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that are installed, by name."""
-    found = {"python": sys.version.split()[0]}
+    known = {"python": sys.version.split()[0]}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            known[name] = version(name)
+    return known
 
 
 def machine() -> dict[str, Any]:
@@ -73,10 +73,10 @@ def _memory_total() -> int:
 
 def _limits() -> dict[str, str]:
     """Of the nearest control group that is there."""
-    found = {}
+    limits = {}
     for controller, names in _LIMITS.items():
         nearest = [folder for folder, _ in group_folders(controller) if folder.is_dir()][:1]
         for path in (folder / name for folder in nearest for name in names):
             with suppress(OSError):
-                found[path.name] = path.read_text().strip()
-    return found
+                limits[path.name] = path.read_text().strip()
+    return limits

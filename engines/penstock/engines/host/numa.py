@@ -30,13 +30,13 @@ def parse_list(text: str) -> frozenset[int]:
     """Numbers in "0-3,8". Raises InvalidRequestError for anything else."""
     if not _LIST.fullmatch(text):
         raise InvalidRequestError(f"{text!r} is not a list of numbers such as 0-3,8")
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
         if int(last or first) < int(first):
             raise InvalidRequestError(f"{part} in {text!r} ends before it begins")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
 
 
 def format_list(numbers: Iterable[int]) -> str:
@@ -87,14 +87,14 @@ def by_socket(nodes: Sequence[Node], root: Path = Path("/")) -> list[list[Node]]
         sockets = _sockets(root, node.cpus)
         same = [group for group in groups if group[1] & sockets]
         groups = [group for group in groups if group not in same]
-        groups.append(([*(each for group in same for each in group[0]), node], sockets.union(*(g[1] for g in same))))
+        groups.append(([*(member for g in same for member in g[0]), node], sockets.union(*(g[1] for g in same))))
     return [members for members, _ in groups]
 
 
 def _sockets(root: Path, cpus: Collection[int]) -> set[str]:
-    found: set[str] = set()
+    sockets: set[str] = set()
     for cpu in cpus:
-        told = kernel_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id")
-        socket = told.strip() or _NO_SOCKET
-        found.add(f"of CPU {cpu}" if socket == _NO_SOCKET else socket)
-    return found
+        package = kernel_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id")
+        socket = package.strip() or _NO_SOCKET
+        sockets.add(f"of CPU {cpu}" if socket == _NO_SOCKET else socket)
+    return sockets

@@ -44,33 +44,33 @@ class Place(msgspec.Struct, frozen=True):
         return f"CPUs {format_list(self.cpus)}{memory}"
 
 
-def find_place(asked: Placement, root: Path = Path("/")) -> Place | None:
+def find_place(placement: Placement, root: Path = Path("/")) -> Place | None:
     """None: nothing was asked for. Raises InvalidRequestError, whose `param` is the setting, for CPUs and nodes that
     are not there. `root` is where /sys is looked for."""
-    if asked.cpus is None and asked.numa_nodes is None:
+    if placement.cpus is None and placement.numa_nodes is None:
         return None
     setting = "cpus"
     try:
-        cpus = allowed_cpus() if asked.cpus is None else _known(parse_list(asked.cpus), allowed_cpus())
-        if asked.numa_nodes is None:
+        cpus = allowed_cpus() if placement.cpus is None else _known(parse_list(placement.cpus), allowed_cpus())
+        if placement.numa_nodes is None:
             return Place(cpus, frozenset())
         setting = "numa_nodes"
         nodes = read_nodes(root)
-        chosen = _roomiest(nodes, cpus, root) if asked.numa_nodes == "auto" else _named(asked.numa_nodes, nodes)
+        chosen = _roomiest(nodes, cpus, root) if placement.numa_nodes == "auto" else _named(placement.numa_nodes, nodes)
     except InvalidRequestError as error:
         raise InvalidRequestError(error.message, param=setting) from None
     within = cpus & frozenset(cpu for node in chosen for cpu in node.cpus) if chosen else cpus
     if not within:
         raise InvalidRequestError(
-            f"node {asked.numa_nodes} has none of the CPUs {format_list(cpus)}, on which the engine may run",
+            f"node {placement.numa_nodes} has none of the CPUs {format_list(cpus)}, on which the engine may run",
             param=setting,
         )
     return Place(within, frozenset(node.number for node in chosen))
 
 
-def bind(asked: Placement) -> None:
+def bind(placement: Placement) -> None:
     """Binds the calling thread, and all that it starts from now on. Raises as `find_place`."""
-    place = find_place(asked)
+    place = find_place(placement)
     if place is None:
         return
     os.sched_setaffinity(0, place.cpus)
@@ -79,20 +79,20 @@ def bind(asked: Placement) -> None:
     logger.info("the engine runs on %s", place)
 
 
-def _known(wanted: frozenset[int], allowed: frozenset[int]) -> frozenset[int]:
-    missing = wanted - allowed
+def _known(numbers: frozenset[int], allowed: frozenset[int]) -> frozenset[int]:
+    missing = numbers - allowed
     if missing:
         raise InvalidRequestError(f"CPU {format_list(missing)} is not available (available: {format_list(allowed)})")
-    return wanted
+    return numbers
 
 
 def _named(text: str, nodes: list[Node]) -> list[Node]:
-    wanted, there = parse_list(text), {node.number: node for node in nodes}
-    missing = wanted - there.keys()
+    numbers, there = parse_list(text), {node.number: node for node in nodes}
+    missing = numbers - there.keys()
     if missing:
         known = f"those with CPUs are {format_list(there)}" if there else "the system names none at all"
         raise InvalidRequestError(f"this machine has no NUMA node {format_list(missing)}; {known}")
-    return [there[number] for number in sorted(wanted)]
+    return [there[number] for number in sorted(numbers)]
 
 
 def _roomiest(nodes: list[Node], cpus: Collection[int], root: Path) -> list[Node]:

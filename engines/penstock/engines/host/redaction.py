@@ -59,9 +59,9 @@ class Redaction:
 
     def _walk(self, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {str(name): self._named(str(name), each) for name, each in value.items()}
+            return {str(name): self._named(str(name), inner) for name, inner in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
-            return [self._walk(each) for each in value]
+            return [self._walk(inner) for inner in value]
         if not isinstance(value, str):
             return value
         inner = _object_in(value)
@@ -87,8 +87,8 @@ def _object_in(text: str) -> dict[str, Any] | None:
     if not text.startswith("{"):
         return None
     with suppress(ValueError, RecursionError):
-        found = json.loads(text)
-        return found if isinstance(found, dict) else None
+        settings = json.loads(text)
+        return settings if isinstance(settings, dict) else None
     return None
 
 
@@ -96,8 +96,8 @@ def _texts(value: Any) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _texts(each)
+        for inner in value.values():
+            yield from _texts(inner)
     elif isinstance(value, list | tuple | set | frozenset):
-        for each in value:
-            yield from _texts(each)
+        for inner in value:
+            yield from _texts(inner)

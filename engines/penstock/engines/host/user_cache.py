@@ -12,6 +12,6 @@ _NO_HOME = "/nonexistent"
 def user_cache(part: str) -> Path:
     """The folder for `part`, which may not be there yet: below XDG_CACHE_HOME, or ~/.cache. A user that the system does
     not know, as a container's may be, and who has no HOME, gets one that cannot be made."""
-    given = os.environ.get("XDG_CACHE_HOME")
+    cache_home = os.environ.get("XDG_CACHE_HOME")
     home = os.path.expanduser("~")
-    return Path(given or Path(home if os.path.isabs(home) else _NO_HOME, ".cache")) / "penstock" / part
+    return Path(cache_home or Path(home if os.path.isabs(home) else _NO_HOME, ".cache")) / "penstock" / part

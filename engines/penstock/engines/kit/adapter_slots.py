@@ -63,6 +63,32 @@ def load_configured(
             raise type(e)(f"LoRA adapter {key}: {e.message}") from e
 
 
+class Adapters(Protocol):
+    """The adapters of an engine, with the verbs of AdapterHost."""
+
+    def prepare(self, key: str, folder: Path, /) -> Any: ...
+    def install(self, key: str, prepared: Any, /) -> None: ...
+    def unload(self, key: str, /) -> None: ...
+
+
+A = TypeVar("A", bound=Adapters)
+
+
+class WithAdapters(Generic[A]):
+    """Implements AdapterHost for an engine that has them."""
+
+    _adapters: A
+
+    def prepare_adapter(self, key: str, folder: Path) -> Any:
+        return self._adapters.prepare(key, folder)
+
+    def install_adapter(self, key: str, prepared: Any) -> None:
+        self._adapters.install(key, prepared)
+
+    def unload_adapter(self, key: str) -> None:
+        self._adapters.unload(key)
+
+
 class LinearLayer(Protocol):
     @property
     def inputs(self) -> int: ...

@@ -48,10 +48,10 @@ def check_model_sizes(settings: Mapping[str, Any]) -> None:
             raise UnsupportedError(f"config.json has {key}={value!r:.40}, which is not a number from 0 to {most}")
 
 
-def max_model_len(wanted: int | None, limit: int | None) -> int:
+def max_model_len(setting: int | None, limit: int | None) -> int:
     """As asked for, or what the model was made for. Raises ContextLengthError when more than that is asked for,
     UnsupportedError when neither is known."""
-    length = wanted or limit
+    length = setting or limit
     if length is None:
         raise UnsupportedError("config.json does not say how long a context can be: max_model_len must be set")
     if limit is not None and length > limit:

@@ -37,7 +37,7 @@ class HeadInputs:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Draft:
     """A request that asks for guesses."""
 
     id: int
@@ -128,25 +128,25 @@ class DraftModel:
         guesses: dict[int, list[int]] = {i: [] for i in drafting.num_guesses}
         places = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
         ids = [i for i in guesses if self._head is None or i not in under_way]
-        asked = self._share_out(self._asked(step, table, places, ids))
-        while asked:
-            tokens, hidden = self._forward(asked, table, drafting)
+        drafts = self._share_out(self._drafts_for(step, table, places, ids))
+        while drafts:
+            tokens, hidden = self._forward(drafts, table, drafting)
             following = []
-            for n, (each, token) in enumerate(zip(asked, tokens, strict=True)):
-                end = each.start + each.scheduled
-                if end <= each.last + 1:  # known tokens, which stay
-                    self._fill(table.block_tables[0][each.row], each.start, end)
-                if end > each.last:
-                    guesses[each.id].append(token)
-                    table.tokens[each.row, end + self._lead] = token
-                    if len(guesses[each.id]) < each.count:
+            for n, (draft, token) in enumerate(zip(drafts, tokens, strict=True)):
+                end = draft.start + draft.scheduled
+                if end <= draft.last + 1:  # known tokens, which stay
+                    self._fill(table.block_tables[0][draft.row], draft.start, end)
+                if end > draft.last:
+                    guesses[draft.id].append(token)
+                    table.tokens[draft.row, end + self._lead] = token
+                    if len(guesses[draft.id]) < draft.count:
                         own = None if hidden is None else hidden[n : n + 1]
-                        following.append(replace(each, start=end, scheduled=1, hidden=own))
-            asked = following
-        for request_id, made in guesses.items():
-            drafting.num_guesses[request_id] = len(made)
+                        following.append(replace(draft, start=end, scheduled=1, hidden=own))
+            drafts = following
+        for request_id, tokens in guesses.items():
+            drafting.num_guesses[request_id] = len(tokens)
             if self._head is None:
-                self._guessed[request_id] = places[request_id] + 1, made[:-1]
+                self._guessed[request_id] = places[request_id] + 1, tokens[:-1]
         return _with_guesses(step, guesses), drafting
 
     def reset(self) -> None:
@@ -155,18 +155,18 @@ class DraftModel:
 
     # -- what is computed ------------------------------------------------------------------------------------
 
-    def _asked(
+    def _drafts_for(
         self, step: SchedulerOutput, table: RequestTable, places: Mapping[int, int], ids: list[int]
-    ) -> list[_Asked]:
+    ) -> list[_Draft]:
         """Those of `ids` that can get guesses. `places`: of every request's last known token."""
-        asked = []
+        drafts = []
         for request_id, row in zip(ids, table.rows_of(ids), strict=True):
             last = places[request_id] - self._lead
             count = min(len(step.drafts[request_id]), self._max_len - last)
             if count > 0 and last >= 0:
                 start = self._missing_from(request_id, int(row), last, table)
-                asked.append(_Asked(request_id, int(row), last, count, start))
-        return asked
+                drafts.append(_Draft(request_id, int(row), last, count, start))
+        return drafts
 
     def _missing_from(self, request_id: int, row: int, last: int, table: RequestTable) -> int:
         """The first position up to `last` that has to be computed; `last` itself always has."""
@@ -181,24 +181,24 @@ class DraftModel:
             start = min(end, last)
         return start
 
-    def _share_out(self, asked: list[_Asked]) -> list[_Asked]:
+    def _share_out(self, drafts: list[_Draft]) -> list[_Draft]:
         """Gives each, in order, the tokens that it has to compute, as far as a forward pass has room."""
         left = self._max_tokens
-        for each in asked:
-            each.scheduled = min(each.last + 1 - each.start, left)
-            left -= each.scheduled
-        return [each for each in asked if each.scheduled]
+        for draft in drafts:
+            draft.scheduled = min(draft.last + 1 - draft.start, left)
+            left -= draft.scheduled
+        return [draft for draft in drafts if draft.scheduled]
 
     def _forward(
-        self, asked: Sequence[_Asked], table: RequestTable, drafting: Drafting
+        self, drafts: Sequence[_Draft], table: RequestTable, drafting: Drafting
     ) -> tuple[list[int], Floats | None]:
         """One forward pass: the likeliest token behind each request's last one in it, and a draft head's hidden state
         there."""
         began = self._clock()
-        rows = np.array([each.row for each in asked])
-        computed = np.array([each.start for each in asked])
-        scheduled = np.array([each.scheduled for each in asked])
-        begins = np.zeros(len(asked) + 1, np.int64)
+        rows = np.array([draft.row for draft in drafts])
+        computed = np.array([draft.start for draft in drafts])
+        scheduled = np.array([draft.scheduled for draft in drafts])
+        begins = np.zeros(len(drafts) + 1, np.int64)
         np.cumsum(scheduled, out=begins[1:])
         positions = np.arange(begins[-1]) + np.repeat(computed - begins[:-1], scheduled)
         batch = Batch(
@@ -209,9 +209,9 @@ class DraftModel:
             scheduled=scheduled,
             groups=table.group_tables(rows, computed, computed + scheduled),
             logits_at=begins[1:] - 1,
-            adapter_slots=np.zeros(len(asked), np.int64),
+            adapter_slots=np.zeros(len(drafts), np.int64),
             wants_hidden=self._head is not None,
-            features=None if self._head is None else self._features(self._head, asked, table),
+            features=None if self._head is None else self._features(self._head, drafts, table),
         )
         self._model.prepare(_BUFFER, batch)
         self._model.start(_BUFFER, NO_INTS, NO_TOKENS)
@@ -223,17 +223,17 @@ class DraftModel:
         drafting.passes.append((len(positions), self._clock() - began))
         return tokens.tolist(), hidden
 
-    def _features(self, head: HeadInputs, asked: Sequence[_Asked], table: RequestTable) -> Floats:
+    def _features(self, head: HeadInputs, drafts: Sequence[_Draft], table: RequestTable) -> Floats:
         """[T, width]. The model makes a step's copies when the step begins, which is later."""
         pieces = []
-        for each in asked:
-            if each.hidden is not None:
-                pieces.append(each.hidden)
+        for draft in drafts:
+            if draft.hidden is not None:
+                pieces.append(draft.hidden)
                 continue
-            end = each.start + each.scheduled
-            blocks = table.block_tables[0][each.row, : -(-end // self._block_size)].tolist()
+            end = draft.start + draft.scheduled
+            blocks = table.block_tables[0][draft.row, : -(-end // self._block_size)].tolist()
             blocks = [self._copies.get(block, block) for block in blocks]
-            pieces.append(head.features.read(blocks, each.start, end))
+            pieces.append(head.features.read(blocks, draft.start, end))
         return np.concatenate(pieces)
 
     # -- what blocks hold ------------------------------------------------------------------------------------

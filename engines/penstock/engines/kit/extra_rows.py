@@ -183,9 +183,9 @@ def split_scored(table: RequestTable, whole: BatchPart, max_scored: int) -> Iter
     )
     scored = np.flatnonzero(is_scored)
     scored = scored if whole.scheduled[scored].sum() > max_scored else NO_INTS
-    others = np.setdiff1d(np.arange(len(whole.rows)), scored)
-    if len(others):
-        yield whole.chosen(others)
+    unscored = np.setdiff1d(np.arange(len(whole.rows)), scored)
+    if len(unscored):
+        yield whole.chosen(unscored)
     for i in scored:
         end = int(whole.computed[i] + whole.scheduled[i])
         for start in range(int(whole.computed[i]), end, max_scored):

@@ -80,10 +80,10 @@ class Grammars:
 def _budget(grammar: Grammar) -> tuple[ThoughtTags, int] | None:
     from penstock.tokenizers.grammars import ThoughtTags
 
-    given = grammar.budget
-    if given is None:
+    budget = grammar.budget
+    if budget is None:
         return None
-    return ThoughtTags(given.openings, given.endings, given.closing, given.inside, given.again), given.tokens
+    return ThoughtTags(budget.openings, budget.endings, budget.closing, budget.inside, budget.again), budget.tokens
 
 
 _NAMES = {

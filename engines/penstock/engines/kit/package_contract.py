@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from importlib import import_module, metadata
 from operator import attrgetter
 from typing import Any
 
@@ -56,6 +57,30 @@ class Contract:
             yield f"{path} begins with {', '.join(there._fields)}"
 
 
+def installed_release(
+    distributions: Sequence[str],
+    oldest: tuple[int, int],
+    too_new: tuple[int, int],
+    version_of: Callable[[str], str] = metadata.version,
+) -> str | None:
+    """The version of the first of `distributions` that is installed, such as "1.2.1"; None: none is. Raises EngineError
+    for one that is older than `oldest`, or not older than `too_new`."""
+    for name in distributions:
+        try:
+            version = version_of(name)
+        except metadata.PackageNotFoundError:
+            continue
+        match = re.match(r"(\d+)\.(\d+)", version)
+        if match is None or not oldest <= (int(match[1]), int(match[2])) < too_new:
+            first, end = (".".join(map(str, bound)) for bound in (oldest, too_new))
+            raise EngineError(
+                f"{name} {version} is installed, but this engine needs {first} or newer and older than {end}: "
+                f"pip install '{distributions[0]}>={first},<{end}'"
+            )
+        return version
+    return None
+
+
 def refuse(product: str, version: str, moved: Sequence[str]) -> None:
     """Raises EngineError if anything has moved."""
     if moved:
@@ -91,6 +116,6 @@ def field_names(there: Any) -> set[str]:
     return set(there.__struct_fields__)
 
 
-def _missing(path: str, kind: str, wanted: Iterable[str], there: Iterable[str]) -> Iterator[str]:
+def _missing(path: str, kind: str, names: Iterable[str], there: Iterable[str]) -> Iterator[str]:
     known = set(there)
-    yield from (f"{path} has no {kind} {name!r}" for name in wanted if name not in known)
+    yield from (f"{path} has no {kind} {name!r}" for name in names if name not in known)

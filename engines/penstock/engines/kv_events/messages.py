@@ -69,7 +69,7 @@ def _event(entry: CacheEntry, groups: Sequence[KVGroup]) -> Event:
     if isinstance(entry, BlocksStored):
         window = groups[entry.group].window
         return BlockStored(
-            block_hashes=[public_hash(each) for each in entry.hashes],
+            block_hashes=[public_hash(block_hash) for block_hash in entry.hashes],
             parent_block_hash=None if entry.parent is None else public_hash(entry.parent),
             token_ids=entry.token_ids,
             block_size=entry.block_size,
@@ -81,7 +81,7 @@ def _event(entry: CacheEntry, groups: Sequence[KVGroup]) -> Event:
             kv_cache_spec_sliding_window=window or None,
         )
     if isinstance(entry, BlocksRemoved):
-        hashes = [public_hash(each) for each in entry.hashes]
+        hashes = [public_hash(block_hash) for block_hash in entry.hashes]
         return BlockRemoved(block_hashes=hashes, medium=_MEDIUM, group_idx=entry.group)
     return AllBlocksCleared()
 

@@ -163,7 +163,7 @@ class _PublishingThread(threading.Thread):
         for endpoint, number in self._bind():
             if self._complaints.get(endpoint) != number:
                 self._complaints[endpoint] = number
-                logger.error("--kv-events: %s: %s; it will be tried again", endpoint, zmq.strerror(number))
+                logger.error("--kv-events: %s: %s; it will be retried", endpoint, zmq.strerror(number))
 
     def _publish_all(self) -> None:
         """What has come, before anybody is told that a replay is complete."""

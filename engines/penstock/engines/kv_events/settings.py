@@ -1,4 +1,4 @@
-"""Settings of KV cache events: the endpoints where they are published."""
+"""Settings of KV cache events: the endpoints where they are published, and where other servers publish theirs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+_MOST_RANKS = 64
 _FORM = "it is tcp://ADDRESS:PORT with an IP address of this machine, or * for all of them"
 
 
@@ -40,19 +41,56 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exposed(self) -> list[str]:
         """Endpoints that other machines may reach."""
-        return [each for each in (self.endpoint, self.replay) if each and not _is_loopback(each)]
+        return [endpoint for endpoint in (self.endpoint, self.replay) if endpoint and not _is_loopback(endpoint)]
+
+
+class KVEventsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a server publishes; fields as vLLM's `KVEventsConfig` names them. Raises ValueError."""
+
+    endpoint: str
+    replay_endpoint: str = ""
+    """Where batches that were missed can be read; empty: nowhere."""
+    topic: str = ""
+    """The beginning of the topics that count; empty: all."""
+    ranks: int = 1
+    """Data-parallel ranks of vLLM, or replicas of a Penstock: the number of each is added to the ports."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= _MOST_RANKS:
+            raise ValueError(f"kv_events: ranks: from 1 to {_MOST_RANKS}")
+        for name, endpoint in (("endpoint", self.endpoint), ("replay_endpoint", self.replay_endpoint)):
+            if not endpoint and name != "endpoint":
+                continue
+            if _tcp_host(endpoint) in (None, "", "*") or _tcp_host(_moved(endpoint, self.ranks - 1)) is None:
+                raise ValueError(f"kv_events: {name}: {endpoint!r}: it is tcp://HOST:PORT")
+
+    def of_ranks(self) -> list[KVEventsSource]:
+        return [
+            KVEventsSource(
+                endpoint=_moved(self.endpoint, rank),
+                replay_endpoint=self.replay_endpoint and _moved(self.replay_endpoint, rank),
+                topic=self.topic,
+            )
+            for rank in range(self.ranks)
+        ]
 
 
 def _check(name: str, endpoint: str) -> None:
+    host = _tcp_host(endpoint)
+    if host == "*":
+        return
+    try:
+        ipaddress.ip_address((host or "").removeprefix("[").removesuffix("]"))
+    except ValueError:
+        raise ValueError(f"{name}: {endpoint!r}: {_FORM}") from None
+
+
+def _tcp_host(endpoint: str) -> str | None:
+    """None for what is not tcp://HOST:PORT."""
     parts = urlsplit(endpoint)
     host, _, port = parts.netloc.rpartition(":")
-    if parts.scheme != "tcp" or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or parts.path:
-        raise ValueError(f"{name}: {endpoint!r}: {_FORM}")
-    if host != "*":
-        try:
-            ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-        except ValueError:
-            raise ValueError(f"{name}: {endpoint!r}: {_FORM}") from None
+    is_port = port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536
+    return host if parts.scheme == "tcp" and is_port and not parts.path else None
 
 
 def _port(endpoint: str) -> int:

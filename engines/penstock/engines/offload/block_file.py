@@ -45,10 +45,10 @@ class BlockFile:
 
     def kept(self) -> list[tuple[BlockHash, int]]:
         """(hash, slot) of what the index names, in the order in which it was written. Raises OSError."""
-        found = self.records(0, os.fstat(self._index).st_size // RECORD_BYTES)
-        found.sort()
-        self._num_writes = found[-1][0] if found else 0
-        return [(block_hash, slot) for _, block_hash, slot in found]
+        records = self.records(0, os.fstat(self._index).st_size // RECORD_BYTES)
+        records.sort()
+        self._num_writes = records[-1][0] if records else 0
+        return [(block_hash, slot) for _, block_hash, slot in records]
 
     @property
     def num_writes(self) -> int:
@@ -57,13 +57,13 @@ class BlockFile:
 
     def records(self, first: int, count: int) -> list[tuple[int, BlockHash, int]]:
         """(number of the write, hash, slot) of what the index names in these slots. Raises OSError."""
-        found = []
+        records = []
         index = _read(self._index, np.empty(count * RECORD_BYTES, np.uint8), first * RECORD_BYTES).tobytes()
         for place in range(len(index) // RECORD_BYTES):
             magic, number, length, padded, _ = _RECORD.unpack_from(index, place * RECORD_BYTES)
             if magic == _MAGIC and 0 < length <= len(padded):
-                found.append((number, padded[:length], first + place))
-        return found
+                records.append((number, padded[:length], first + place))
+        return records
 
     def write(self, slot: int, block_hash: BlockHash, contents: Contents) -> None:
         """Raises OSError; what the slot held is lost then."""

@@ -103,10 +103,10 @@ def _lock(folder: Path) -> int | None:
 
 
 def _remove_if_unused(folder: Path) -> None:
-    found = list(folder.iterdir())
+    files = list(folder.iterdir())
     # One without files was left so, or is being taken by another process right now.
-    newest = max(path.stat().st_mtime for path in found or (folder,))
-    if any(path.name not in _FILES for path in found) or time.time() - newest < _UNUSED_SECONDS:
+    newest = max(path.stat().st_mtime for path in files or (folder,))
+    if any(path.name not in _FILES for path in files) or time.time() - newest < _UNUSED_SECONDS:
         return
     descriptor = _lock(folder)
     if descriptor is None:

@@ -299,7 +299,7 @@ class Offload:
     def _take_in(self, done: BlocksRead) -> None:
         """What was not found, though nothing failed, is not in its slot."""
         prefetch = done.prefetch
-        for block_hash, slot in prefetch.wanted if done.error is None and prefetch.contents is None else ():
+        for block_hash, slot in prefetch.blocks if done.error is None and prefetch.contents is None else ():
             if block_hash not in done.contents:
                 self._num_damaged += self._tier.forget(block_hash, slot)
         self._prefetches.ended(prefetch, done.contents, self._clock())

@@ -171,7 +171,7 @@ def llama4(c: Settings) -> DecoderSpec:
 def _llama4_growth(c: Settings) -> QueryGrowth:
     every = c["floor_scale"]
     if type(every) is not int or every < 1:
-        raise UnsupportedError(f"config.json has floor_scale={str(every)[:50]}, which is no number of tokens")
+        raise UnsupportedError(f"config.json has floor_scale={str(every)[:50]}, which is not a number of tokens")
     return QueryGrowth(every, positive(c, "attn_scale"))
 
 
@@ -229,5 +229,5 @@ def _experts(spec: DecoderSpec, c: Settings, size: int, *, normalized: bool) -> 
 def _size(c: Settings, key: str) -> int:
     value = c[key]
     if type(value) is not int or not 0 < value <= _LARGEST_EXPERT:
-        raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is no size of an expert")
+        raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is not a size of an expert")
     return value

@@ -197,7 +197,7 @@ def layers_with_rope(c: Settings) -> list[bool]:
 def count(c: Settings, key: str) -> int:
     value = c[key]
     if type(value) is not int or value < 0:
-        raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is no number of layers")
+        raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is not a number of layers")
     return value
 
 

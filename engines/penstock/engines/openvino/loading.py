@@ -30,8 +30,9 @@ from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.device import ThreadPlan, compiled, plan_threads, with_large_steps
 from penstock.engines.openvino.exported import context_of, read_exported
 from penstock.engines.openvino.families import parse_config
+from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout, cache_layout
 from penstock.engines.openvino.lora import OpenVINOAdapters, Projection
-from penstock.engines.openvino.model import BufferedDecoder, OpenVINOKVCache, block_layout, cache_layout
+from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.numerics import ModelFacts, Numerics, StoredTypes, Wish
 from penstock.engines.openvino.trials import settle
 from penstock.engines.openvino.weights import Weights, checkpoint_key, open_weights

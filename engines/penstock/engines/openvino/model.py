@@ -1,8 +1,7 @@
-"""Compiled decoder with its buffers and its KV cache, as the runner kit's `Model`."""
+"""Compiled decoder with its buffers, as the runner kit's `Model`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,14 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from penstock.engines.errors import EngineError
 from penstock.engines.kit.batch import NO_INTS, Batch, GroupTables, Int32s, Ints, Outputs
-from penstock.engines.kit.block_rows import BlockRows
-from penstock.engines.kit.cache_size import LayerGroup
-from penstock.engines.kit.features import FeatureStore, places_of
+from penstock.engines.kit.features import places_of
 from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, Input, group_suffix, step_inputs
+from penstock.engines.openvino.kv_cache import OpenVINOKVCache
 from penstock.engines.openvino.lora import LOGITS_AT, SLOTS, OpenVINOAdapters, Rows
-from penstock.engines.openvino.process_memory import prefer_huge_pages
 
 
 class BufferedDecoder:
@@ -199,85 +195,3 @@ class _Input:
         self._tensor = ov.Tensor(self.memory.reshape(()) if self._scalar else self.memory, shared_memory=True)
         for request in self._requests:
             request.set_tensor(self._name, self._tensor)
-
-
-class OpenVINOKVCache:
-    """Block b in slot n is keys[n][b] and values[n][b], `[kv_heads, block_size, head_size]` each.
-
-    The n-th layers of all groups are bound to the same slot: a block belongs to one group at a time. Quantized blocks
-    also carry their scales and zero points, so a copied block needs nothing from elsewhere.
-    """
-
-    def __init__(
-        self, compiled: Any, groups: Sequence[LayerGroup], num_blocks: int, features: FeatureStore | None = None
-    ) -> None:
-        """`features`: of the tokens in the blocks, where a draft head is given some."""
-        self.features = features
-        kinds = _cache_inputs(compiled)
-        self._tensors: dict[str, ov.Tensor] = {}
-        """By the name of the input; several have the same tensor."""
-        self._raw: list[Any] = []
-        """Each tensor once, as bytes [blocks, bytes of a block]; features are the last one."""
-        for slot in range(max(len(group.layers) for group in groups)):
-            layers = [group.layers[slot] for group in groups if slot < len(group.layers)]
-            for cache in ("key_cache", "value_cache"):
-                kind, shape = kinds[f"{cache}.{layers[0]}"]
-                tensor = ov.Tensor(kind, ov.Shape([num_blocks, *shape]))
-                prefer_huge_pages(tensor.data.ctypes.data, tensor.byte_size)
-                self._raw.append(tensor.data.view(np.uint8).reshape(num_blocks, -1))
-                self._tensors.update({f"{cache}.{layer}": tensor for layer in layers})
-        if features is not None:
-            self._raw.append(features.raw)
-        self._rows = BlockRows(self._raw)
-
-    def bind(self, request: Any) -> None:
-        """Makes these the caches of an infer request."""
-        for name, tensor in self._tensors.items():
-            request.set_tensor(name, tensor)
-
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """(source, destination) one after the other, in every slot."""
-        for source, destination in copies:
-            for raw in self._raw:
-                raw[destination] = raw[source]
-
-    @property
-    def block_bytes(self) -> int:
-        """`BlockHost.block_bytes`"""
-        return self._rows.block_bytes
-
-    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
-        """`BlockHost.read_blocks`: slot by slot, keys before values."""
-        return self._rows.read(block_ids)
-
-    def write_blocks(self, block_ids: Sequence[int], contents: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """`BlockHost.write_blocks`"""
-        self._rows.write(block_ids, contents)
-
-
-def cache_layout(compiled: Any) -> str:
-    """How the compiled model lays out its blocks, and on which processor."""
-    kinds = sorted((name, str(kind), shape) for name, (kind, shape) in _cache_inputs(compiled).items())
-    return repr((kinds, ov.Core().get_property("CPU", "FULL_DEVICE_NAME")))
-
-
-def block_layout(compiled: Any, groups: Sequence[LayerGroup]) -> tuple[int, int]:
-    """Tokens of a block, and bytes of a block over all slots, keys and values."""
-    kinds = _cache_inputs(compiled)
-    # Values only: quantized keys carry scales for each channel, as further rows of the axis that counts the tokens.
-    tokens = {shape[1] for name, (_, shape) in kinds.items() if name.startswith("value_cache.")}
-    sizes = {name: math.prod(shape) * kind.bitwidth // 8 for name, (kind, shape) in kinds.items()}
-    layers = {sizes[f"key_cache.{n}"] + sizes[f"value_cache.{n}"] for group in groups for n in group.layers}
-    if len(tokens) != 1 or len(layers) != 1:
-        raise EngineError(f"the compiled model's KV cache has no one block size: {sorted(tokens)}, {sorted(layers)}")
-    return tokens.pop(), layers.pop() * max(len(group.layers) for group in groups)
-
-
-def _cache_inputs(compiled: Any) -> dict[str, tuple[Any, list[int]]]:
-    """Element type and shape of one block, for each cache input by its name."""
-    inputs = {}
-    for port in compiled.inputs:
-        name = port.any_name
-        if name.startswith(("key_cache.", "value_cache.")):
-            inputs[name] = port.element_type, [axis.get_length() for axis in list(port.partial_shape)[1:]]
-    return inputs

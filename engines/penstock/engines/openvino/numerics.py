@@ -78,7 +78,8 @@ def kv_cache_type(
     name = allowed[0] if wish == "auto" else wish
     if name not in allowed:
         raise InvalidRequestError(
-            f"kv_cache_dtype={name} does not go with dtype={precision}; {', '.join(allowed)} do", param="kv_cache_dtype"
+            f"kv_cache_dtype={name} cannot be combined with dtype={precision}; {', '.join(allowed)} can",
+            param="kv_cache_dtype",
         )
     key, value = _key_and_value(name)
     if value != "u4":
@@ -337,7 +338,7 @@ def _check_capped(wish: Wish) -> None:
     ):
         if value in refused:
             raise UnsupportedError(
-                f"{name}={value} does not go with capped scores of attention, which this model has; use auto",
+                f"{name}={value} cannot be combined with capped scores of attention, which this model has; use auto",
                 param=name,
             )
 
@@ -353,16 +354,16 @@ def _mixed(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
             "activations=mixed needs weights=int8 or weights=int4, and no experts in MXFP4", param="activations"
         )
     if wish.dtype != "auto":
-        raise InvalidRequestError("activations=mixed does not go with a dtype", param="activations")
+        raise InvalidRequestError("activations=mixed cannot be combined with a dtype", param="activations")
     if model.is_capped:
         raise UnsupportedError(
-            "activations=mixed does not go with capped scores of attention, which this model has; use auto",
+            "activations=mixed cannot be combined with capped scores of attention, which this model has; use auto",
             param="activations",
         )
     kv_type = "u8" if wish.kv_cache_dtype == "auto" else wish.kv_cache_dtype
     if kv_type not in QUANTIZED_KV:
         raise InvalidRequestError(
-            f"kv_cache_dtype={kv_type} does not go with activations=mixed; {', '.join(QUANTIZED_KV)} do",
+            f"kv_cache_dtype={kv_type} cannot be combined with activations=mixed; {', '.join(QUANTIZED_KV)} can",
             param="kv_cache_dtype",
         )
     if "bf16" not in cpu.dtypes or "bf16" in cpu.rounds or "f32" not in cpu.rounds:
@@ -386,8 +387,8 @@ def _activations(cpu: CpuFacts, wish: Wish, dtype: Dtype, integers: bool) -> str
         return "int8" if integers and dtype in cpu.rounds else dtype
     if wish.activations not in allowed:
         raise InvalidRequestError(
-            f"activations={wish.activations} does not go with weights={wish.weights} and dtype={dtype}; "
-            f"{' and '.join(allowed)} {'do' if integers else 'does'}",
+            f"activations={wish.activations} cannot be combined with weights={wish.weights} and dtype={dtype}; "
+            f"{' and '.join(allowed)} can",
             param="activations",
         )
     if wish.activations == "int8" and dtype not in cpu.rounds:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +13,13 @@ from penstock.engines.contract.loading import Report, silent
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.host.memory import available_memory
-from penstock.engines.kit.adapter_slots import load_configured
+from penstock.engines.kit.adapter_slots import WithAdapters, load_configured
 from penstock.engines.kit.cache_size import num_blocks
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.drafting import draft_model_of, load_drafts, open_drafts
 from penstock.engines.openvino.loading import load_decoder, open_decoder
-from penstock.engines.openvino.lora import Pairs
+from penstock.engines.openvino.lora import OpenVINOAdapters
 from penstock.engines.openvino.process_memory import collapse_filled_memory
 from penstock.kvcache import KVGroup
 
@@ -35,7 +34,7 @@ _OLDEST = (2026, 4)
 """Of OpenVINO; what attention is given is what this release takes."""
 
 
-class OpenVINORunner(StepRunner):
+class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
     """A `ModelRunner`. Loading raises UnsupportedError for a model that it cannot run, EngineError for a broken one."""
 
     def __init__(self, config: OpenVINOConfig, report: Report = silent) -> None:
@@ -74,15 +73,6 @@ class OpenVINORunner(StepRunner):
         draft_model = draft_model_of(draft, head, loaded, count, config.max_num_batched_tokens) if draft else None
         super().__init__(loaded.model, info, config.max_num_seqs, config.model_dir, draft_model)
         self._decoders = [loaded] if draft is None else [loaded, draft]
-
-    def prepare_adapter(self, key: str, folder: Path) -> Pairs:
-        return self._adapters.prepare(key, folder)
-
-    def install_adapter(self, key: str, prepared: Pairs) -> None:
-        self._adapters.install(key, prepared)
-
-    def unload_adapter(self, key: str) -> None:
-        self._adapters.unload(key)
 
     @property
     def block_bytes(self) -> int:

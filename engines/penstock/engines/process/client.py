@@ -237,7 +237,7 @@ class ProcessEngine(Watched):
                 refusals = 0
                 logger.warning("the engine is back (restart %d)", self.num_restarts)
             except NoResourcesError as error:
-                logger.error("the engine could not be restarted, and will be tried again: %s", error.message)
+                logger.error("the engine could not be restarted, and will be retried: %s", error.message)
                 self._restarts.pop()
                 refusals += 1
                 await asyncio.sleep(min(_BACKOFF * refusals, _LONGEST_BACKOFF))
@@ -302,7 +302,7 @@ class ProcessEngine(Watched):
     async def unload_adapter(self, key: str) -> None:
         """Also done if the process is gone or dies first: the next one starts without this adapter."""
         with suppress(EngineDeadError):
-            await self._calls.unload_adapter(key, told=self._link is not None)
+            await self._calls.unload_adapter(key, inform=self._link is not None)
 
     async def drain(self) -> None:
         """Other processes get no new requests in, if the engine has a door; returns when it works for nobody."""

@@ -17,17 +17,17 @@ from penstock.engines.process.wire import LoopSocket, decode_up, encode, pair_so
 
 class Link:
     def __init__(self, address: str, heartbeats: FileIO, on_beat: Callable[[Heartbeat], None]) -> None:
-        """`heartbeats`: the pipe on which they come. Raises NoResourcesError if there can be no socket, EngineError if
-        it cannot be bound to the address (a path has at most about 100 characters)."""
+        """`heartbeats`: the pipe on which they come. Raises NoResourcesError if no socket can be created, EngineError
+        if it cannot be bound to the address (a path has at most about 100 characters)."""
         try:
             socket = pair_socket()
         except zmq.ZMQError as error:
-            raise NoResourcesError(f"there can be no socket: {error}") from None
+            raise NoResourcesError(f"no socket can be created: {error}") from None
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
             socket.close()
-            raise EngineError(f"there can be no socket at {address} (TMPDIR decides where): {error}") from None
+            raise EngineError(f"no socket can be created at {address} (TMPDIR decides where): {error}") from None
         self.heartbeats = HeartbeatPipe(heartbeats, on_beat)
         self._backlog: list[bytes] = []
         self._arrived = asyncio.Event()

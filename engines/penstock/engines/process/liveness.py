@@ -100,8 +100,8 @@ class Liveness:
         if self.silence(now) >= self.step_seconds:
             return f"it gave no sign of life for {self.silence(now):.1f} s"
         seconds = self._expected_seconds
-        told = f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.2g}"
-        expected = f"{told} s were expected" if seconds else "nothing was expected"
+        rounded = f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.2g}"
+        expected = f"{rounded} s were expected" if seconds else "nothing was expected"
         return f"its step has taken {self.step_seconds:.1f} s ({expected})"
 
 

@@ -8,6 +8,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from penstock.engines.contract.messages import DownMessage, OwnerMessage, UpMessage
 
@@ -41,6 +42,16 @@ def receive_all(socket: Socket) -> list[bytes]:
             return messages
 
 
+def receive_monitor_events(socket: Socket) -> list[int]:
+    """Kinds of events of a socket's monitor, as `receive_all`."""
+    events = []
+    while True:
+        try:
+            events.append(parse_monitor_message(socket.recv_multipart(zmq.NOBLOCK))["event"])
+        except zmq.Again:
+            return events
+
+
 T = TypeVar("T")
 
 
@@ -70,12 +81,16 @@ class LoopSocket(Generic[T]):
         if messages:
             self.handler(messages)
 
+    def drain_soon(self) -> None:
+        """Where `receive_all` may have left something, once other work has had its turn."""
+        self._loop.call_soon(self.drain)
+
     def send(self, messages: Sequence[bytes]) -> None:
         """Raises zmq.Again when nobody is there to take them."""
         for message in messages:
             self._socket.send(message, zmq.NOBLOCK)
         if self._socket.poll(0, zmq.POLLIN):
-            self._loop.call_soon(self.drain)
+            self.drain_soon()
 
     def close(self, linger_ms: int = 0) -> None:
         """Does not wait; what was sent may take `linger_ms` to leave."""

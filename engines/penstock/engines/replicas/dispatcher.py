@@ -99,8 +99,8 @@ class Dispatcher:
         """Nothing goes anywhere any more: what waits ends with this error, and what replicas lose with theirs."""
         self._router = None
         waiting, self.waiting = self.waiting, []
-        for each in waiting:
-            self._fail(each.part, each.part.samples, RequestError.of(error))
+        for entry in waiting:
+            self._fail(entry.part, entry.part.samples, RequestError.of(error))
 
     def new_ids(self, number: int) -> tuple[int, ...]:
         return tuple(next(self._ids) for _ in range(number))
@@ -168,16 +168,18 @@ class Dispatcher:
 
     def _choices(self, part: Part, router: Router) -> list[Replica]:
         """Replicas that have not refused it yet, the best one first. One that is slow only where all are."""
-        able = [each for each in self._replicas if each.number not in part.tried and self._is_member(each)]
-        able = [each for each in able if part.adapter not in each.missing and self._may_go_on_at(each, part)]
-        able = [each for each in able if each.engine.ready] or able
+        able = [replica for replica in self._replicas if replica.number not in part.tried and self._is_member(replica)]
+        able = [
+            replica for replica in able if part.adapter not in replica.missing and self._may_go_on_at(replica, part)
+        ]
+        able = [replica for replica in able if replica.engine.ready] or able
         ranked = router.rank(part.routed, [replica.load() for replica in able])
         return [self._replicas[number] for number in self.roles.sorted(ranked, part.samples, part.routed, router)]
 
     def _may_go_on_at(self, replica: Replica, part: Part) -> bool:
         """Its engine would have given the same tokens so far."""
-        given = self._members.fingerprint(replica.number)
-        return all(sample.fingerprint == given for sample in part.samples if sample.tokens)
+        fingerprint = self._members.fingerprint(replica.number)
+        return all(sample.fingerprint == fingerprint for sample in part.samples if sample.tokens)
 
     def abort(self, ids: Sequence[int]) -> None:
         """As `Engine.abort`."""
@@ -293,21 +295,21 @@ class Dispatcher:
         """Looks for replicas for what waits."""
         now = self._clock()
         waiting, self.waiting = self.waiting, []
-        for each in waiting:
-            part = each.part
+        for entry in waiting:
+            part = entry.part
             if not part.samples:
                 continue
             deadline = part.samples[0].message.deadline
             if deadline is not None and now >= deadline:
                 error = DeadlineExceededError("The request's time was over before it was complete.")
                 self._fail(part, part.samples, RequestError.of(error))
-            elif now >= each.until or all(replica.engine.failed for replica in self._replicas):
-                self._fail(part, part.samples, each.error)
-            elif now < each.next_try:
-                self.waiting.append(each)
+            elif now >= entry.until or all(replica.engine.failed for replica in self._replicas):
+                self._fail(part, part.samples, entry.error)
+            elif now < entry.next_try:
+                self.waiting.append(entry)
             elif not self._try_again(part):
-                each.next_try = now + _BETWEEN_TRIES
-                self.waiting.append(each)
+                entry.next_try = now + _BETWEEN_TRIES
+                self.waiting.append(entry)
 
     def _try_again(self, part: Part) -> bool:
         """False: it has to wait on."""

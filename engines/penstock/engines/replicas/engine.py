@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.engines.client.engine import Drainable, Engine
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_view import EngineView
 from penstock.engines.contract.messages import AddRequest
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import EngineDeadError, EngineError, NotReadyError, PenstockError
@@ -148,8 +149,8 @@ class ReplicatedEngine:
         """The engine is there, perhaps again, and perhaps another one. Raises EngineError when it does not fit."""
         replica.checked = info = replica.engine.info
         could_resume = self._members.can_resume
-        told: str | None = getattr(replica.engine, "fingerprint", None)
-        self._members.join(replica.number, info, self._fingerprint(info) if told is None else told)
+        fingerprint: str | None = getattr(replica.engine, "fingerprint", None)
+        self._members.join(replica.number, info, self._fingerprint(info) if fingerprint is None else fingerprint)
         if could_resume and self._settings.resume and self._members.why_not_resumed:
             logger.warning("requests are not resumed: %s", self._members.why_not_resumed)
 
@@ -184,7 +185,7 @@ class ReplicatedEngine:
                 self._join(replica)
             except EngineError as error:
                 problem = error.message
-                logger.error("replica %d: %s; it will be tried again", replica.number, problem)
+                logger.error("replica %d: %s; it will be retried", replica.number, problem)
             if not tried.done():
                 tried.set_result(problem)
             if not problem:
@@ -256,6 +257,13 @@ class ReplicatedEngine:
         error = _refusal(results)
         if error is not None:
             raise error
+
+    async def inspect(self, since_steps: Sequence[int] = ()) -> list[EngineView | None]:
+        """Of each replica; None for one that is down, or another server's."""
+        since = [*since_steps, *[0] * len(self.replicas)]
+        calls = [replica.engine.inspect([number]) for replica, number in zip(self.replicas, since, strict=False)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        return [None if isinstance(result, BaseException) else result[0] for result in results]
 
     # -- looking after the replicas --------------------------------------------------------------------------
 

@@ -9,13 +9,15 @@ The rule of `RoutingPolicy.PREFIX` counts everything in tokens that have to be c
          - SESSION_TOKENS             where the request's session was last
 
 The least cost wins; of equals, the replica that was chosen least recently. So a cached prefix is worth exactly what it
-saves: it draws requests to its replica until others there have asked for that much more than elsewhere.
+saves: it draws requests to its replica until others there have asked for that much more than elsewhere. However long
+it is, replicas beyond the load bound come last: those with more than MORE_REQUESTS and twice the requests of the least
+busy one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.engines.replicas.state import RoutingPolicy
@@ -25,6 +27,8 @@ REQUEST_TOKENS = 32
 """What a request that runs or waits counts for. A prefix of 512 tokens is worth 16 requests more than elsewhere."""
 SESSION_TOKENS = 256
 """What it is worth to stay where the session was: its answers are cached there, too, which nobody counts here."""
+MORE_REQUESTS = 32
+"""Of the load bound. A prefix of 1024 tokens is worth as many; a longer one would fill a replica beside idle ones."""
 _MOST_SESSIONS = 16_384
 
 
@@ -51,6 +55,8 @@ class RoutedRequest:
     session: str = ""
     num_handed: int = 0
     """Leading tokens whose keys and values are there for whatever replica gets it."""
+    reported: Mapping[int, int] = field(default_factory=dict)
+    """Leading tokens that replicas have cached by their own word, where they tell."""
 
 
 class Router:
@@ -89,13 +95,18 @@ class Router:
         """Numbers of these replicas, the best one first."""
         if self._policy is RoutingPolicy.ROUND_ROBIN:
             return sorted((load.replica for load in loads), key=self._turns.__getitem__)
-        costs = {load.replica: (self.cost(request, load), self._turns[load.replica]) for load in loads}
+        bound = load_bound(loads)
+        costs = {
+            load.replica: (load.num_requests > bound, self.cost(request, load), self._turns[load.replica])
+            for load in loads
+        }
         return sorted(costs, key=costs.__getitem__)
 
     def cached(self, request: RoutedRequest, replica: int) -> int:
         """Tokens of the prompt that the replica probably need not compute. One is always computed."""
-        cached = self._indexes[replica].matched(request.hashes) * self._block_size
-        return max(0, min(max(cached, request.num_handed), request.num_tokens - 1))
+        sent = self._indexes[replica].matched(request.hashes) * self._block_size
+        cached = max(sent, request.reported.get(replica, 0), request.num_handed)
+        return max(0, min(cached, request.num_tokens - 1))
 
     def to_compute(self, request: RoutedRequest, replica: int) -> int:
         """Tokens that are probably not cached there; at least one."""
@@ -122,6 +133,12 @@ class Router:
             if len(self._sessions) > _MOST_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
 
+    def computed(self, request: RoutedRequest, replica: int) -> None:
+        """The replica has computed the prompt. One that reports what is cached says so itself from now on, and when it
+        is evicted."""
+        if replica in request.reported:
+            self._indexes[replica].discard(request.hashes)
+
     def emptied(self, replica: int) -> None:
         """The replica's prefix cache is empty: it was restarted, or told to forget."""
         self._indexes[replica].clear()
@@ -130,6 +147,12 @@ class Router:
 
     def num_known_blocks(self, replica: int) -> int:
         return len(self._indexes[replica])
+
+
+def load_bound(loads: Sequence[ReplicaLoad]) -> int:
+    """Requests that a replica may have and still be chosen for what it has cached."""
+    least = min((load.num_requests for load in loads), default=0)
+    return max(2 * least, least + MORE_REQUESTS)
 
 
 _MOST_BLOCKS = 1 << 17
@@ -163,6 +186,10 @@ class PrefixIndex:
             blocks[block_hash] = None
         while len(blocks) > self._capacity:
             del blocks[next(iter(blocks))]
+
+    def discard(self, hashes: Sequence[BlockHash]) -> None:
+        for block_hash in hashes:
+            self._blocks.pop(block_hash, None)
 
     def clear(self) -> None:
         """Its prefix cache is empty."""

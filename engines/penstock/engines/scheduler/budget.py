@@ -69,8 +69,8 @@ class Pace:
 
     def tokens_within(self, seconds: float, context: float) -> float:
         """How many tokens that each attend to `context` take so long."""
-        each = self.seconds_per_token(context)
-        return seconds / each if each > 0 else float("inf")
+        token_seconds = self.seconds_per_token(context)
+        return seconds / token_seconds if token_seconds > 0 else float("inf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,25 +21,25 @@ class BackgroundLast:
     """Two queues, for an order that is not by key. Nothing in the background is next while others wait, and what
     tenants compute there counts only there."""
 
-    def __init__(self, others: RequestQueue, background: RequestQueue) -> None:
-        self.others = others
+    def __init__(self, foreground: RequestQueue, background: RequestQueue) -> None:
+        self.foreground = foreground
         self.background = background
 
     def __len__(self) -> int:
-        return len(self.others) + len(self.background)
+        return len(self.foreground) + len(self.background)
 
     def __iter__(self) -> Iterator[Request]:
-        yield from self.others
+        yield from self.foreground
         yield from self.background
 
     def push(self, request: Request) -> None:
         self._of(request).push(request)
 
     def peek(self) -> Request | None:
-        return self.others.peek() or self.background.peek()
+        return self.foreground.peek() or self.background.peek()
 
     def pop(self) -> Request:
-        return (self.others if len(self.others) else self.background).pop()
+        return (self.foreground if len(self.foreground) else self.background).pop()
 
     def remove(self, request: Request) -> None:
         self._of(request).remove(request)
@@ -48,7 +48,7 @@ class BackgroundLast:
         self._of(request).charge(request, num_computed)
 
     def _of(self, request: Request) -> RequestQueue:
-        return self.background if request.background else self.others
+        return self.background if request.background else self.foreground
 
 
 class FairQueue:

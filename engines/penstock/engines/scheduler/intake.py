@@ -192,6 +192,10 @@ class Intake:
         self.waiting.remove(request)
         self._passed_by.add(request, pending)
 
+    def passed_by(self, request: Request) -> Pending | None:
+        """What a request waits for that others may overtake."""
+        return self._passed_by.get(request.id)
+
     def requeue_unblocked(self) -> None:
         """Puts back those that were passed by and wait for nothing any more."""
         if self._passed_by:

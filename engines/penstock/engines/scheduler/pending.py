@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from penstock.engines.contract.engine_view import WaitsFor
 from penstock.engines.contract.messages import AddRequest, CallReply, Grammar
 from penstock.engines.errors import PenstockError
 
@@ -14,6 +15,11 @@ from penstock.engines.errors import PenstockError
 class Pending(Protocol):
     """An adapter that is being read, a grammar that is being compiled, blocks that are being fetched, a prompt that
     another request computes: one object for all requests that wait for the same. Others overtake them meanwhile."""
+
+    @property
+    def reason(self) -> str:
+        """A value of `WaitsFor`, for operators."""
+        ...
 
     @property
     def is_pending(self) -> bool:
@@ -115,6 +121,7 @@ class Compilation:
     """A grammar on its way from its text to what a runner can follow (`Pending`). Shared by all requests with an equal
     grammar. It gets a result or an error, once."""
 
+    reason: ClassVar[str] = WaitsFor.GRAMMAR
     grammar: Grammar
     give_up_at: float
     """In the engine's time: it gets an error then."""

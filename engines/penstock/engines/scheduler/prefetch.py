@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from penstock.engines.contract.engine_view import WaitsFor
 from penstock.engines.scheduler.pending import Pending
 from penstock.engines.scheduler.request import Request
 from penstock.kvcache import BlockHash, KVCacheManager
@@ -17,8 +18,9 @@ _LONGEST = 5.0
 class Prefetch:
     """Blocks that are read for one request, which waits for them (`Pending`)."""
 
+    reason: ClassVar[str] = WaitsFor.BLOCKS_OUTSIDE
     request: Request
-    wanted: list[tuple[BlockHash, int]]
+    blocks: list[tuple[BlockHash, int]]
     """(hash, slot)"""
     begun: float
     give_up_at: float
@@ -37,6 +39,7 @@ class Prefetch:
 class _Twin:
     """The request ahead that reads the same blocks: until it computes them, or has not got them (`Pending`)."""
 
+    reason: ClassVar[str] = WaitsFor.BLOCKS_OUTSIDE
     prefetch: Prefetch
     error: None = None
 
@@ -51,6 +54,7 @@ class Prefetches:
     They are `Pending` themselves: while any are being read, there is no room for one that is larger.
     """
 
+    reason: ClassVar[str] = WaitsFor.BLOCKS_OUTSIDE
     error: None = None
 
     def __init__(self, kv: KVCacheManager) -> None:
@@ -84,22 +88,22 @@ class Prefetches:
         source = self._kv.source
         if source is None or request.id in self._live or request.chains is None or request.scores_prompt:
             return None
-        wanted = self._kv.missing(request.token_ids, request.chains, source.max_reading)
-        other = self._by_hash.get(wanted[0][0]) if wanted else None
+        missing = self._kv.missing(request.token_ids, request.chains, source.max_reading)
+        other = self._by_hash.get(missing[0][0]) if missing else None
         if other is not None and other.request.key < request.key:
             return _Twin(other)
         room = source.max_reading - self._num_blocks
-        if len(wanted) > room:
+        if len(missing) > room:
             if self._num_reading:
                 return self
-            wanted = self._kv.missing(request.token_ids, request.chains, room)
-        if not wanted:
+            missing = self._kv.missing(request.token_ids, request.chains, room)
+        if not missing:
             return None
-        prefetch = Prefetch(request, wanted, now, now + _LONGEST)
+        prefetch = Prefetch(request, missing, now, now + _LONGEST)
         self._live[request.id] = prefetch
-        self._num_blocks += len(wanted)
+        self._num_blocks += len(missing)
         self._num_reading += 1
-        self._by_hash.update((block_hash, prefetch) for block_hash, _ in wanted)
+        self._by_hash.update((block_hash, prefetch) for block_hash, _ in missing)
         self.begun.append(prefetch)
         self.num_waits += 1
         return prefetch
@@ -148,8 +152,8 @@ class Prefetches:
             return
         prefetch.is_live = False
         self._end(prefetch, {})
-        self._num_blocks -= len(prefetch.wanted)
-        for block_hash, _ in prefetch.wanted:
+        self._num_blocks -= len(prefetch.blocks)
+        for block_hash, _ in prefetch.blocks:
             if self._by_hash.get(block_hash) is prefetch:
                 del self._by_hash[block_hash]
 

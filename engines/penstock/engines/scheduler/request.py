@@ -53,6 +53,7 @@ class Request:
         "guesser",
         "id",
         "key",
+        "label",
         "leader",
         "looks_ahead",
         "max_num_tokens",
@@ -84,8 +85,8 @@ class Request:
         stop: frozenset[int],
         needs: Sequence[Pending] = (),
     ) -> None:
-        wanted, prompt, output = message.params, message.prompt_token_ids, message.output_token_ids
-        params = SamplingParams(max_tokens=1) if isinstance(wanted, PoolingParams) else wanted
+        request_params, prompt, output = message.params, message.prompt_token_ids, message.output_token_ids
+        params = SamplingParams(max_tokens=1) if isinstance(request_params, PoolingParams) else request_params
         self.id = request_id
         self.token_ids = [*prompt, *output] if output else prompt
         """Prompt, then output, as far as it is known. The message's own list until the first output: other samples
@@ -95,7 +96,7 @@ class Request:
         self.num_cached_tokens = 0
         """Of the prompt, found in the prefix cache when it was first scheduled."""
         self.params = params
-        self.pooling = wanted if isinstance(wanted, PoolingParams) else None
+        self.pooling = request_params if isinstance(request_params, PoolingParams) else None
         """Set for a request for a vector, which ends when its prompt is computed."""
         self.max_num_tokens = len(prompt) + params.max_tokens
         self.min_num_tokens = len(prompt) + params.min_tokens
@@ -107,6 +108,7 @@ class Request:
         self.priority = message.priority
         self.background = message.background
         self.tenant = message.tenant
+        self.label = message.label
         self.cache_salt = message.cache_salt
         self.retention = Retention(message.cache_retention, message.tenant) if message.cache_retention else None
         self.adapter = message.adapter

@@ -93,6 +93,11 @@ class Scheduler:
         return self.intake.num_waiting + self._num_followers
 
     @property
+    def is_short_of_blocks(self) -> bool:
+        """When waiting requests were last looked at, the next one needed more blocks than were free."""
+        return self._admission.short_of_blocks
+
+    @property
     def has_requests(self) -> bool:
         return bool(self.intake.requests)
 
@@ -377,9 +382,9 @@ class Scheduler:
             self.prefetches.drop(request)
         self.intake.ended(request, now)
         if request.followers:  # it ended before its prompt was computed: the next sample takes the lead
-            leader, *others = request.dismiss_followers()
+            leader, *rest = request.dismiss_followers()
             leader.params = request.params  # if the prompt's logprobs are wanted, they come with this one
-            leader.lead(others)
+            leader.lead(rest)
             self._num_followers -= 1
             self.intake.enqueue(leader)
 

@@ -166,13 +166,13 @@ class Speculation:
         if guesser is None:
             return []
         limit = min(room, request.max_num_tokens - request.num_tokens - 1, self._config.max_draft_tokens)
-        each = self._budget.pace.seconds_per_token(run.num_computed_tokens)
+        cost = self._budget.pace.seconds_per_token(run.num_computed_tokens)
         if guesser.uses_draft_model:
             if worth.prompt_tokens:
                 return []
-            each = _LEAST_GAIN * (each + worth.draft_seconds)
+            cost = _LEAST_GAIN * (cost + worth.draft_seconds)
         chance, count = guesser.acceptance, 0
-        while count < limit and chance * worth.right_saves >= each:
+        while count < limit and chance * worth.right_saves >= cost:
             count += 1
             chance *= guesser.acceptance
         return guesser.guess(count)
@@ -198,8 +198,8 @@ class Speculation:
         """Computed in a step of its own, a token takes a part of the step's fixed time as well. In large batches on a
         CPU that is little, and steps in which each request gets one token are planned faster."""
         pace = self._budget.pace
-        each = pace.seconds_per_token(run.num_computed_tokens)
-        return pace.seconds(0, 0.0) >= _LEAST_GAIN * num_ready * each
+        cost = pace.seconds_per_token(run.num_computed_tokens)
+        return pace.seconds(0, 0.0) >= _LEAST_GAIN * num_ready * cost
 
     # -- its result ------------------------------------------------------------------------------------------
 
@@ -213,8 +213,8 @@ class Speculation:
             run.forced = result.forced.get(request.id, ())
         if request.id in step.drafts:
             computed = run.verified(start, len(sampled))
-            made = None if result.drafting is None else result.drafting.num_guesses.get(request.id)
-            num_guessed = len(step.drafts[request.id]) if made is None else made
+            drafted = None if result.drafting is None else result.drafting.num_guesses.get(request.id)
+            num_guessed = len(step.drafts[request.id]) if drafted is None else drafted
             if num_guessed:
                 self._intake.stats.draft_tokens += num_guessed
                 self._intake.stats.accepted_tokens += len(sampled) - 1
@@ -228,7 +228,7 @@ class Speculation:
     def without_drafting(self, step: SchedulerOutput, drafting: Drafting, seconds: float) -> tuple[int, float]:
         """Tokens and seconds of a step that took so long, without those of the draft model."""
         num_tokens = step.total_num_scheduled_tokens
-        num_tokens -= sum(len(step.drafts[i]) - made for i, made in drafting.num_guesses.items())
+        num_tokens -= sum(len(step.drafts[i]) - drafted for i, drafted in drafting.num_guesses.items())
         for num_drafted, taken in drafting.passes:
             self.draft_pace.observe(num_drafted, 0.0, taken)
             seconds -= taken

@@ -47,10 +47,10 @@ class OwnThread:
     def _run(self) -> None:
         try:
             while self._carry_out(self._next_orders()):
-                made = self._batcher.step()
+                output = self._batcher.step()
                 # first the blocks: the reader that is woken looks how many there are
                 self.num_free_blocks = self._batcher.num_free_blocks
-                self._pipe.put(made)
+                self._pipe.put(output)
         except Exception as error:
             self._pipe.fail(error)
 

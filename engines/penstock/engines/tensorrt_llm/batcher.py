@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from tensorrt_llm import SamplingParams
@@ -17,6 +16,7 @@ from penstock.engines.contract.continuous_batcher import BatcherOutput, StartReq
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.kit.adapter_slots import WithAdapters
 from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
 from penstock.engines.tensorrt_llm.config import CheckpointFacts, TensorRTLLMConfig
 from penstock.engines.tensorrt_llm.contract import IterationSample
@@ -67,7 +67,7 @@ _FAREWELL = 30.0
 """Seconds that TensorRT-LLM gets to end its processes; after that they are left to the end of this one."""
 
 
-class TensorRTLLMBatcher:
+class TensorRTLLMBatcher(WithAdapters[TensorRTLLMAdapters]):
     """Implements ContinuousBatcher and AdapterHost.
 
     TensorRT-LLM runs by itself, in processes of its own. A thread follows its answers on an asyncio loop; `step` only
@@ -170,15 +170,6 @@ class TensorRTLLMBatcher:
     def reset_prefix_cache(self) -> None:
         """`ContinuousBatcher.reset_prefix_cache`: TensorRT-LLM's LLM API has no such call."""
         raise UnsupportedError("TensorRT-LLM cannot empty its prefix cache.")
-
-    def prepare_adapter(self, key: str, folder: Path) -> Path:
-        return self._adapters.prepare(key, folder)
-
-    def install_adapter(self, key: str, prepared: Path) -> None:
-        self._adapters.install(key, prepared)
-
-    def unload_adapter(self, key: str) -> None:
-        self._adapters.unload(key)
 
     def close(self) -> None:
         """Does not wait for ever: TensorRT-LLM joins its workers, which may hang."""

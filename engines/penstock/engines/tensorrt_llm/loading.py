@@ -9,7 +9,6 @@ holds what is used of them.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -17,7 +16,7 @@ from typing import Any
 
 from penstock.engines.contract.continuous_batcher import ContinuousBatcher
 from penstock.engines.errors import EngineError
-from penstock.engines.kit.package_contract import field_names, resolve
+from penstock.engines.kit.package_contract import field_names, installed_release, resolve
 from penstock.engines.tensorrt_llm.arguments import check_engine_args, llm_arguments
 from penstock.engines.tensorrt_llm.config import (
     CheckpointFacts,
@@ -36,26 +35,13 @@ TOO_NEW = (1, 3)
 
 DISTRIBUTION = "tensorrt-llm"
 
-_RELEASE = re.compile(r"(\d+)\.(\d+)")
-
 
 def installed_version(version_of: Callable[[str], str] = metadata.version) -> str:
     """Such as "1.2.1". Raises EngineError when it is not installed, or not one that this engine knows."""
-    try:
-        version = version_of(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        raise EngineError("TensorRT-LLM is not installed: pip install 'penstock-server[tensorrt-llm]'") from None
-    match = _RELEASE.match(version)
-    if match is None or not OLDEST <= (int(match[1]), int(match[2])) < TOO_NEW:
-        raise EngineError(
-            f"{DISTRIBUTION} {version} is installed, but this engine needs {_text(OLDEST)} or newer and older than "
-            f"{_text(TOO_NEW)}: pip install '{DISTRIBUTION}>={_text(OLDEST)},<{_text(TOO_NEW)}'"
-        )
+    version = installed_release((DISTRIBUTION,), OLDEST, TOO_NEW, version_of)
+    if version is None:
+        raise EngineError("TensorRT-LLM is not installed: pip install 'penstock-server[tensorrt-llm]'")
     return version
-
-
-def _text(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
 
 
 def load(options: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> ContinuousBatcher:

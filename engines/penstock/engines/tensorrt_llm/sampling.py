@@ -29,6 +29,7 @@ _ONLY_TRTLLM = {
     "min_tokens": 0,
 }
 """What only TRTLLMSampler heeds, and the values that ask for nothing."""
+_NOT_HANDED_ON = ("allowed_token_ids", "bad_words", "processors", "prediction")
 
 
 def sampling_arguments(request: StartRequest, stops: Sequence[int], sampler: str) -> dict[str, Any]:
@@ -90,13 +91,12 @@ def _distribution(request: StartRequest) -> dict[str, Any]:
 
 def _check_supported(request: StartRequest, sampler: str) -> None:
     params = request.params
+    for name in _NOT_HANDED_ON:
+        if getattr(params, name):
+            _refuse(name, "...", "TensorRT-LLM does not get it")
     if params.prompt_logprobs is not None:
         reason = "TensorRT-LLM scores the likeliest tokens at each place of a prompt, not the prompt's own"
         _refuse("prompt_logprobs", params.prompt_logprobs, reason)
-    if params.allowed_token_ids is not None:
-        _refuse("allowed_token_ids", "...", "TensorRT-LLM has no such parameter")
-    if params.bad_words:
-        _refuse("bad_words", "...", "not handed on to TensorRT-LLM")
     if sampler == TRTLLM_SAMPLER:
         if params.logprobs is not None:
             _refuse("logprobs", params.logprobs, f"{TRTLLM_SAMPLER} does not rank tokens")

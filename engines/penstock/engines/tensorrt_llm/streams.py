@@ -56,7 +56,7 @@ class OutputReader:
         if self._top is not None:
             rows = output.logprobs[start : start + len(tokens)]
             if len(rows) != len(tokens):
-                raise EngineError(f"TensorRT-LLM told {len(rows)} logprobs for {len(tokens)} tokens")
+                raise EngineError(f"TensorRT-LLM returned {len(rows)} logprobs for {len(tokens)} tokens")
             new.logprobs = [_entry(token, row, self._top) for token, row in zip(tokens, rows, strict=True)]
         if not start:
             new.num_cached_tokens = result.cached_tokens
@@ -75,7 +75,7 @@ def _entry(token: int, row: Any, top: int) -> TokenLogprobs:
     """`row`: token id -> its Logprob; the sampled one among them, more or fewer of the others than were asked for."""
     own = row.get(token) if isinstance(row, dict) else None
     if own is None:
-        raise EngineError("TensorRT-LLM told no logprob of the token that it sampled")
+        raise EngineError("TensorRT-LLM returned no logprob of the token that it sampled")
     if not math.isfinite(own.logprob):
         raise NumericalError("the model's logits are not finite")
     likeliest = sorted(((i, p.logprob) for i, p in row.items()), key=lambda entry: -entry[1])
@@ -114,7 +114,7 @@ class Streams:
         self._probe_arguments = probe
         self._interval = interval
         self._streams: dict[int, _Stream] = {}
-        self._made = BatcherOutput()
+        self._pending = BatcherOutput()
         self._flushing = False
         self._busy = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -254,7 +254,7 @@ class Streams:
             if stream is not None:
                 stream.task.cancel()
         if ids:
-            self._made.released += ids
+            self._pending.released += ids
             self._flush_soon()
             self._rest()
 
@@ -263,7 +263,7 @@ class Streams:
             self._busy.clear()
 
     def _emit(self, new: NewTokens) -> None:
-        self._made.tokens.append(new)
+        self._pending.tokens.append(new)
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -273,7 +273,7 @@ class Streams:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        output, self._made, self._flushing = self._made, BatcherOutput(), False
+        output, self._pending, self._flushing = self._pending, BatcherOutput(), False
         self._pipe.put(output)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -123,7 +123,9 @@ class Watchdog:
         for request_id in verdict.retry:
             self._tried[request_id] = now
             self.counters.retried += 1
-            logger.warning("an aborted request still runs after %.0f s: asked again", now - self._aborted[request_id])
+            logger.warning(
+                "an aborted request still runs after %.0f s: aborting again", now - self._aborted[request_id]
+            )
         quiet = now - max(self._sampled, self._heard) >= self._patience.abort
         verdict.probe = bool(self._aborted) and len(overdue) == len(self._started) and quiet and self._probe is None
         return verdict

@@ -40,8 +40,8 @@ class _Recorder:
     ) -> Tensor:
         unknown = [
             name
-            for name, given in options.items()
-            if name not in _UNDERSTOOD and given is not None and given is not False
+            for name, value in options.items()
+            if name not in _UNDERSTOOD and value is not None and value is not False
         ]
         if unknown:
             raise UnsupportedError(f"its attention asks for {', '.join(sorted(unknown))}")

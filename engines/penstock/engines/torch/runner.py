@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 
 import torch
 
 from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.formats.model_files import eos_token_ids
-from penstock.engines.kit.adapter_slots import load_configured
+from penstock.engines.kit.adapter_slots import WithAdapters, load_configured
 from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, num_blocks
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.torch.attention import TorchKVCache, bytes_of_block, groups_of
@@ -23,7 +22,7 @@ from penstock.engines.torch.loading import (
     read_config,
     weights_reported,
 )
-from penstock.engines.torch.lora import Layers, TorchAdapters, watch
+from penstock.engines.torch.lora import TorchAdapters, watch
 from penstock.engines.torch.model import PagedModel, ThreadedModel
 from penstock.engines.torch.probe import count_work, inspect_layers, step_memory, verify
 from penstock.kvcache import KVGroup
@@ -34,7 +33,7 @@ _SHARE_OF_FREE_MEMORY = {"cpu": 0.5, "cuda": 0.9}
 """Of what is free once the model is loaded; on the CPU the rest is for activations and other processes."""
 
 
-class TorchRunner(StepRunner):
+class TorchRunner(StepRunner, WithAdapters[TorchAdapters]):
     """A `ModelRunner`. Loading raises UnsupportedError for a model that it cannot run, EngineError for a broken one."""
 
     def __init__(self, config: TorchConfig, report: Report = silent) -> None:
@@ -84,15 +83,6 @@ class TorchRunner(StepRunner):
             work=count_work(model, list(layouts.values()), threads),
         )
         super().__init__(self._threaded, info, config.max_num_seqs, config.model_dir)
-
-    def prepare_adapter(self, key: str, folder: Path) -> Layers:
-        return self._adapters.prepare(key, folder)
-
-    def install_adapter(self, key: str, prepared: Layers) -> None:
-        self._adapters.install(key, prepared)
-
-    def unload_adapter(self, key: str) -> None:
-        self._adapters.unload(key)
 
     def close(self) -> None:
         """Frees the weights and the cache; the runner cannot be used afterwards."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -24,6 +23,7 @@ from penstock.engines.errors import (
     OverloadedError,
     StepFailedError,
 )
+from penstock.engines.kit.adapter_slots import WithAdapters
 from penstock.engines.vllm.adapters import VLLMAdapters
 from penstock.engines.vllm.config import VLLMConfig
 from penstock.engines.vllm.contract import check_core
@@ -49,7 +49,7 @@ _FINISH = {
 }
 
 
-class VLLMBatcher:
+class VLLMBatcher(WithAdapters[VLLMAdapters]):
     """A `ContinuousBatcher` and `AdapterHost` with everything that vLLM's scheduler does: models with several kinds of
     layers, speculative decoding, its prefix cache, asynchronous scheduling on GPUs."""
 
@@ -150,17 +150,6 @@ class VLLMBatcher:
         """`ContinuousBatcher.reset_prefix_cache`. vLLM does it only while no request holds a block."""
         if not self._core.reset_prefix_cache():
             raise OverloadedError("vLLM empties its prefix cache only while no request runs.")
-
-    def prepare_adapter(self, key: str, folder: Path) -> Path:
-        """`AdapterHost.prepare_adapter`."""
-        return self._adapters.prepare(key, folder)
-
-    def install_adapter(self, key: str, prepared: Path) -> None:
-        """`AdapterHost.install_adapter`."""
-        self._adapters.install(key, prepared)
-
-    def unload_adapter(self, key: str) -> None:
-        self._adapters.unload(key)
 
     def close(self) -> None:
         """Ends vLLM's workers and frees their memory."""

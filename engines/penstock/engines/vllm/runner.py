@@ -21,6 +21,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import EngineError
 from penstock.engines.host.content_digest import model_digests
+from penstock.engines.kit.adapter_slots import WithAdapters
 from penstock.engines.kit.block_rows import Bytes
 from penstock.engines.kit.grammars import Grammars
 from penstock.engines.vllm.adapters import VLLMAdapters
@@ -50,7 +51,7 @@ class _UnderWay(NamedTuple):
     """Once it has begun on the device: a function that waits for vLLM's result."""
 
 
-class VLLMRunner:
+class VLLMRunner(WithAdapters[VLLMAdapters]):
     """A `ModelRunner` and `AdapterHost`. Loading raises UnsupportedError for a model that it cannot drive.
 
     vLLM lives on a thread of its own, which does one thing after the other: while a step computes there, its successor
@@ -135,10 +136,6 @@ class VLLMRunner:
     def is_worn_out(self, compiled: Any) -> bool:
         """`GrammarHost.is_worn_out`."""
         return self._grammars.is_worn_out(compiled)
-
-    def prepare_adapter(self, key: str, folder: Path) -> Path:
-        """`AdapterHost.prepare_adapter`."""
-        return self._adapters.prepare(key, folder)
 
     def install_adapter(self, key: str, prepared: Path) -> None:
         """`AdapterHost.install_adapter`."""

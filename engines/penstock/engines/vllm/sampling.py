@@ -18,6 +18,7 @@ from penstock.tokenizers.schema_bounds import check_schema_bounds
 
 _SEED_MASK = (1 << 63) - 1
 """Seeds are signed 64-bit numbers there."""
+_NOT_HANDED_ON = ("processors", "prediction")
 
 
 def to_vllm(
@@ -27,12 +28,15 @@ def to_vllm(
     score_prompt: bool,
     draws_by_position: bool,
 ) -> VLLMSamplingParams:
-    """One to one. Raises ValueError for what vLLM does not take.
+    """One to one. Raises ValueError for what vLLM does not take, UnsupportedError for what is not handed on.
 
     Stopping is our scheduler's affair: vLLM knows the stop tokens only in order to hold them back for `min_tokens`.
     `draws_by_position`: vLLM's workers make each random number from seed and position by themselves; where they do not,
     `worker.WorkerExtension` does, and finds the seed's key beside the parameters.
     """
+    for name in _NOT_HANDED_ON:
+        if getattr(params, name):
+            raise UnsupportedError(f"{name} is not supported by this model's engine: vLLM does not get it.", param=name)
     if params.grammar is not None and params.grammar.kind != "text" and params.min_tokens:
         raise ValueError("min_tokens: not beside structured output with vLLM, which might have no token left.")
     stop = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
@@ -19,16 +19,7 @@ from msgspec import inspect
 
 from penstock.engines.host.failure_text import one_line
 from penstock.gateway.configuration.plain_values import bare, fields_of, plain_settings
-from penstock.gateway.configuration.sections.language_model import (
-    AdapterConfig,
-    CacheConfig,
-    DoorConfig,
-    EngineConfig,
-    LanguageModelConfig,
-    ReplicaConfig,
-    SchedulingConfig,
-    SimulatedOptions,
-)
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.configuration.sections.other_models import (
     EmbeddingsConfig,
     RepositoryConfig,
@@ -64,15 +55,12 @@ class ConfigError(ValueError):
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    model: LanguageModelConfig = LanguageModelConfig()
-    replication: ReplicaConfig = ReplicaConfig()
-    engine: EngineConfig = EngineConfig()
-    door: DoorConfig = DoorConfig()
-    adapters: AdapterConfig = AdapterConfig()
+    """The settings of a server, and those of its models."""
+
+    models: ModelSettings = ModelSettings()
+    """Of MODEL, in sections of their own; those that models beside it take, too, are marked (`beside`)."""
     embeddings: EmbeddingsConfig = EmbeddingsConfig()
     data: DataConfig = DataConfig()
-    cache: CacheConfig = CacheConfig()
-    scheduling: SchedulingConfig = SchedulingConfig()
     repository: RepositoryConfig = RepositoryConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     traffic: TrafficConfig = TrafficConfig()
@@ -81,43 +69,54 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     opentelemetry: OpenTelemetryConfig = OpenTelemetryConfig()
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
-    simulated: SimulatedOptions = SimulatedOptions()
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the command names MODEL, or means the demo model: it names no other model either."""
+        named = self.repository.model_repository or self.embeddings.embedding_model or self.upstream.upstream
+        return self.models.model.model is not None or not named
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "model": LanguageModelConfig,
-    "replication": ReplicaConfig,
-    "engine": EngineConfig,
-    "door": DoorConfig,
-    "adapters": AdapterConfig,
-    "embeddings": EmbeddingsConfig,
-    "data": DataConfig,
-    "cache": CacheConfig,
-    "scheduling": SchedulingConfig,
-    "repository": RepositoryConfig,
-    "upstream": UpstreamConfig,
-    "traffic": TrafficConfig,
-    "server": ServerConfig,
-    "access_log": AccessLogConfig,
-    "opentelemetry": OpenTelemetryConfig,
-    "http": HttpConfig,
-    "grpc": GrpcConfig,
-    "simulated": SimulatedOptions,
+    name: type(getattr(half, name))
+    for half in (ModelSettings(), Config())
+    for name in half.__struct_fields__
+    if name != "models"
 }
 _PREFIX = "PENSTOCK_"
 SETTINGS = frozenset(name for cls in SECTIONS.values() for name in cls.__struct_fields__)
 _SECTION_OF = {name: section for section, cls in SECTIONS.items() for name in cls.__struct_fields__}
 
 
-def overlay(config: Config, settings: Mapping[str, Any]) -> Config:
-    """The configuration with some settings changed, by name. Raises ConfigError."""
-    tree = msgspec.to_builtins(config)
-    for name, value in settings.items():
+_Settings = TypeVar("_Settings", Config, ModelSettings)
+
+
+def overlay(settings: _Settings, changes: Mapping[str, Any]) -> _Settings:
+    """The settings with some changed, by name. Raises ConfigError."""
+    tree = sections(settings)
+    for name, value in changes.items():
         section = _SECTION_OF.get(name)
-        if section is None:
+        if section is None or section not in tree:
             raise ConfigError(f"there is no setting called {name!r}")
         tree[section][name] = value
-    return _convert(tree)
+    return _convert(tree, type(settings))
+
+
+def sections(settings: Config | ModelSettings) -> dict[str, dict[str, Any]]:
+    """Plain values by section and name, those of MODEL beside those of the server."""
+    tree: dict[str, dict[str, Any]] = msgspec.to_builtins(settings)
+    return {**tree.pop("models"), **tree} if isinstance(settings, Config) else tree
+
+
+def changes(config: Config) -> dict[str, Any]:
+    """Plain values, by name, of the settings that are not the defaults."""
+    defaults = sections(Config())
+    return {
+        name: value
+        for section, settings in sections(config).items()
+        for name, value in settings.items()
+        if value != defaults[section][name]
+    }
 
 
 def load_config(
@@ -144,7 +143,7 @@ def load_config(
     for name, value in settings.items():
         tree[_SECTION_OF[name]][name] = value
     try:
-        return _convert(tree)
+        return _convert(tree, Config)
     except ConfigError as error:
         name = re.split(r"\W", str(error).replace("-", "_"), maxsplit=1)[0]
         if name in places and name not in flags:
@@ -152,24 +151,31 @@ def load_config(
         raise
 
 
-def _convert(tree: Mapping[str, Any]) -> Config:
-    rules = tree["traffic"]
-    if "traffic" in rules:
-        rules["traffic"] = _decoded(rules["traffic"])
-    upstream = tree["upstream"]
-    if "upstream" in upstream:
-        upstream["upstream"] = _upstream_tables(upstream["upstream"])
+def _convert(tree: Mapping[str, Any], kind: type[_Settings]) -> _Settings:
+    """`tree`: settings by section and name. Raises ConfigError."""
     try:
+        for name, read in (("traffic", _decoded), ("upstream", _upstream_tables)):
+            if name in tree.get(name, ()):
+                tree[name][name] = read(tree[name][name])
         plain = {section: plain_settings(SECTIONS[section], settings) for section, settings in tree.items() if settings}
-        config = msgspec.convert(plain, Config, strict=False)
+        if kind is Config:
+            plain["models"] = {name: plain.pop(name) for name in ModelSettings.__struct_fields__ if name in plain}
+        settings = msgspec.convert(plain, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(_wrong_value(str(error), tree)) from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if isinstance(settings, Config):
+        _check(settings)
+    return settings
+
+
+def _check(config: Config) -> None:
+    """Raises ConfigError for settings that do not fit together."""
     names = [rule.name for rule in config.traffic.traffic]
     if len(set(names)) < len(names):
         raise ConfigError("traffic: a name has two rules")
-    names = [each.name for each in config.upstream.upstream]
+    names = [model.name for model in config.upstream.upstream]
     if len(set(names)) < len(names):
         raise ConfigError("upstream: two models have the same name")
     ready, hung = config.server.ready_timeout, config.server.watchdog_timeout
@@ -178,7 +184,6 @@ def _convert(tree: Mapping[str, Any]) -> Config:
             f"ready-timeout: {ready:g} s is not below watchdog-timeout, {hung:g} s: the engine would be replaced "
             "before the server says that it is not ready"
         )
-    return config
 
 
 def _decoded(rules: Any) -> Any:
@@ -191,21 +196,19 @@ def _decoded(rules: Any) -> Any:
         raise ConfigError(f"traffic: a rule is a JSON object: {error}") from None
 
 
-def _upstream_tables(given: Any) -> Any:
-    """Raises ConfigError."""
-    if not isinstance(given, list | tuple):
+def _upstream_tables(models: Any) -> Any:
+    """Raises ConfigError, ValueError."""
+    if not isinstance(models, list | tuple):
         raise ConfigError("upstream: it is a list of models")
-    try:
-        return [upstream_fields(each) if isinstance(each, str) else each for each in given]
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    return [upstream_fields(model) if isinstance(model, str) else model for model in models]
 
 
 def _wrong_value(message: str, tree: Mapping[str, Mapping[str, Any]]) -> str:
     """msgspec's words for a wrong value, with the setting first, and with the value where it cannot be a secret."""
     problem, _, where = message.partition(" - at `$.")
-    section, _, name = where.rstrip("`").partition(".")
-    field = next((each for each in fields_of(SECTIONS[section]) if each.name == name), None) if section else None
+    section, _, name = where.rstrip("`").removeprefix("models.").partition(".")
+    fields = fields_of(SECTIONS[section]) if section else ()
+    field = next((field for field in fields if field.name == name), None)
     if field is None:  # in a list or a table
         return explain(message)
     kind, value = bare(field.type), tree[section][name]
@@ -246,7 +249,7 @@ def explain(message: str) -> str:
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for variable, text in environ.items():
         if not variable.startswith(_PREFIX) or is_service_link(variable, text):
             continue
@@ -254,8 +257,8 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if name not in _SECTION_OF or not variable.isupper():
             raise ConfigError(f"{variable}: there is no such setting{_nearest(name)}")
         separator = "," if name in LISTS else ";" if name in PAIRS else None
-        found[name] = text.split(separator) if separator else text
-    return found
+        settings[name] = text.split(separator) if separator else text
+    return settings
 
 
 def _nearest(name: str) -> str:

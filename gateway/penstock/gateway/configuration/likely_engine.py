@@ -11,12 +11,11 @@ from penstock.gateway.configuration.config import Config
 def likely_engine(config: Config) -> str | None:
     """None: none, or several, or one whose process has to be bound to CPUs before it imports anything. The model is not
     looked at: what does that takes long to import."""
-    model = config.model
-    others = config.repository.model_repository or config.embeddings.embedding_model or config.upstream.upstream
-    elsewhere = config.door.engine_address or config.replication.replicas != 1
+    settings, model = config.models, config.models.model
+    remote = settings.door.engine_address or settings.replication.replicas != 1
     placed = model.cpus is not None or model.numa_nodes is not None
     vectors = model.model is not None and (Path(model.model) / "modules.json").is_file()
-    if (model.model is None and others) or vectors or elsewhere or placed:
+    if not config.has_model or vectors or remote or placed:
         return None
     if model.engine == "auto":
         return None if visible_gpus() else "openvino"

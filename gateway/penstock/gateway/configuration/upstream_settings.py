@@ -9,12 +9,14 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from penstock.engines.kv_events.settings import KVEventsSource
 from penstock.engines.replicas.state import RoutingPolicy
 
 Api = Literal["chat", "completions", "embeddings"]
 
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 _File = Annotated[_Name, Meta(extra={"metavar": "FILE"})]
+_Folder = Annotated[_Name, Meta(extra={"metavar": "DIR"})]
 _Seconds = Annotated[float, Meta(gt=0, le=86_400, extra={"unit": "s"})]
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]{0,4096}")
@@ -93,6 +95,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Until an answer that does not stream begins."""
     routing: RoutingPolicy = RoutingPolicy.PREFIX
     """Which of several servers gets a request."""
+    kv_events: str | KVEventsSource | tuple[str | KVEventsSource, ...] = ()
+    """Where each of the urls, in their order, publishes what it has cached; "": it does not."""
+    tokenizer: _Folder | None = None
+    """Has the tokenizer and chat template of the model, for `kv_events`."""
     max_in_flight: Annotated[int, Meta(ge=1, le=65_536)] = 256
     retries: Annotated[int, Meta(ge=0, le=8)] = 2
     """Of a request, at most."""
@@ -116,7 +122,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise ValueError(f"upstream {self.name!r}: it needs 1 to {_MAX_URLS} urls")
         bases = [base_url(text) for text in self.urls]
         if len(set(bases)) < len(bases):
-            raise ValueError(f"upstream {self.name!r}: a url is there twice")
+            raise ValueError(f"upstream {self.name!r}: a url appears twice")
         if sum((self.api_key_file is not None, self.api_key_env is not None, self.client_key)) > 1:
             raise ValueError(f"upstream {self.name!r}: api_key_file, api_key_env and client_key: only one of them")
         if not self.apis:
@@ -130,6 +136,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         if not _PATH.fullmatch(self.health):
             raise ValueError(f"upstream {self.name!r}: health must be a path")
         self._check_headers()
+        self._check_events()
 
     def _check_headers(self) -> None:
         if len(self.headers) > _MAX_HEADERS:
@@ -139,6 +146,27 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 raise ValueError(f"upstream {self.name!r}: headers: {name[:64]!r} is no header")
             if name.lower() in _OWN_HEADERS:
                 raise ValueError(f"upstream {self.name!r}: headers: {name!r} is written by this server")
+
+    def _check_events(self) -> None:
+        if not self.events_of_urls:
+            if self.tokenizer is not None:
+                raise ValueError(f"upstream {self.name!r}: tokenizer: only kv_events needs it")
+            return
+        if len(self.events_of_urls) != len(self.urls):
+            raise ValueError(f"upstream {self.name!r}: kv_events: it has one entry for each url")
+        if len(self.urls) == 1 or self.routing is not RoutingPolicy.PREFIX:
+            raise ValueError(f"upstream {self.name!r}: kv_events: only routing by prefix between several urls uses it")
+        if self.tokenizer is None:
+            raise ValueError(f"upstream {self.name!r}: kv_events: events are about tokens, so it needs a tokenizer")
+
+    @property
+    def events_of_urls(self) -> tuple[KVEventsSource | None, ...]:
+        """For each url; empty where none publishes. Raises ValueError."""
+        entries = self.kv_events if isinstance(self.kv_events, tuple) else (self.kv_events,)
+        sources = tuple(
+            KVEventsSource(endpoint=item) if item and isinstance(item, str) else item or None for item in entries
+        )
+        return sources if any(sources) else ()
 
     @property
     def urls(self) -> tuple[str, ...]:

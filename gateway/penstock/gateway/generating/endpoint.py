@@ -1,17 +1,17 @@
-"""Endpoints that generate: body, request, generation, response; and chats with models that other servers have."""
+"""Endpoints that generate: body, request, model, generation, response; and chats with models of other servers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from penstock.gateway.generating.requests import RequestReader, language_model
-from penstock.gateway.models.language.dataplane import ChoiceDelta, DataPlane, GenerateRequest, Generation, Usage
+from penstock.gateway.generating.request_reading import JsonBody, RequestReader, default_model
+from penstock.gateway.models.entries import Kind, Upstream, UpstreamAnswer, UpstreamChat
+from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.settings import AppSettings
@@ -20,55 +20,27 @@ if TYPE_CHECKING:
     from penstock.gateway.generating.resumable_streams import ResumableStreams
 
 
-@dataclass(frozen=True, slots=True)
-class OtherChat:
-    """A chat request for another server."""
-
-    fields: Mapping[str, Any]
-    """Of OpenAI's chat API, without model and stream."""
-    show_reasoning: bool = True
+def chat_fields(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`request` without what is None; `messages` are as chat templates know them. What the model thought in earlier
+    turns is left out: some servers refuse it."""
+    fields = {name: value for name, value in request.items() if value is not None}
+    return fields | {"messages": [_upstream_message(message) for message in messages]}
 
 
-class OtherAnswer(Protocol):
-    """Iterated as a Generation with one choice. The usage is complete with the delta that has the finish reason."""
-
-    usage: Usage
-
-    def __aiter__(self) -> AsyncIterator[list[ChoiceDelta]]: ...
-
-    async def __anext__(self) -> list[ChoiceDelta]: ...
-
-
-class OtherModel(Protocol):
-    def chat(
-        self, exchange: Exchange, chat: OtherChat, *, pulse: float | None
-    ) -> AbstractAsyncContextManager[OtherAnswer | str]:
-        """Gives the answer once it has begun, or the name of the model of this server that is to answer instead.
-        `pulse`: seconds without anything to show after which the answer has an empty list. Raises PenstockError."""
-        ...
-
-
-def chat_fields(given: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`given` without what is None; `messages` are as chat templates know them. What the model thought in earlier turns
-    is left out: some servers refuse it."""
-    fields = {name: value for name, value in given.items() if value is not None}
-    return fields | {"messages": [_message(each) for each in messages]}
-
-
-def _message(given: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {name: value for name, value in given.items() if name != "reasoning_content"}
+def _upstream_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in message.items() if name != "reasoning_content"}
     if "tool_calls" in shown:
-        shown["tool_calls"] = [_call(each) for each in shown["tool_calls"]]
+        shown["tool_calls"] = [_upstream_call(call) for call in shown["tool_calls"]]
     return shown
 
 
-def _call(given: Mapping[str, Any]) -> dict[str, Any]:
+def _upstream_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Templates get arguments as an object, servers as JSON in a text."""
-    function = given["function"]
+    function = call["function"]
     arguments = function["arguments"]
     if not isinstance(arguments, str):
         arguments = msgspec.json.encode(arguments).decode()
-    return {**given, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 class Streamable(Protocol):
@@ -84,15 +56,18 @@ class GeneratingEndpoint(ABC, Generic[_R]):
     """A protocol fills in the abstract methods. Every step of the engine resumes all coroutines
     that await a stream, so nothing but `handle` stands between the stream and the server."""
 
-    text_api: ClassVar[str | None] = None
-    """The API by which models of other servers are asked with the same body; None: they cannot be."""
+    kind: ClassVar[Kind] = Kind.CHAT
+    """What its requests need of a model."""
+    passes_body: ClassVar[bool] = False
+    """Models of other servers are asked with the same body."""
 
     def __init__(self, dataplane: DataPlane, settings: AppSettings, resumable: ResumableStreams | None = None) -> None:
         """`resumable`: for streams that go on for some time after their client has left; None: they end then."""
         self._dataplane = dataplane
         self._settings = settings
         self._resumable = resumable
-        self._reader = RequestReader(settings, self._parse, self._model_name, self._default_model, self.text_api)
+        passed = self.kind if self.passes_body else None
+        self._reader = RequestReader(dataplane.models, self._parse, self._model_name, self._default_model, passed)
 
     async def handle(self, exchange: Exchange) -> None:
         with exchange.call() as call:
@@ -101,47 +76,54 @@ class GeneratingEndpoint(ABC, Generic[_R]):
             if exchange.counts_late:
                 reads = self._resumable is not None and self._resumable.is_read_by(exchange, body)
                 exchange.context.count(reads=reads)
-            given = await self._reader.read(exchange, body)
-            request = None if given is None else await self._for_own_model(exchange, given)
+            request = await self._reader.read(exchange, body)
             if request is None:
                 return
             exchange.read_deadline()
             resumable = self._resumable if request.stream else None
             if resumable is not None and await resumable.resume(exchange, body):
                 return
-            await self._dataplane.models.load_on_demand(self._model_name(request), exchange.context)
-            if await self._answer_at_once(exchange, request):
+            if await self._answer_unloaded(exchange, request):
                 return
-            wanted = await self._generate_request(request, exchange.context)
+            request = await self._for_own_model(exchange, request)
+            if request is None or await self._answer_at_once(exchange, request):
+                return
+            text_request = await self._generate_request(request, exchange.context)
             if request.stream and self._settings.heartbeat_s:
-                wanted = replace(wanted, pulse=self._settings.heartbeat_s)
+                text_request = replace(text_request, pulse=self._settings.heartbeat_s)
             if resumable is not None and resumable.has_room:
                 await resumable.begin(
                     exchange,
                     body,
-                    lambda context: self._dataplane.generate(replace(wanted, context=context)),
-                    lambda recorder, generation: self._respond(recorder, request, wanted, generation),
+                    lambda context: self._dataplane.generate(replace(text_request, context=context)),
+                    lambda recorder, generation: self._respond(recorder, request, text_request, generation),
                 )
                 return
-            generation = await self._dataplane.generate(wanted)
+            generation = await self._dataplane.generate(text_request)
             try:
-                await self._respond(exchange, request, wanted, generation)
+                await self._respond(exchange, request, text_request, generation)
             finally:
                 generation.close()
 
+    async def _answer_unloaded(self, exchange: Exchange, request: _R) -> bool:
+        """Answers a request for which no model is loaded. False: this one needs its model."""
+        return False
+
     async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
-        """The request for a model of this server; None when another server has answered it. Raises PenstockError."""
+        """The request, whose model is found from now on. None when another server has answered it. Raises
+        PenstockError."""
+        await self._dataplane.models.find(self._model_name(request), self.kind, exchange.context)
         return request
 
     def _default_model(self, context: RequestContext) -> str:
-        return language_model(self._settings, context, self._dataplane.models, self.text_api)
+        return default_model(self._settings, context, self._dataplane.models, self.kind)
 
     async def _answer_at_once(self, exchange: Exchange, request: _R) -> bool:
         """Answers a request that needs no generation. False: this one does."""
         return False
 
     @abstractmethod
-    def _parse(self, body: bytes) -> _R:
+    def _parse(self, body: JsonBody) -> _R:
         """Raises InvalidRequestError, UnsupportedError."""
 
     @abstractmethod
@@ -154,25 +136,26 @@ class GeneratingEndpoint(ABC, Generic[_R]):
 
     @abstractmethod
     def _respond(
-        self, exchange: Exchange, request: _R, wanted: GenerateRequest, generation: Generation
+        self, exchange: Exchange, request: _R, text_request: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
         """The whole response, streamed or not."""
 
 
 class TranslatingEndpoint(GeneratingEndpoint[_R]):
-    async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
-        model = self._settings.text_models.find(self._model_name(request), exchange.context, "chat")
-        if model is None:
-            return request
-        name = await self._answered_elsewhere(exchange, request, cast("OtherModel", model))
-        return None if name is None else self._renamed(request, name)
+    """Other servers get its requests as OpenAI's chats."""
 
-    async def _answered_elsewhere(self, exchange: Exchange, request: _R, model: OtherModel) -> str | None:
+    async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
+        entry = await self._dataplane.models.find(self._model_name(request), self.kind, exchange.context)
+        if entry.upstream is None:
+            return request
+        name = await self._answered_upstream(exchange, request, entry.upstream)
+        return None if name is None else await self._for_own_model(exchange, self._renamed(request, name))
+
+    async def _answered_upstream(self, exchange: Exchange, request: _R, model: Upstream) -> str | None:
         """None when that is done; else the model of this server that is to answer. Raises PenstockError."""
-        exchange.context.principal.require_model(self._model_name(request))
         if await self._answered_without_text(exchange, request):
             return None
-        chat = await self._other_chat(request, exchange.context)
+        chat = await self._upstream_chat(request, exchange.context)
         pulse = self._settings.heartbeat_s if request.stream else None
         async with model.chat(exchange, chat, pulse=pulse or None) as answer:
             if isinstance(answer, str):
@@ -185,7 +168,7 @@ class TranslatingEndpoint(GeneratingEndpoint[_R]):
         return False
 
     @abstractmethod
-    async def _other_chat(self, request: _R, context: RequestContext) -> OtherChat:
+    async def _upstream_chat(self, request: _R, context: RequestContext) -> UpstreamChat:
         """The request for a model of another server. Raises PenstockError."""
 
     @abstractmethod
@@ -193,5 +176,5 @@ class TranslatingEndpoint(GeneratingEndpoint[_R]):
         """For another model."""
 
     @abstractmethod
-    def _respond_from(self, exchange: Exchange, request: _R, answer: OtherAnswer) -> Awaitable[None]:
+    def _respond_from(self, exchange: Exchange, request: _R, answer: UpstreamAnswer) -> Awaitable[None]:
         """The whole response, streamed or not, of another server's answer."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from abc import ABC, abstractmethod
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,6 +11,7 @@ from starlette.types import Message
 
 from penstock.gateway.models.language.dataplane import ChoiceDelta, Generation, TokenLogprob
 from penstock.gateway.transports.http.exchange import EVENT_STREAM, Exchange, StreamWriter
+from penstock.gateway.transports.stream_driver import StreamDriver
 from penstock.tokenizers import Part
 
 COMMENT = b": keep-alive\n\n"
@@ -31,64 +31,44 @@ class StreamFrames(Protocol):
         ...
 
 
-class StreamDriver(ABC):
-    """What drives a stream out: what its source brings is written without resuming a task for each piece. While the
-    client is slow, nothing is taken from the source: it merges there, or waits."""
+class FrameDriver(StreamDriver[bytes | None]):
+    """Writes frames to an HTTP response. Its task gets None when the client is slow, and the last frames."""
 
     def __init__(self, writer: StreamWriter) -> None:
         self._writer = writer
-        self._turn: asyncio.Future[bytes | None]
-        """Done when the client is slow, and with the last frames."""
         self._failure: Exception | None = None
+        self.waited = 0.0
+        """Seconds for the client."""
 
     async def run(self) -> bytes:
         """Writes until the source ends. Returns the frames of that end: they leave together with the end of the
         response. Raises what the source does."""
-        loop = asyncio.get_running_loop()
-        try:
-            while True:
-                self._turn = loop.create_future()
-                self._listen()
-                last = await self._turn
-                if last is not None:
-                    return last
-                await self._writer.drain()
-                if self._failure is not None:
-                    raise self._failure
-        finally:
-            self._leave()
-
-    @abstractmethod
-    def _listen(self) -> None:
-        """From now on the source calls."""
-
-    @abstractmethod
-    def _leave(self) -> None:
-        """It calls no more. Idempotent."""
+        async for last in self:
+            if last is not None:
+                return last
+            slow_since = time.monotonic()
+            await self._writer.drain()
+            self.waited += time.monotonic() - slow_since
+            if self._failure is not None:
+                raise self._failure
+        return b""
 
     def _write(self, frames: bytes) -> None:
         if not self._writer.write_body(frames):
-            self._stop(None)
-
-    def _stop(self, last: bytes | None) -> None:
-        """None: until the client has taken what is written."""
-        self._leave()
-        if not self._turn.done():
-            self._turn.set_result(last)
+            self._wake(None)
 
     def fail(self, error: Exception, frames: bytes = b"") -> None:
         """The end of the source: the error is raised when these frames are written."""
-        self._leave()
         if frames:
             self._writer.write_body(frames)
             self._failure = error
-            self._stop(None)
-        elif not self._turn.done():
-            self._turn.set_exception(error)
+            self._wake(None)
+        else:
+            self._raise(error)
 
 
-class DeltaDriver(StreamDriver):
-    """Of a generation's deltas, as an API's frames."""
+class DeltaDriver(FrameDriver):
+    """Of a generation's deltas, as an API's frames, until its last choice ends."""
 
     def __init__(
         self, deltas: AsyncIterator[list[ChoiceDelta]], frames: StreamFrames, writer: StreamWriter, *, push: bool = True
@@ -99,20 +79,6 @@ class DeltaDriver(StreamDriver):
         self._pushed = deltas if push and isinstance(deltas, Generation) else None
         self._frames = frames
 
-    async def run(self) -> bytes:
-        """Until the last choice ends."""
-        return await self._pull() if self._pushed is None else await super().run()
-
-    async def _pull(self) -> bytes:
-        """Of deltas that are made of a generation's or of another server's answer, too."""
-        async for deltas in self._deltas:
-            data = self._frames.render(deltas)
-            if not self._frames.live:
-                return data
-            if (data or not deltas) and not self._writer.write_body(data or self._frames.heartbeat):
-                await self._writer.drain()
-        return b""
-
     def _listen(self) -> None:
         if self._pushed is not None:
             self._pushed.listen(self)
@@ -121,10 +87,17 @@ class DeltaDriver(StreamDriver):
         if self._pushed is not None:
             self._pushed.listen(None)
 
+    async def _pull(self) -> None:
+        """Of deltas that are made of a generation's or of another server's answer, too."""
+        if self._pushed is not None:
+            await super()._pull()
+        else:
+            self.take(await anext(self._deltas))
+
     def take(self, deltas: list[ChoiceDelta]) -> None:
         data = self._frames.render(deltas)
         if not self._frames.live:
-            self._stop(data)
+            self._wake(data)
         elif data or not deltas:
             self._write(data or self._frames.heartbeat)
 
@@ -154,15 +127,17 @@ async def stream(
     data = opening() + frames.render(batch or ())
     if frames.live:
         await send(_body_message(data))
-        data = await DeltaDriver(deltas, frames, exchange.writer, push=exchange.body_writer is not None).run()
+        driver = DeltaDriver(deltas, frames, exchange.writer, push=exchange.body_writer is not None)
+        data = await driver.run()
+        exchange.context.record.write_seconds = driver.waited
     await exchange.finish(data + ending())
 
 
 async def send_frames(exchange: Exchange, frames: AsyncIterator[bytes]) -> None:
     """Sends these as a stream, to its end."""
     await exchange.start_stream()
-    async for each in frames:
-        await exchange.raw_send(_body_message(each))
+    async for frame in frames:
+        await exchange.raw_send(_body_message(frame))
     await exchange.finish(b"")
 
 

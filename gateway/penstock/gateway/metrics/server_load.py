@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.gateway.metrics.machine import CpuMeter, memory_bytes
-from penstock.gateway.metrics.requests import EndedRequests
+from penstock.gateway.metrics.request_metrics import EndedRequests
 from penstock.gateway.requests.load_report import LoadReport
 
 

@@ -24,7 +24,7 @@ def add_deploy_command(commands: Any, formatter: Any) -> None:
         "ray",
         help="with Ray Serve",
         description="Deploys the server that CONFIG describes, a file as for `penstock serve` with a table `ray`, as "
-        "an application of Ray Serve. Deployed again under the same name, it replaces the one that runs, replica by "
+        "an application of Ray Serve. A second deployment under the same name replaces the running one, replica by "
         "replica.",
         formatter_class=formatter,
     )
@@ -37,10 +37,10 @@ def add_deploy_command(commands: Any, formatter: Any) -> None:
     parser.set_defaults(run_command=partial(_run, parser))
 
 
-def _run(parser: argparse.ArgumentParser, given: dict[str, Any]) -> int:
+def _run(parser: argparse.ArgumentParser, arguments: dict[str, Any]) -> int:
     try:
-        deployment = read_deployment(given["config"])
-        if given["serve_config"]:
+        deployment = read_deployment(arguments["config"])
+        if arguments["serve_config"]:
             sys.stdout.write(serve_config(deployment))
             return 0
         return _deploy(deployment)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.gateway.configuration.config import Config, ConfigError, load_config, overlay, read_table
+from penstock.gateway.configuration.config import Config, ConfigError, changes, load_config, overlay, read_table
 from penstock.gateway.ray_serve.settings import RaySettings, read_ray_settings
 from penstock.gateway.requests.exposure import check_exposure
 
@@ -43,7 +43,7 @@ def read_deployment(source: Path | Mapping[str, Any], environ: Mapping[str, str]
     table = read_table(source) if isinstance(source, Path) else dict(source)
     ray = read_ray_settings(table.pop(_RAY, {}))
     config = load_config({}, table=table, environ=environ)
-    settings = _changed(config)
+    settings = changes(config)
     for name in sorted(settings.keys() & _NOT_HERE.keys()):
         raise ConfigError(f"{name}: {_NOT_HERE[name]}")
     for name in _PATHS & settings.keys():
@@ -55,21 +55,11 @@ def read_deployment(source: Path | Mapping[str, Any], environ: Mapping[str, str]
     return deployment
 
 
-def _changed(config: Config) -> dict[str, Any]:
-    given, usual = msgspec.to_builtins(config), msgspec.to_builtins(Config())
-    return {
-        name: value
-        for section, settings in given.items()
-        for name, value in settings.items()
-        if value != usual[section][name]
-    }
-
-
 def _absolute(value: Any) -> Any:
     """Replicas have another working directory. What is no path here, a hub's id for one, stays as it is."""
     if isinstance(value, str):
         return os.path.abspath(value) if os.path.exists(value) else value
-    return [_absolute(each) for each in value]
+    return [_absolute(item) for item in value]
 
 
 _PATHS = {

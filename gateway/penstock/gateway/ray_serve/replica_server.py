@@ -31,7 +31,7 @@ class ReplicaServer:
     def __init__(self, config: Config, name: str) -> None:
         """`name` is told with every answer. Raises ConfigError."""
         _log_to_stderr(config.server.logging_level)
-        self._max_num_seqs = config.scheduling.max_num_seqs
+        self._max_num_seqs = config.models.scheduling.max_num_seqs
         self._server = Server(config, LoadingBoard(LoadingLog(logger.info)))
         self._header = (REPLICA_HEADER, name.encode())
 

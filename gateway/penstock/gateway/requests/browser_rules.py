@@ -12,7 +12,7 @@ class BrowserRules:
     """What browsers may bring to a port. All in lower case."""
 
     hosts: frozenset[str] = frozenset()
-    """Names and addresses that count as this server's, besides loopback's, where no key is asked for."""
+    """Names and addresses that count as this server's, besides loopback's, where no key is needed."""
     any_address: bool = False
     """Every IP address counts as well: for ports that other machines reach."""
     origins: frozenset[str] = frozenset()

@@ -14,8 +14,9 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Protocol
 
-from penstock.engines.errors import CancelledError, NotReadyError
+from penstock.engines.errors import CancelledError, NotReadyError, PenstockError
 from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.requests.record import RequestRecord
 
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 """Id of the request that the current task works for, for log lines."""
@@ -68,6 +69,16 @@ class RequestJournal:
             for tell in self._on_leave:
                 tell(context)
 
+    def watch(self, on_begin: Hook, on_end: Hook) -> Callable[[], None]:
+        """Tells these, too, until what this returns is called."""
+        self._on_begin += (on_begin,)
+        self._on_end += (on_end,)
+        return lambda: self._end_watch(on_begin, on_end)
+
+    def _end_watch(self, on_begin: Hook, on_end: Hook) -> None:
+        self._on_begin = tuple(hook for hook in self._on_begin if hook != on_begin)
+        self._on_end = tuple(hook for hook in self._on_end if hook != on_end)
+
     def in_flight(self) -> tuple[RequestContext, ...]:
         """The oldest first."""
         return tuple(self._in_flight)
@@ -84,7 +95,7 @@ class RequestJournal:
 
 
 class Interruptible(Protocol):
-    def interrupt(self, error: NotReadyError) -> None: ...
+    def interrupt(self, error: PenstockError) -> None: ...
 
 
 class DrainState:
@@ -93,8 +104,8 @@ class DrainState:
         """Seconds told to refused clients: about the time until another server takes over."""
         self._leaving = False
         self._draining = False
-        self._calls: set[Interruptible] = set()
-        self._elsewhere: set[Interruptible] = set()
+        self._calls: set[Call] = set()
+        self._processes: set[Interruptible] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -124,32 +135,39 @@ class DrainState:
     def expire(self) -> None:
         """Ends what is still in flight. Idempotent; implies `begin`."""
         self.begin()
-        for call in (*self._calls, *self._elsewhere):
+        for call in (*self._calls, *self._processes):
             call.interrupt(self._shutting_down())
 
-    def admit(self, call: Interruptible) -> None:
+    def cancel(self, record: RequestRecord, error: PenstockError) -> bool:
+        """Ends the calls of one request with this error. False: it has none."""
+        calls = [call for call in self._calls if call.record is record]
+        for call in calls:
+            call.interrupt(error)
+        return bool(calls)
+
+    def admit(self, call: Call) -> None:
         """Counts a call in. Raises NotReadyError while draining."""
         if self._draining:
             raise self._shutting_down()
         self._calls.add(call)
         self._idle.clear()
 
-    def release(self, call: Interruptible) -> None:
+    def release(self, call: Call) -> None:
         self._calls.discard(call)
         self._look()
 
     def wait_for(self, process: Interruptible) -> None:
         """Another process of the server drains, too: this one counts as busy until `wait_no_more`."""
-        self._elsewhere.add(process)
+        self._processes.add(process)
         self._idle.clear()
 
     def wait_no_more(self, process: Interruptible) -> None:
         """Idempotent."""
-        self._elsewhere.discard(process)
+        self._processes.discard(process)
         self._look()
 
     def _look(self) -> None:
-        if not self._calls and not self._elsewhere:
+        if not self._calls and not self._processes:
             self._idle.set()
 
     async def wait_idle(self, seconds: float | None = None) -> bool:
@@ -177,14 +195,14 @@ class Call:
     """`with Call(drain, context, watch_client) as call:`, then `call.watch()` as soon as the body is read.
 
     Raises NotReadyError on entry while draining. If the client leaves, the block is cancelled, and nothing is raised;
-    if the drain expires, it is cancelled and raises NotReadyError.
+    if it is interrupted, as when the drain expires, it is cancelled and raises that error.
     """
 
-    __slots__ = ("_drain", "_reason", "_record", "_stop_watching", "_task", "_watch_client")
+    __slots__ = ("_drain", "_reason", "_stop_watching", "_task", "_watch_client", "record")
 
     def __init__(self, drain: DrainState, context: RequestContext, watch_client: WatchClient | None = None) -> None:
         self._drain = drain
-        self._record = context.record
+        self.record = context.record
         self._watch_client = watch_client
         self._stop_watching: Callable[[], object] | None = None
         self._reason: Exception | None = None
@@ -202,7 +220,7 @@ class Call:
     def _client_left(self) -> None:
         self._cancel(ClientGone())
 
-    def interrupt(self, error: NotReadyError) -> None:
+    def interrupt(self, error: PenstockError) -> None:
         """Ends the call with this error at its next suspension."""
         self._cancel(error)
 
@@ -218,11 +236,11 @@ class Call:
         if self._stop_watching is not None:
             self._stop_watching()
         if isinstance(self._reason or error, ClientGone):
-            self._record.cancelled()
+            self.record.cancelled()
         if self._reason is None or self._task is None:
             return isinstance(error, ClientGone)
         self._task.uncancel()
-        if isinstance(self._reason, NotReadyError) and isinstance(error, asyncio.CancelledError):
+        if isinstance(self._reason, PenstockError) and isinstance(error, asyncio.CancelledError):
             raise self._reason from None
         return isinstance(error, asyncio.CancelledError)
 

@@ -21,6 +21,7 @@ def check_exposure(config: Config) -> None:
     may; and for names and origins that no browser would send."""
     server = config.server
     browser_rules(server, "http")
+    shows_console(server)
     if server.has_keys or server.allow_anonymous:
         return
     ask_for_certificates = {"http": config.http.http_use_ssl_mutual, "grpc": config.grpc.grpc_use_ssl_mutual}
@@ -42,6 +43,15 @@ def asks_for_keys(server: ServerConfig, port: ListeningPort) -> bool:
     if port == "metrics" and (server.allow_anonymous or is_loopback(server.address(port))):
         return False
     return server.has_keys
+
+
+def shows_console(server: ServerConfig) -> bool:
+    """Without being told to only where no key is asked for and no other machine can reach it. Raises ConfigError where
+    others could look at it without a key."""
+    open_to_this_machine = not server.has_keys and is_loopback(server.address("http"))
+    if server.console and not server.has_keys and not open_to_this_machine:
+        raise ConfigError("console: other machines could look at this server without a key; set --admin-key")
+    return open_to_this_machine if server.console is None else server.console
 
 
 def browser_rules(server: ServerConfig, port: ListeningPort) -> BrowserRules:

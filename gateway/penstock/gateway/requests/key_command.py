@@ -56,7 +56,11 @@ def add_key_command(commands: Any) -> None:
         help="a model that it may use, * for any text; may be repeated",
     )
     new.add_argument(
-        "--priority", type=int, default=0, metavar="N", help="with --policy=priority: of its requests; lower runs first"
+        "--priority",
+        type=int,
+        default=0,
+        metavar="N",
+        help="priority of its requests (--policy=priority); lower runs first",
     )
     for limit in _LIMITS:
         new.add_argument("--" + limit.replace("_", "-"), type=int, metavar="N")
@@ -94,9 +98,9 @@ def _new(parser: argparse.ArgumentParser, args: dict[str, Any]) -> int:
 
 
 def _new_engine_key(parser: argparse.ArgumentParser, args: dict[str, Any]) -> int:
-    given = [name for name in ("role", "model", "priority", *_LIMITS) if args[name]]
-    if given:
-        parser.error(f"--{given[0].replace('_', '-')}: not with --engine, whose keys have neither roles nor limits")
+    options = [name for name in ("role", "model", "priority", *_LIMITS) if args[name]]
+    if options:
+        parser.error(f"--{options[0].replace('_', '-')}: not with --engine, whose keys have neither roles nor limits")
     key = new_key()
     if args["file"] is None:
         print(key)

@@ -1,5 +1,6 @@
 """The file of keys: who they belong to, and what they allow. It holds digests, so reading it lets nobody in.
 
+version = 1                     # of this form; may be left out
 [[key]]
 sha256 = "9f86d0..."            # of the key; `penstock key new` writes it
 tenant = "search"
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -63,13 +64,20 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: Annotated[int, Meta(ge=1)] = 1
     key: tuple[KeyEntry, ...] = ()
+
+
+_VERSION = 1
+"""Of the file's form. Files without a number are of the first one."""
 
 
 def read_keys(path: Path, policy: str) -> dict[bytes, Principal]:
     """By digest. `policy` is the scheduler's. Raises ConfigError, which names the file and the entry."""
     try:
-        entries = msgspec.convert(tomllib.loads(path.read_text()), _KeyFile).key
+        table = tomllib.loads(path.read_text())
+        _refuse_newer(path, table)
+        entries = msgspec.convert(table, _KeyFile).key
     except OSError as error:
         raise ConfigError(f"api-key-file: {path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
@@ -78,8 +86,15 @@ def read_keys(path: Path, policy: str) -> dict[bytes, Principal]:
     for number, entry in enumerate(entries, start=1):
         digest = bytes.fromhex(entry.sha256)
         if digest in granted:
-            raise ConfigError(f"api-key-file: {path}: key {number} is there twice")
+            raise ConfigError(f"api-key-file: {path}: key {number} appears twice")
         if entry.priority and policy != "priority":
             raise ConfigError(f"api-key-file: {path}: key {number}: priority needs --policy=priority, not {policy}")
         granted[digest] = entry.principal()
     return granted
+
+
+def _refuse_newer(path: Path, table: dict[str, Any]) -> None:
+    """Before fields that only a newer server knows are called unknown. Raises ConfigError."""
+    version = table.get("version")
+    if isinstance(version, int) and version > _VERSION:
+        raise ConfigError(f"api-key-file: {path}: has version {version}, and this server reads up to {_VERSION}")

@@ -118,6 +118,8 @@ class RequestRecord:
     queue_seconds: float = 0.0
     first_token_at: float | None = None
     """When the first token of any choice came."""
+    write_seconds: float = 0.0
+    """In which its stream waited for a client that read slowly."""
     finish_reasons: tuple[str, ...] = ()
     """Of the choices that have ended, in the order of their ends."""
     stages: list[tuple[Stage, float]] | None = None

@@ -1,4 +1,4 @@
-"""The health of a server, as probes are told through every door: HTTP and gRPC, OpenAI's paths and Triton's."""
+"""The health of a server, as probes are told on every port: HTTP and gRPC, OpenAI's paths and Triton's."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class ServiceManager:
                 sender.settimeout(_SEND_SECONDS)
                 sender.sendto("\n".join(lines).encode(), self._address)
         except OSError as error:
-            logger.warning("the service manager was not told %s: %s", lines[0], error)
+            logger.warning("the service manager could not be notified (%s): %s", lines[0], error)
 
 
 class _LoadingStatus:

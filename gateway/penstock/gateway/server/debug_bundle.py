@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult
 
-import msgspec
-
 from penstock.engines.host.crash_folder import FILES, crashes
 from penstock.engines.host.failure_text import one_line
 from penstock.engines.host.machine_facts import machine, variables, versions
 from penstock.engines.host.redaction import Redaction
 from penstock.gateway.commands.top.operator_port import MOST_BYTES, fetch, parse_url
-from penstock.gateway.configuration.config import Config, ConfigError, load_config
+from penstock.gateway.configuration.config import Config, ConfigError, load_config, sections
 from penstock.gateway.configuration.sections.server import ServerConfig
 
 _VIEWS = {
@@ -51,11 +49,11 @@ class _Source:
 
 def add_debug_command(commands: Any, formatter: Any) -> None:
     """`commands` are argparse's subparsers."""
-    debug = commands.add_parser("debug", help="collect what a report of a problem needs", formatter_class=formatter)
+    debug = commands.add_parser("debug", help="collect files for a bug report", formatter_class=formatter)
     verbs = debug.add_subparsers(required=True, metavar="COMMAND")
     parser = verbs.add_parser(
         "bundle",
-        help="pack a file for a report",
+        help="pack a file for a bug report",
         description="Packs the newest crashes, versions, the machine's limits, the settings, and what a running server "
         "shows of its state. Keys, tokens and passwords are left out, and there are no texts of requests. Look through "
         "it before you send it: names of models, tenants and folders are in it.",
@@ -65,7 +63,7 @@ def add_debug_command(commands: Any, formatter: Any) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="the server's configuration file")
     parser.add_argument("--crash-dir", metavar="DIR", help="the server's crash-dir, where no configuration names it")
     parser.add_argument("--url", metavar="URL", help="a running server's port for metrics, as http://127.0.0.1:8002")
-    parser.add_argument("--api-key", metavar="KEY", help="an admin's, for --url; default: the variable OPENAI_API_KEY")
+    parser.add_argument("--api-key", metavar="KEY", help="an admin's key for --url; default: variable OPENAI_API_KEY")
     parser.set_defaults(run_command=lambda args: _run(parser, args))
 
 
@@ -108,7 +106,7 @@ def _collect(source: _Source) -> dict[str, bytes]:
     """By name. Whatever cannot be had is told in its place: a report without it is better than none."""
     redaction = Redaction()
     redaction.tree({"api_key": source.key})
-    settings = {"trouble": source.trouble} if source.config is None else msgspec.to_builtins(source.config)
+    settings = {"trouble": source.trouble} if source.config is None else sections(source.config)
     files = {
         "machine.json": _json(redaction, {"versions": versions(), "machine": machine(), "variables": variables()}),
         "settings.json": _json(redaction, settings),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import tempfile
@@ -29,9 +28,8 @@ from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.processes.fronts.front_process import Services
-from penstock.gateway.processes.fronts.messages import REQUESTS, Begin, FromSupervisor, Logs, ReadAgain
+from penstock.gateway.processes.fronts.messages import Begin, FromSupervisor, Logs, ReadAgain
 from penstock.gateway.processes.fronts.model_table import Doors, ModelTable
-from penstock.gateway.processes.fronts.private_port import PrivatePort
 from penstock.gateway.processes.fronts.quotas import keys_message
 from penstock.gateway.processes.fronts.supervisor import Fronts, reserve
 from penstock.gateway.processes.model_host.host import ModelHost
@@ -56,8 +54,8 @@ _STOP_SECONDS = 15.0
 
 def front_count(config: Config) -> int:
     """Raises ConfigError for options that only one front has."""
-    wanted = config.server.fronts
-    count = max(1, min(usable_cores() // _CORES_OF_FRONT, _MOST_BY_ITSELF)) if wanted == "auto" else wanted
+    fronts = config.server.fronts
+    count = max(1, min(usable_cores() // _CORES_OF_FRONT, _MOST_BY_ITSELF)) if fronts == "auto" else fronts
     if count > 1:
         if sys.platform != "linux":
             raise ConfigError("fronts: several share a port on Linux only")
@@ -67,7 +65,7 @@ def front_count(config: Config) -> int:
 
 
 class FrontFolder:
-    """Of this user alone (0700): sockets of the server and of its engines, for its fronts."""
+    """Of this user alone (0700): sockets of the server's engines, for its fronts."""
 
     def __init__(self, fronts: int) -> None:
         self.fronts = fronts
@@ -112,7 +110,6 @@ class FrontPorts:
         self._starts = count()
         self._health = Health(shared.would_serve)
         service = build_service(shared.kserve, shared.guard, self._health, grpc_settings(config))
-        self._private = PrivatePort(shared.app, service.service)
         self.fronts = Fronts(
             self._first,
             ModelTable(shared.dataplane, shared.models, empty=config.repository.load_on_demand),
@@ -122,6 +119,8 @@ class FrontPorts:
                 drain=shared.settings.drain,
                 quota_of=self._quota_of,
                 add_usage=shared.ledger.add,
+                app=shared.app,
+                find_handler=service.service,
                 crash_folder=config.server.crash_folder,
             ),
             lambda: shared.traffic.names,
@@ -145,8 +144,7 @@ class FrontPorts:
         """Raises ConfigError."""
         server = self._config.server
         try:
-            self._shared.models.changes.watch(self._host.publish)
-            await self._private.start(self._folder.path / REQUESTS)
+            self._shared.dataplane.models.changes.watch(self._host.publish)
             sockets = self._reserved()
             if server.allow_metrics:
                 await self._open_metrics()
@@ -180,22 +178,22 @@ class FrontPorts:
     def _reserved(self) -> list[dict[str, socket]]:
         """For each front, its sockets by port. Raises ConfigError."""
         server = self._config.server
-        found: list[dict[str, socket]] = [{} for _ in range(self._folder.fronts)]
+        slots: list[dict[str, socket]] = [{} for _ in range(self._folder.fronts)]
         ports: tuple[tuple[Literal["http", "grpc"], int, bool], ...] = (
             ("http", server.http_port, server.allow_http),
             ("grpc", server.grpc_port, server.allow_grpc),
         )
-        for kind, port, wanted in ports:
-            if not wanted:
+        for kind, port, opens in ports:
+            if not opens:
                 continue
             try:
                 sockets = reserve(server.address(kind), port, self._folder.fronts)
             except OSError as error:
                 raise cannot_listen(server, kind, error) from None
             self._ports[kind] = int(sockets[0].getsockname()[1])
-            for slot, each in zip(found, sockets, strict=True):
-                slot[kind] = each
-        return found if self._ports else []
+            for slot, listening in zip(slots, sockets, strict=True):
+                slot[kind] = listening
+        return slots if self._ports else []
 
     async def _open_metrics(self) -> None:
         try:
@@ -206,17 +204,16 @@ class FrontPorts:
     async def _start_fronts(self, sockets: list[dict[str, socket]]) -> None:
         shared, fronts = self._shared, self.fronts
         await fronts.start(sockets)
-        for changes in (shared.dataplane.models.changes, shared.models.changes):
-            changes.watch(fronts.tables_changed)
+        shared.dataplane.models.changes.watch(fronts.tables_changed)
         shared.traffic.on_change(fronts.tables_changed)
         self._keys.changes.watch(lambda: fronts.tell(keys_message(self._keys.granted)))
         shared.kserve.logs.changes.watch(lambda: fronts.tell(self._logs()))
         tls = [tls_settings(self._config, port) for port in self._ports]
-        if any(each.enabled for each in tls):
+        if any(settings.enabled for settings in tls):
             shared.signals.on_hangup(lambda: fronts.tell(ReadAgain()))
-        for each in tls:
-            if each.unused:
-                logger.warning("%s is not used: --%s-use-ssl turns TLS on", each.unused, each.port)
+        for settings in tls:
+            if settings.unused:
+                logger.warning("%s is not used: --%s-use-ssl turns TLS on", settings.unused, settings.port)
 
     def _first(self, number: int) -> Sequence[FromSupervisor]:
         """What a front is told at its start."""
@@ -259,6 +256,6 @@ class FrontPorts:
     async def stop(self) -> None:
         self._health.close()
         await self.fronts.stop(_STOP_SECONDS)
-        await asyncio.gather(self._metrics.stop(), self._private.stop())
+        await self._metrics.stop()
         self._host.stop()
         self._folder.remove()

@@ -31,7 +31,7 @@ from penstock.gateway.apis.kserve.grpc.server import http2_transport
 from penstock.gateway.apis.usage.ledger import usage_of
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.metrics.registry import Metrics
-from penstock.gateway.metrics.requests import HttpPortMetrics, IntakeMetrics
+from penstock.gateway.metrics.request_metrics import HttpPortMetrics, IntakeMetrics
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.engine_sharing import watchdog_config
 from penstock.gateway.processes.fronts.counts import samples_of, take
@@ -40,8 +40,9 @@ from penstock.gateway.processes.fronts.front_models import FrontModels
 from penstock.gateway.processes.fronts.grpc_front import FrontGuard, FrontService
 from penstock.gateway.processes.fronts.http_front import FrontApp
 from penstock.gateway.processes.fronts.messages import (
-    REQUESTS,
     Begin,
+    Cancelled,
+    CancelRequest,
     Counted,
     Drain,
     Expire,
@@ -62,8 +63,11 @@ from penstock.gateway.processes.fronts.messages import (
     Serving,
     Stop,
     Table,
+    Watched,
+    WatchRequests,
     decode_from_supervisor,
 )
+from penstock.gateway.processes.fronts.passing import FromAnswering, PassedMessage
 from penstock.gateway.processes.fronts.quotas import QuotaClient, granted_by
 from penstock.gateway.processes.model_host.connection import Connection
 from penstock.gateway.processes.model_host.host_link import HostLink
@@ -73,6 +77,7 @@ from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.heap import settle
 from penstock.gateway.requests.intake import Intake, WorkPools
 from penstock.gateway.requests.loops import loop_factory
+from penstock.gateway.requests.request_watch import RequestWatch
 from penstock.gateway.requests.server_health import ServerHealth
 from penstock.gateway.requests.server_log import set_up_log
 from penstock.gateway.server.composition.ports import (
@@ -144,6 +149,8 @@ class Supervisor:
 
     link: HostLink
     """When the first message has come."""
+    forwarder: Forwarder | None = None
+    """What has requests on the connection."""
 
     def __init__(self, inbox: int, outbox: int) -> None:
         """The files of the two arenas."""
@@ -158,7 +165,11 @@ class Supervisor:
             return None
         return await self._messages.get()
 
-    def _heard(self, message: FromSupervisor | DownMessage, tail: memoryview) -> None:
+    def _heard(self, message: FromSupervisor | DownMessage | FromAnswering, tail: memoryview) -> None:
+        if isinstance(message, PassedMessage):
+            if self.forwarder is not None:
+                self.forwarder.heard(message, tail)
+            return
         if isinstance(message, DownMessage):
             self.link.heard(message, tail)
             return
@@ -170,6 +181,8 @@ class Supervisor:
     def _lost(self) -> None:
         if hasattr(self, "link"):
             self.link.lost()
+        if self.forwarder is not None:
+            self.forwarder.lost()
         self._messages.put_nowait(None)
 
 
@@ -184,7 +197,7 @@ class _Front:
         link = supervisor.link
         pools = WorkPools()
         dataplane = DataPlane(
-            request_timeout=config.scheduling.request_timeout or None,
+            request_timeout=config.models.scheduling.request_timeout or None,
             clamp_max_tokens=config.server.clamp_max_tokens,
             text_pool=pools.text,
             salt_key=begin.salt_key,
@@ -201,10 +214,11 @@ class _Front:
         bodies = max(_LEAST_BODY_BYTES, config.server.body_memory // begin.fronts)
         settings = replace(settings, intake=Intake(bodies, config.server.max_loop_lag), pools=pools)
         self._drain, self._intake = settings.drain, settings.intake
+        self._watch = RequestWatch(self._journal, self._drain)
         kserve = build_kserve(config, self._models.store, dataplane, pools, ServerHealth())
         kserve = replace(kserve, shared_memory=link.shared_memory, tracing=link.tracing)
         self._logs = kserve.logs
-        forwarder = Forwarder(str(Path(begin.folder) / REQUESTS), max(_LEAST_PASSED_ON, _PASSED_ON // begin.fronts))
+        supervisor.forwarder = forwarder = Forwarder(supervisor.send, max(_LEAST_PASSED_ON, _PASSED_ON // begin.fronts))
         app = FrontApp(self._models, settings, kserve, forwarder, self._quotas)
         self._http: HttpServer | None = None
         if "http" in sockets:
@@ -217,9 +231,9 @@ class _Front:
         self._draining: asyncio.Task[None] | None = None
 
     def _tell_usage(self, context: RequestContext) -> None:
-        found = usage_of(context)
-        if found is not None:
-            self._supervisor.send(Counted(usage=found))
+        usage = usage_of(context)
+        if usage is not None:
+            self._supervisor.send(Counted(usage=usage))
 
     def _new_grpc_server(self, service: FrontService, config: Config, listener: socket) -> Http2Transport:
         return http2_transport(grpc_settings(config), service.service, self._intake, listener)
@@ -258,8 +272,13 @@ class _Front:
             case Report():
                 self._supervisor.send(self._report(message.id))
             case ListRequests():
-                found = chosen(self._journal.in_flight(), message.limit, message.tenant, message.model)
-                self._supervisor.send(Listed(id=message.id, chosen=found))
+                matches = chosen(self._journal.in_flight(), message.limit, message.tenant, message.model)
+                self._supervisor.send(Listed(id=message.id, chosen=matches))
+            case WatchRequests():
+                watched = self._watch.look(message.since, message.limit, message.request)
+                self._supervisor.send(Watched(id=message.id, requests=watched))
+            case CancelRequest():
+                self._supervisor.send(Cancelled(id=message.id, done=self._watch.cancel(message.request)))
             case Leave():
                 self._drain.leave()
                 for port in (self._http, self._grpc):

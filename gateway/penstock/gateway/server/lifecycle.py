@@ -30,14 +30,15 @@ from penstock.gateway.apis.openai.tensor_models import TensorModels
 from penstock.gateway.configuration.command_parser import as_flags
 from penstock.gateway.configuration.config import SETTINGS, Config, ConfigError, overlay
 from penstock.gateway.metrics.registry import Metrics, Source
-from penstock.gateway.metrics.requests import HttpPortMetrics, IntakeMetrics
+from penstock.gateway.metrics.request_metrics import HttpPortMetrics, IntakeMetrics
 from penstock.gateway.requests.call import DrainState
-from penstock.gateway.requests.exposure import check_exposure
+from penstock.gateway.requests.exposure import check_exposure, shows_console
 from penstock.gateway.requests.first_steps import first_steps, reachable_host
 from penstock.gateway.requests.heap import settle
 from penstock.gateway.requests.intake import WorkPools
 from penstock.gateway.requests.loading_board import LoadingBoard
 from penstock.gateway.requests.loops import loop_factory
+from penstock.gateway.requests.request_watch import RequestWatch, WatchedRequests
 from penstock.gateway.requests.server_health import ServerHealth
 from penstock.gateway.requests.server_log import log_handler, set_up_log
 from penstock.gateway.requests.service_manager import ServiceManager
@@ -64,6 +65,7 @@ from penstock.gateway.server.ports.http_apps import batch_endpoints, build_app, 
 from penstock.gateway.server.ports.scheduler_state import Chosen, operator_routes
 from penstock.gateway.server.served_models import ServedModels
 from penstock.gateway.server.signals import ServerSignals
+from penstock.gateway.transports.http.routes import Route
 from penstock.gateway.transports.http.server import HttpServer, ServerSettings
 
 if TYPE_CHECKING:  # loaded for those who ask for several fronts
@@ -158,12 +160,10 @@ class Server:
             self._records.journal,
             health,
             self._records.load_reports,
-            models.other_servers,
         )
         self._settings = replace(settings, pools=self._pools)
-        by_tensors = TensorModels(self._kserve, models.repository.models, models.dataplane, self._settings)
-        models.repository.changes.watch(by_tensors.look)
-        models.dataplane.models.changes.watch(by_tensors.look)  # a language model's name may have become free
+        by_tensors = TensorModels(self._kserve, models.dataplane.models, self._settings)
+        models.dataplane.models.changes.watch(by_tensors.look)
         self._drain = self._settings.drain
         self._intake = self._settings.intake
         self._guard = Guard(
@@ -188,6 +188,7 @@ class Server:
             self._responses,
             models.traffic.table,
             self._ledger,
+            self._console_routes(),
         )
         """What the HTTP port answers."""
         self._http = HttpServer(self.app, http_settings(config, self._intake))
@@ -197,7 +198,38 @@ class Server:
             )
         else:
             self._ports = self._new_front_ports(self._folder)
-            metrics.elsewhere = self._ports.fronts
+            metrics.other_processes = self._ports.fronts
+
+    def _console_routes(self) -> Sequence[Route]:
+        """None where there is no console. Raises ConfigError."""
+        if not shows_console(self._config.server):
+            return ()
+        from penstock.gateway.apis.console.routes import console_routes
+        from penstock.gateway.apis.console.views import ConsoleSources
+
+        models = self._models
+        sources = ConsoleSources(
+            version=self._settings.version,
+            dataplane=models.dataplane,
+            models=models.traffic.models,
+            traffic=models.traffic.table,
+            budget=models.budget,
+            health=self._kserve.health,
+            drain=self._drain,
+            watch=RequestWatch(self._records.journal, self._drain),
+            fronts=None if self._folder is None else self,
+        )
+        return console_routes(sources, self._keys)
+
+    async def watch_requests(self, since: float, limit: int, request: str) -> list[WatchedRequests]:
+        """Implements FrontRequests."""
+        if isinstance(self._ports, OpenPorts):
+            return []
+        return await self._ports.fronts.watch_requests(since, limit, request)
+
+    async def cancel_request(self, request: str) -> bool:
+        """Implements FrontRequests."""
+        return not isinstance(self._ports, OpenPorts) and await self._ports.fronts.cancel_request(request)
 
     def _metrics(self) -> Iterator[Source]:
         yield from self._models.metrics()
@@ -209,8 +241,8 @@ class Server:
 
     def _new_operator_port(self) -> HttpServer:
         server, dataplane = self._config.server, self._models.dataplane
-        others = None if self._folder is None else self._requests_in_fronts
-        routes = operator_routes(self._config, dataplane, self._records.journal, others)
+        front_requests = None if self._folder is None else self._requests_in_fronts
+        routes = operator_routes(self._config, dataplane, self._records.journal, front_requests)
         app = build_metrics_app(dataplane, metrics_settings(self._config, self._settings), routes)
         limits = connection_limits(self._config)
         settings = ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits, http2=False)
@@ -345,9 +377,11 @@ class Server:
         if not server.allow_http:
             return
         url = self._ports.http_url(reachable_host(server.address("http")))
-        asked = self._models.first_to_ask
-        if asked is not None:
-            logger.info("%s", first_steps(url, *asked, needs_key=self._keys.needed))
+        if shows_console(server):
+            logger.info("a browser shows what the server does: %s/console", url)
+        first_model = self._models.first_to_ask
+        if first_model is not None:
+            logger.info("%s", first_steps(url, *first_model, needs_key=self._keys.needed))
 
     def _read_keys_again(self) -> None:
         try:

@@ -5,34 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
-
-import msgspec
 
 from penstock.engines.client.engine import Engine
 from penstock.engines.door.spec import DoorSpec
-from penstock.engines.encoder.model_folder import makes_vectors
 from penstock.engines.errors import AlreadyExistsError
 from penstock.engines.host.failure_text import failures_of
-from penstock.gateway.apis.pooling.builder import build_pooling_model
 from penstock.gateway.apis.pooling.kserve_model import VectorModel, is_offered
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
-from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER, DoorConfig, ReplicaConfig
+from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.machine import GpuMetrics
 from penstock.gateway.metrics.prometheus_text import Family
 from penstock.gateway.metrics.registry import Source
 from penstock.gateway.metrics.triton import TritonMetrics, latency_observers, read_metrics_config
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.endpoint_metrics import EndpointMetrics
-from penstock.gateway.models.language.hub import check_revision, fetch_draft_model, fetch_model
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
-from penstock.gateway.models.language.language_models import LanguageModels
-from penstock.gateway.models.language.model_builder import build_model, public_names
-from penstock.gateway.models.language.models import LoadedModel, ModelSource, find_model, is_hub_id
-from penstock.gateway.models.memory.budget import MemoryBudget
+from penstock.gateway.models.language.models import LoadedModel
+from penstock.gateway.models.loader import Model, ModelEntry, ModelLoader
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.traffic.service import TrafficService
 from penstock.gateway.requests.first_steps import Kind
@@ -42,178 +36,104 @@ from penstock.gateway.requests.server_health import is_live
 from penstock.gateway.server.composition.models import (
     build_budget,
     build_dataplane,
+    build_loader,
+    build_loaders,
     build_on_demand,
-    build_other_servers,
     build_pooling,
     build_repository,
+    build_upstreams,
+    command_line_models,
+    repository_settings,
 )
 
 logger = logging.getLogger("penstock")
 
-_OF_MODEL = (
-    "engine",
-    "device",
-    "max_model_len",
-    "weights",
-    "activations",
-    "threads",
-    "cpus",
-    "numa_nodes",
-    "chat_template",
-    "revision",
-    "speculative_model",
-)
-"""Settings of MODEL, which those beside it do not share."""
 
-
-class EmbeddingModels:
-    """What is in a folder is checked at once; what comes from the hub when it is here, after the ports are open."""
+class CommandLineModels:
+    """A repository of its own kind: MODEL and each --embedding-model. What is in a folder is checked at once; what
+    comes from the hub when it is here, after the ports are open."""
 
     def __init__(
-        self, config: Config, plane: PoolingPlane, models: ModelRepository, budget: MemoryBudget, board: LoadingBoard
+        self, config: Config, loader: ModelLoader, dataplane: DataPlane, pooling: PoolingPlane, models: ModelRepository
     ) -> None:
-        """`models`: what they are added to as KServe models. Raises ConfigError."""
-        self._plane = plane
-        self._models = models
-        self._budget = budget
-        self._board = board
-        self._to_fetch: dict[str, str] = {}
-        """Hub ids by name."""
-        defaults = {name: getattr(type(config.model)(), name) for name in _OF_MODEL}
-        no_guesses = {name: OF_OUR_SCHEDULER[name] for name in ("speculative", "max_draft_tokens")}
-        alone = msgspec.to_builtins(ReplicaConfig()) | msgspec.to_builtins(DoorConfig())
-        self._beside = overlay(config, defaults | no_guesses | alone | {"lora": (), "lora_directory": None})
-        for text in config.embeddings.embedding_model:
-            name, equals, place = text.partition("=")
-            place = place if equals else text
-            if is_hub_id(place):
-                self._to_fetch[name] = place
-                board.announce((name,))
-            else:
-                source = find_model(place)
-                self.add(self._build(source, name if equals else source.name))
+        """`models`: what they are added to as KServe models. Raises ConfigError, AlreadyExistsError."""
+        self._loader = loader
+        self._dataplane = dataplane
+        self._pooling = pooling
+        self._repository = models
+        self._models: dict[ModelEntry, Model | None] = {}
+        """None: it is still on the hub."""
+        for entry in command_line_models(config):
+            with _names_of(entry):
+                self._models[entry] = model = loader.prepare(entry)
+            if isinstance(model, LoadedModel):
+                self._add_language_model(model, entry)
 
-    def _build(self, source: ModelSource, name: str) -> PoolingModel:
-        return build_pooling_model(self._beside, source, (name,), self._budget, self._board)
+    def _add_language_model(self, model: LoadedModel, entry: ModelEntry) -> None:
+        """Known to KServe while it is loading."""
+        for name in model.names:
+            self._repository.add(LanguageModel(self._dataplane, model, name, policy=entry.settings.scheduling.policy))
 
-    def add(self, model: PoolingModel) -> None:
-        """It is loaded with the others. Raises ConfigError."""
-        try:
-            self._plane.add(model)
-        except AlreadyExistsError as error:
-            raise ConfigError(f"embedding-model: {error.message}") from None
+    def _add_pooling_model(self, model: PoolingModel) -> None:
+        """Its tensors are known when it is loaded."""
+        for name in model.names if is_offered(model) else ():
+            self._repository.add(VectorModel(self._pooling, model, name))
 
     async def start(self) -> None:
         """Raises ConfigError, PenstockError."""
-        for name, hub_id in self._to_fetch.items():
-            report = self._board.reporter((name,))
-            try:
-                source = await fetch_model(hub_id, report)
-                self.add(await asyncio.to_thread(self._build, source, name))
-            finally:
-                report(None)
-        for model in self._plane.known_models():
-            report = self._board.reporter(model.names)
-            try:
-                with failures_of(model.names[0]):
-                    await model.source.start()
-            finally:
-                report(None)
-            model.loaded = True
-            if is_offered(model):
-                for name in model.names:
-                    self._models.add(VectorModel(self._plane, model, name))
-            info = model.source.info
-            kind = f"{info.output_size} numbers for a text" if model.head is None else f"{info.output_size} labels"
-            logger.info(
-                "ready: %s on %s; texts of up to %d tokens, %s", model.names[0], info.runner, info.max_tokens, kind
-            )
+        for entry, model in self._models.items():
+            model = model or await self._fetch(entry)
+            with failures_of(model.names[0]):
+                await self._loader.start(model)
+            if isinstance(model, PoolingModel):
+                self._add_pooling_model(model)
+            logger.info("ready: %s on %s", model.names[0], _description(model))
 
-    async def stop(self) -> None:
-        for model in self._plane.known_models():
-            await model.source.stop()
-
-
-class CommandLineModel:
-    """What is in a folder is checked at once; what comes from the hub when it is here, after the ports are open."""
-
-    def __init__(
-        self,
-        config: Config,
-        dataplane: DataPlane,
-        models: ModelRepository,
-        budget: MemoryBudget,
-        board: LoadingBoard,
-        embeddings: EmbeddingModels,
-        new_door: Callable[[], DoorSpec] | None = None,
-    ) -> None:
-        """`new_door`: as for `build_model`. Raises ConfigError."""
-        self._config = config
-        self._dataplane = dataplane
-        self._models = models
-        self._budget = budget
-        self._board = board
-        self._embeddings = embeddings
-        self._new_door = new_door
-        self._names = public_names(config, config.model.model or "")
-        self._model: LoadedModel | None = None
-        check_revision(config.model.model, config.model.revision)
-        if is_hub_id(config.model.model) or is_hub_id(config.model.speculative_model):
-            board.announce(self._names)
-        else:
-            self._add(self._build(find_model(config.model.model)))
-
-    def _build(self, source: ModelSource) -> LoadedModel | PoolingModel:
-        if makes_vectors(source.folder):
-            return build_pooling_model(self._config, source, self._names, self._budget, self._board)
-        return build_model(self._config, source, budget=self._budget, board=self._board, new_door=self._new_door)
-
-    def _add(self, model: LoadedModel | PoolingModel) -> None:
-        if isinstance(model, PoolingModel):
-            self._embeddings.add(model)
-            return
-        self._dataplane.models.add(model)
-        for name in model.names:
-            self._models.add(LanguageModel(self._dataplane, model, name, policy=self._config.scheduling.policy))
-        self._model = model
-
-    async def start(self) -> None:
-        """An embedding model is started with the others of its kind. Raises ConfigError, PenstockError."""
-        if self._names[0] in self._board:
-            report = self._board.reporter(self._names)
-            try:
-                source = await fetch_model(self._config.model.model, report, self._config.model.revision)
-                self._config = await fetch_draft_model(self._config, report)
-                self._add(await asyncio.to_thread(self._build, source))
-            finally:
-                report(None)
-        if self._model is None:
-            return
-        with failures_of(self._model.names[0]):
-            await self._model.start()
-        self._dataplane.models.serve(self._model)
-        info = self._model.engine.info
-        num_groups = len(info.kv_groups)
-        logger.info(
-            "ready: %s on %s; context %d tokens, KV cache %d blocks of %d tokens%s",
-            self._model.names[0],
-            info.runner,
-            info.context_length,
-            info.num_blocks,
-            info.block_size,
-            f", shared by {num_groups} groups of layers" if num_groups > 1 else "",
-        )
+    async def _fetch(self, entry: ModelEntry) -> Model:
+        model = await self._loader.fetch(entry)
+        with _names_of(entry):
+            self._loader.take_names(model)
+        self._models[entry] = model
+        if isinstance(model, LoadedModel):
+            self._add_language_model(model, entry)
+        return model
 
     @property
-    def name_and_kind(self) -> tuple[str, Kind] | None:
-        """Of the loaded model; None while there is none, and for one that gives embeddings or scores."""
-        if self._model is None:
+    def first(self) -> tuple[str, Kind] | None:
+        """Name and kind of the first one that generates; None while there is none."""
+        model = next((model for model in self._models.values() if isinstance(model, LoadedModel)), None)
+        if model is None:
             return None
-        return self._model.names[0], "completion" if self._model.chat_template is None else "chat"
+        return model.names[0], "completion" if model.chat_template is None else "chat"
 
     async def stop(self) -> None:
-        if self._model is not None:
-            await self._model.stop()
+        for model in self._models.values():
+            if model is not None:
+                await model.stop()
+
+
+@contextmanager
+def _names_of(entry: ModelEntry) -> Iterator[None]:
+    """Around what takes names. Raises ConfigError where those of an --embedding-model are taken already."""
+    try:
+        yield
+    except AlreadyExistsError as error:
+        if entry.task != "pool":
+            raise
+        raise ConfigError(f"embedding-model: {error.message}") from None
+
+
+def _description(model: Model) -> str:
+    """Of a model that has been loaded, for the log."""
+    if isinstance(model, PoolingModel):
+        pooled = model.source.info
+        kind = "numbers for a text" if model.head is None else "labels"
+        return f"{pooled.runner}; texts of up to {pooled.max_tokens} tokens, {pooled.output_size} {kind}"
+    info = model.engine.info
+    groups = len(info.kv_groups)
+    blocks = f"KV cache {info.num_blocks} blocks of {info.block_size} tokens"
+    shared = f", shared by {groups} groups of layers" if groups > 1 else ""
+    return f"{info.runner}; context {info.context_length} tokens, {blocks}{shared}"
 
 
 class ServedModels:
@@ -223,25 +143,27 @@ class ServedModels:
     def __init__(
         self, config: Config, pools: WorkPools, board: LoadingBoard, new_door: Callable[[], DoorSpec] | None = None
     ) -> None:
-        """`new_door`: as for `build_model`. Raises ConfigError."""
+        """`new_door`: see `ModelBuilder`. Raises ConfigError, AlreadyExistsError."""
         self._settings = config.server
         self._has_repository = bool(config.repository.model_repository)
         self.on_demand = build_on_demand(config)
         self.dataplane = build_dataplane(config, pools, board, self.on_demand)
-        self.other_servers = build_other_servers(config, self.dataplane)
+        self.upstreams = build_upstreams(config, self.dataplane.models)
         self._custom, self._gpus = CustomMetrics(), GpuMetrics()
         latencies = read_metrics_config(config.server.metrics_config)
-        budget = build_budget(config, self._gpus)
+        self.budget = budget = build_budget(config, self._gpus, self.on_demand)
+        self.pooling = build_pooling(config, self.dataplane.models, pools)
+        loader = build_loader(config, self.dataplane.models, budget, board, new_door)
+        settings = repository_settings(config.repository, config.server.crash_folder)
         self.repository = build_repository(
             config,
-            self.dataplane,
+            settings,
+            build_loaders(config, settings, loader, self.dataplane, budget, self.upstreams),
+            self.dataplane.models,
             self._custom,
-            budget,
             board,
-            self.other_servers,
             latency_observers(latencies),
             self.on_demand,
-            new_door,
         )
         self._triton = TritonMetrics(
             self.repository.models,
@@ -250,45 +172,33 @@ class ServedModels:
             latencies,
             machine=config.server.allow_cpu_metrics,
         )
-        self.pooling = build_pooling(config, self.dataplane, pools)
-        self._embeddings = EmbeddingModels(config, self.pooling, self.repository, budget, board)
-        self._command_line_model: CommandLineModel | None = None
-        if _has_command_line_model(config):
-            self._command_line_model = CommandLineModel(
-                config, self.dataplane, self.repository, budget, board, self._embeddings, new_door
-            )
+        self._command_line = CommandLineModels(config, loader, self.dataplane, self.pooling, self.repository)
         self.traffic = TrafficService(
             config.traffic.traffic,
             self.repository,
             self.dataplane,
-            self.pooling,
-            self.other_servers.models,
             self.on_demand,
         )
         self.repository.host.route(self.traffic.models, self.traffic.table.names.__contains__)
 
     async def start(self) -> None:
         """Loads those that are to be there from the beginning. Raises ConfigError, PenstockError."""
-        if self._command_line_model is not None:
-            await self._command_line_model.start()
-        await self._embeddings.start()
-        self.other_servers.start()
+        await self._command_line.start()
+        self.upstreams.start()
         await self.repository.start()
         check_default_model(self._settings.default_model, self.dataplane.models, has_repository=self._has_repository)
 
     async def stop(self, give_time: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
         """`give_time` waits for the end of the repositories' models, as long as they may take: one that still executes
         what nobody waits for, or that hangs, must not keep the process from ending."""
-        if self._command_line_model is not None:
-            await self._command_line_model.stop()
-        await self._embeddings.stop()
+        await self._command_line.stop()
         unloading = asyncio.create_task(self.repository.stop())
         await give_time(unloading)
         if not unloading.done():
             logger.warning("some models are still executing requests: they are stopped")
             unloading.cancel()
         await asyncio.gather(unloading, return_exceptions=True)
-        self.other_servers.stop()
+        self.upstreams.stop()
 
     async def drain(self) -> None:
         """Until nothing is in flight in the engines, from this server or another."""
@@ -297,9 +207,9 @@ class ServedModels:
     def is_live(self) -> bool:
         """False where only another process would help: see `server_health.is_live`."""
         failed = [model.engine.failed for model in self.dataplane.models.known()]
-        failed += [model.source.failed for model in self.pooling.known_models()]
-        others_ready = any(model.ready for model in self.repository.models())
-        return is_live(failed, others_ready, strict=self._settings.strict_liveness)
+        failed += [model.source.failed for model in self.dataplane.models.pooling_models()]
+        any_ready = any(model.ready for model in self.repository.models())
+        return is_live(failed, any_ready, strict=self._settings.strict_liveness)
 
     @property
     def ready(self) -> bool:
@@ -314,9 +224,8 @@ class ServedModels:
     @property
     def first_to_ask(self) -> tuple[str, Kind] | None:
         """Name and kind of the model that a person tries first; None: the server was started for none in particular."""
-        if self._command_line_model is not None and self._command_line_model.name_and_kind is not None:
-            return self._command_line_model.name_and_kind
-        return next(((name, model.task) for name, model in self.pooling.loaded_names()), None)
+        pooling = (model for model in self.dataplane.models.pooling_models() if model.loaded)
+        return self._command_line.first or next(((model.names[0], model.task) for model in pooling), None)
 
     def metrics(self) -> Iterator[Source]:
         """Of language, embedding and other servers' models, and of traffic rules."""
@@ -324,7 +233,7 @@ class ServedModels:
         yield EndpointMetrics(self.dataplane.models.loaded, vllm_names=self._settings.vllm_metric_names)
         yield from self.pooling.metrics()
         yield self.traffic.metrics
-        yield from self.other_servers.metrics()
+        yield from self.upstreams.metrics()
         if self.on_demand is not None:
             yield self.on_demand.counts
 
@@ -334,20 +243,7 @@ class ServedModels:
         return chain(self._triton.families(), gpus, self._custom.families())
 
 
-def check_default_model(name: str | None, models: LanguageModels, *, has_repository: bool) -> None:
+def check_default_model(name: str | None, models: Catalogue, *, has_repository: bool) -> None:
     """Raises ConfigError for one that there is not, unless a repository may still get it."""
-    if name is None or has_repository or models.knows(name):
-        return
-    if not models.is_reserved(name):  # those of embeddings and of other servers are
+    if name is not None and not has_repository and name not in models:
         raise ConfigError(f"default-model: there is no model `{name}`")
-
-
-def _has_command_line_model(config: Config) -> bool:
-    """Whether the command names a model, or means the demo model. Raises ConfigError."""
-    others = config.repository.model_repository or config.embeddings.embedding_model or config.upstream.upstream
-    wanted = config.model.model is not None or not others
-    if not wanted and (config.adapters.lora or config.adapters.lora_directory):
-        raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
-    if not wanted and config.cache.kv_events is not None:
-        raise ConfigError("kv-events: there is no MODEL; a model in a repository has it in its model.json")
-    return wanted

@@ -17,9 +17,9 @@ def _incremental(kind: str, streams: int) -> Work:
     from penstock.tokenizers import IncrementalDetokenizer
 
     tokenizer = demo_tokenizer()
-    each = _TOKENS // streams
-    steps = [[token_id] for token_id in tokenizer.encode(text(kind, 4 * _TOKENS))[:each]]
-    if len(steps) != each:
+    count = _TOKENS // streams
+    steps = [[token_id] for token_id in tokenizer.encode(text(kind, 4 * _TOKENS))[:count]]
+    if len(steps) != count:
         raise RuntimeError("the text is too short")
 
     def run() -> None:

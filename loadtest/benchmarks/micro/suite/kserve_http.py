@@ -19,8 +19,8 @@ def _decode(kind: str, *, binary: bool) -> Work:
     from penstock.gateway.apis.kserve.http_infer import parse_infer
     from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 
-    given, served = tensors(kind, "INPUT"), model(kind)
-    head, tail = _request(given, binary=binary)
+    inputs, served = tensors(kind, "INPUT"), model(kind)
+    head, tail = _request(inputs, binary=binary)
     body, length = head + tail, len(head) if binary else None
     regions = SharedMemoryRegions(allowed=False)
 
@@ -44,14 +44,14 @@ def _encode(kind: str, *, binary: bool) -> Work:
     return Work(run)
 
 
-def _request(given: list[Tensor], *, binary: bool) -> tuple[bytes, bytes]:
+def _request(values: list[Tensor], *, binary: bool) -> tuple[bytes, bytes]:
     """(JSON, what follows it)."""
     import msgspec
 
     from penstock.classic.tensors import to_buffer
 
     inputs, data = [], []
-    for tensor in given:
+    for tensor in values:
         entry: dict[str, Any] = {"name": tensor.name, "shape": tensor.array.shape, "datatype": tensor.datatype}
         if binary:
             data.append(to_buffer(tensor))

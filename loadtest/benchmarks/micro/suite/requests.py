@@ -39,7 +39,7 @@ def _chat() -> Work:
     from penstock.gateway.apis.openai.messages import template_messages
     from penstock.gateway.apis.openai.schemas import CHAT, ChatRequest
     from penstock.gateway.apis.openai.validation import chat_generate_request
-    from penstock.gateway.generating.requests import parse
+    from penstock.gateway.generating.request_reading import parse
     from penstock.gateway.requests.context import RequestContext
     from penstock.gateway.transports.http.settings import AppSettings
 
@@ -59,7 +59,7 @@ def _completion() -> Work:
     """A prompt of 1000 token ids."""
     from penstock.gateway.apis.openai.schemas import COMPLETION, CompletionRequest
     from penstock.gateway.apis.openai.validation import completion_generate_request
-    from penstock.gateway.generating.requests import parse
+    from penstock.gateway.generating.request_reading import parse
     from penstock.gateway.requests.context import RequestContext
     from penstock.gateway.transports.http.settings import AppSettings
 

@@ -22,7 +22,7 @@ def text(kind: str, length: int) -> str:
     pieces: dict[str, tuple[Sequence[str], str]] = {"ascii": (_WORDS, " "), "cjk": (_CJK, ""), "emoji": (_EMOJI, "")}
     choices, gap = pieces[kind]
     rng = random.Random(length)
-    found = ""
-    while len(found) < length:
-        found += rng.choice(choices) + gap
-    return found[:length]
+    words = ""
+    while len(words) < length:
+        words += rng.choice(choices) + gap
+    return words[:length]

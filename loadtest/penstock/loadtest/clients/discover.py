@@ -64,8 +64,8 @@ async def only_model(target: Target) -> str:
         except UNREADABLE:
             names = []
     if len(names) != 1:
-        told = f"names {', '.join(names)}" if names else f"names no model (status {answer.status})"
-        raise LoadTestError(f"model: {options.url}{path} {told}: choose one with --model")
+        answered = f"names {', '.join(names)}" if names else f"names no model (status {answer.status})"
+        raise LoadTestError(f"model: {options.url}{path} {answered}: choose one with --model")
     return names[0]
 
 

@@ -41,9 +41,9 @@ class EmbeddingsClient(HttpClient):
 
     def read(self, response: HttpResponse, answer: Answer) -> None:
         body = _decode(response.body)
-        found = sum(bytes(item.embedding) not in _EMPTY for item in body.data)
-        if found != self.options.batch_size:
-            raise ValueError(f"{found} embeddings, not {self.options.batch_size}: {shortened(response.body)}")
+        vectors = sum(bytes(item.embedding) not in _EMPTY for item in body.data)
+        if vectors != self.options.batch_size:
+            raise ValueError(f"{vectors} embeddings, not {self.options.batch_size}: {shortened(response.body)}")
         answer.output_tokens = 0
         if body.usage is not None:
             answer.prompt_tokens = body.usage.prompt_tokens

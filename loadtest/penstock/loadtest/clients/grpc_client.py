@@ -85,15 +85,15 @@ class Channels:
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """The one with the fewest calls, for one more."""
-        found = min(self._connections, key=lambda each: each.calls, default=None)
-        if found is None or found.calls >= CALLS_PER_CHANNEL:
-            found = Connection(self._open())
-            self._connections.append(found)
-        found.calls += 1
+        least_used = min(self._connections, key=lambda connection: connection.calls, default=None)
+        if least_used is None or least_used.calls >= CALLS_PER_CHANNEL:
+            least_used = Connection(self._open())
+            self._connections.append(least_used)
+        least_used.calls += 1
         try:
-            yield found
+            yield least_used
         finally:
-            found.calls -= 1
+            least_used.calls -= 1
 
     def _open(self) -> Channel:
         import grpc
@@ -114,7 +114,7 @@ def method(name: str) -> str:
 
 def _metadata(options: ClientOptions) -> list[tuple[str, str]]:
     """Of each call. Raises LoadTestError for headers that the library drops, or that make it fail."""
-    given = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
+    metadata = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
     for name, value in options.headers.items():
         key = name.lower()
         if key in _OURS or key.startswith("grpc-"):
@@ -124,8 +124,8 @@ def _metadata(options: ClientOptions) -> list[tuple[str, str]]:
                 f"header: {name} cannot be metadata of gRPC, whose names are of a-z, 0-9, _, . and -, "
                 "do not end with -bin, and have values of ASCII"
             )
-        given[key] = value
-    return list(given.items())
+        metadata[key] = value
+    return list(metadata.items())
 
 
 def _target(url: str) -> tuple[str, bool]:
@@ -196,10 +196,10 @@ class GrpcClient(ABC):
 
     async def unary(self, channel: Channel, name: str, request: bytes) -> bytes:
         """The answer of an RPC that has one. Raises ValueError for a status of OK without it."""
-        found: bytes | None = await channel.unary_unary(method(name))(request, metadata=self.channels.metadata)
-        if found is None:
+        answer: bytes | None = await channel.unary_unary(method(name))(request, metadata=self.channels.metadata)
+        if answer is None:
             raise ValueError("a status of OK without an answer")
-        return found
+        return answer
 
     async def metadata(self) -> ModelMetadata:
         """Raises LoadTestError when the server has none of this model."""
@@ -213,8 +213,8 @@ class GrpcClient(ABC):
             async with asyncio.timeout(seconds):
                 with self.channels.connection() as connection:
                     await connection.opened()
-                    found = await self.unary(connection.channel, "ModelMetadata", request)
-            message = service_pb2.ModelMetadataResponse.FromString(found)
+                    answer = await self.unary(connection.channel, "ModelMetadata", request)
+            message = service_pb2.ModelMetadataResponse.FromString(answer)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         except TimeoutError:
@@ -223,7 +223,7 @@ class GrpcClient(ABC):
             reason = f"{MALFORMED}: {error}"
         else:
             return ModelMetadata(
-                [TensorMetadata(each.name, each.datatype, list(each.shape)) for each in message.inputs]
+                [TensorMetadata(tensor.name, tensor.datatype, list(tensor.shape)) for tensor in message.inputs]
             )
         raise LoadTestError(f"{self.channels.target} has no metadata of the model {self.options.model!r} ({reason})")
 
@@ -254,4 +254,4 @@ def parameters_of(extra: dict[str, object]) -> dict[str, object]:
     try:
         return msgspec.convert(extra.get("parameters") or {}, dict[str, Any])
     except msgspec.ValidationError:
-        raise LoadTestError("extra: parameters is no object") from None
+        raise LoadTestError("extra: parameters must be an object") from None

@@ -62,13 +62,13 @@ class GenerateClient(HttpClient):
     def _read_stream(self, response: HttpResponse, answer: Answer) -> None:
         check_stream(response)
         texts: list[str] = []
-        others = begun = False
+        foreign = begun = False
         for time, data in events(response):
             event = _decode(data)
             if event.error is not None:
                 answer.error, answer.detail = STREAM_ERROR, shortened(data)
                 return
-            others = others or event.text_output is None
+            foreign = foreign or event.text_output is None
             begun = begun or event.text_output is not None
             note(answer, time, _joined(event.text_output), _total(event.num_output_tokens))
             if event.num_input_tokens is not None:
@@ -77,7 +77,7 @@ class GenerateClient(HttpClient):
                 texts.append(_joined(event.text_output))
         if self.options.keep_text:
             answer.text = "".join(texts)
-        if others and not begun:
+        if foreign and not begun:
             raise ValueError("no event of the stream has text_output")
         if not begun or breaks_off(response):
             answer.error = TRUNCATED

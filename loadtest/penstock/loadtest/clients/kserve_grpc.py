@@ -35,8 +35,8 @@ class GrpcInferClient(GrpcClient):
         return self._request
 
     async def exchange(self, channel: Channel, request: bytes) -> list[tuple[float, bytes]]:
-        found = await self.unary(channel, "ModelInfer", request)
-        return [(perf_counter(), found)]
+        answer = await self.unary(channel, "ModelInfer", request)
+        return [(perf_counter(), answer)]
 
     def read(self, messages: list[tuple[float, bytes]], answer: Answer) -> None:
         from tritonclient.grpc import service_pb2
@@ -94,10 +94,10 @@ class GrpcStreamClient(GrpcClient):
         # written to it, the library gives a status of its own for the server's.
         call = channel.unary_stream(method("ModelStreamInfer"))(request, metadata=self.channels.metadata)
         try:
-            found: list[tuple[float, bytes]] = []
+            responses: list[tuple[float, bytes]] = []
             while (message := await call.read()) is not grpc.aio.EOF:
-                found.append((perf_counter(), message))
-            return found
+                responses.append((perf_counter(), message))
+            return responses
         finally:
             call.cancel()  # nothing where it has ended
 

@@ -50,9 +50,9 @@ class InferClient(HttpClient):
     async def open(self) -> None:
         options = self.options
         metadata = None if options.input_tensor and options.model else await model_metadata(options)
-        self._request = self._made(random_tensors(options, metadata))
+        self._request = self._request_of(random_tensors(options, metadata))
 
-    def _made(self, tensors: list[Tensor]) -> bytes:
+    def _request_of(self, tensors: list[Tensor]) -> bytes:
         path = f"/v2/models/{quote(self.options.model, safe='')}/infer"
         inputs: list[dict[str, Any]] = []
         data: list[bytes] = []
@@ -76,8 +76,8 @@ class InferClient(HttpClient):
 
     def read(self, response: HttpResponse, answer: Answer) -> None:
         answer.output_tokens = 0
-        told = response.field(_HEADER)
-        size = int(told) if told is not None else len(response.body)
+        header = response.field(_HEADER)
+        size = int(header) if header is not None else len(response.body)
         outputs = _decode(response.body[:size]).outputs
         if not outputs:
             raise ValueError("an answer without outputs")
@@ -92,12 +92,12 @@ def _binary_size(output: _Output) -> int:
     item = SIZES.get(output.datatype)
     binary = output.parameters.binary_data_size if output.parameters is not None else None
     if binary is not None:
-        found = elements if item is None or binary == item * elements else -1
+        size = elements if item is None or binary == item * elements else -1
     elif item is None:
-        found = elements if bytes(output.data).startswith(b"[") else -1
+        size = elements if bytes(output.data).startswith(b"[") else -1
     else:  # however arrays are nested, there is a comma between two elements
         data = bytes(output.data)
-        found = data.count(b",") + 1 if data.strip(b"[] \n\r\t") else 0
-    if found != elements:
+        size = data.count(b",") + 1 if data.strip(b"[] \n\r\t") else 0
+    if size != elements:
         raise ValueError(f"output {output.name} has not as many elements as its shape {output.shape} says")
     return binary or 0

@@ -121,18 +121,18 @@ class CompletionsClient(HttpClient):
 
     def _take(self, body: _Body, answer: Answer, texts: list[str]) -> bool:
         """Notes what a chunk says; True if it holds output."""
-        found = False
+        has_text = False
         for choice in body.choices or ():
             message = choice.delta or choice.message
             text = choice.text or (message and message.text)
-            found = found or bool(text) or bool(message and message.tool_calls)
+            has_text = has_text or bool(text) or bool(message and message.tool_calls)
             if choice.finish_reason:  # some have an empty one in all chunks but the last
                 answer.finish_reason = choice.finish_reason
             if text and self.options.keep_text:
                 texts.append(text)
         if body.usage is not None:
             answer.prompt_tokens, answer.output_tokens = body.usage.prompt_tokens, body.usage.completion_tokens
-        return found
+        return has_text
 
 
 def _check_end(answer: Answer) -> None:

@@ -67,7 +67,7 @@ class HttpResponse:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             if not self.complete:
-                raise MalformedError(f"this is no answer of HTTP/1.1: {data[:40]!r}: {error}") from None
+                raise MalformedError(f"not an HTTP/1.1 answer: {data[:40]!r}: {error}") from None
             self.surplus = True
         self.times.append(now)
         self._parts_after_read.append(len(self._parts))
@@ -117,14 +117,14 @@ class HttpResponse:
         """For ascending offsets into the body: when the bytes before each of them had arrived."""
         sizes = list(accumulate(map(len, self._parts), initial=0))
         reads = zip(self.times, self._parts_after_read, strict=True)
-        found: list[float] = []
+        times: list[float] = []
         time, there = 0.0, -1
         for end in ends:
             while there < end:
                 time, parts = next(reads)
                 there = sizes[parts]
-            found.append(time)
-        return found
+            times.append(time)
+        return times
 
 
 _EMPTY_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -144,7 +144,7 @@ def events(answer: HttpResponse) -> Iterator[tuple[float, bytes]]:
     line ends: it broke off."""
     body = answer.body
     if b"\r" in body:
-        ends = [found.end() for found in _EMPTY_LINE.finditer(body)]
+        ends = [match.end() for match in _EMPTY_LINE.finditer(body)]
         blocks = [body[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     else:
         blocks = body.split(b"\n\n")

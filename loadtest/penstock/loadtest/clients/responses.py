@@ -90,15 +90,15 @@ class ResponsesClient(HttpClient):
         if self.options.stream:
             self._read_stream(response, answer)
             return
-        found = _decode_whole(response.body)
-        if found.error is not None or found.status not in _ENDED:
+        whole = _decode_whole(response.body)
+        if whole.error is not None or whole.status not in _ENDED:
             answer.error, answer.detail = MALFORMED, shortened(response.body)
             return
-        if not found.output:
+        if not whole.output:
             raise ValueError(f"an answer without output: {shortened(response.body)}")
-        self._end(found, answer)
+        self._end(whole, answer)
         if self.options.keep_text:
-            answer.text = found.text
+            answer.text = whole.text
 
     def _read_stream(self, response: HttpResponse, answer: Answer) -> None:
         check_stream(response)

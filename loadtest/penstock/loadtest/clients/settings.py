@@ -89,7 +89,7 @@ def _extra(text: str) -> dict[str, object]:
     except msgspec.MsgspecError as error:
         raise LoadTestError(f"extra: not a JSON object: {error}") from None
     if "stream" in extra:
-        raise LoadTestError("extra: whether answers are streamed is said by --stream and --no-stream")
+        raise LoadTestError("extra: whether answers are streamed is set by --stream and --no-stream")
     return extra
 
 

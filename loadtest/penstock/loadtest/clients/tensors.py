@@ -46,16 +46,16 @@ class Tensor(NamedTuple):
         return [round(value, 4) for value in values] if self.datatype in _TYPES else values
 
 
-def wanted(texts: Sequence[str], batch_size: int) -> list[TensorMetadata]:
+def described(texts: Sequence[str], batch_size: int) -> list[TensorMetadata]:
     """From `NAME:DATATYPE:1,3,224`. Raises LoadTestError."""
-    found = [_wanted(text, batch_size) for text in texts]
-    names = [tensor.name for tensor in found]
+    tensors = [_described(text, batch_size) for text in texts]
+    names = [tensor.name for tensor in tensors]
     if len(set(names)) < len(names):
         raise LoadTestError(f"input-tensor: {max(names, key=names.count)} is given twice")
-    return found
+    return tensors
 
 
-def _wanted(text: str, batch_size: int) -> TensorMetadata:
+def _described(text: str, batch_size: int) -> TensorMetadata:
     name, _, rest = text.partition(":")
     datatype, _, dims = rest.partition(":")
     try:
@@ -81,7 +81,7 @@ def of_metadata(metadata: ModelMetadata, batch_size: int) -> list[TensorMetadata
         if any(dim < 0 for dim in shape[1:]):
             known = ",".join(map(str, shape))
             raise LoadTestError(
-                f"the model leaves dimensions of its input {tensor.name} open ({known}): say what to send with "
+                f"the model leaves dimensions of its input {tensor.name} open ({known}): specify it with "
                 f"--input-tensor {tensor.name}:{tensor.datatype}:1,..."
             )
         if batch_size > 1 and shape[:1] != [-1]:
@@ -95,11 +95,11 @@ def of_metadata(metadata: ModelMetadata, batch_size: int) -> list[TensorMetadata
 def random_tensors(options: ClientOptions, metadata: ModelMetadata | None) -> list[Tensor]:
     """What every request has. `metadata` are needed where the options name no tensors. Raises LoadTestError."""
     if options.input_tensor:
-        shapes = wanted(options.input_tensor, options.batch_size)
+        shapes = described(options.input_tensor, options.batch_size)
     else:
         shapes = of_metadata(metadata or ModelMetadata(), options.batch_size)
     rng = np.random.default_rng(options.seed & (1 << 64) - 1)
-    return [Tensor(each.name, each.datatype, tuple(each.shape), _values(each, rng)) for each in shapes]
+    return [Tensor(shape.name, shape.datatype, tuple(shape.shape), _values(shape, rng)) for shape in shapes]
 
 
 def _values(tensor: TensorMetadata, rng: np.random.Generator) -> npt.NDArray[Any]:

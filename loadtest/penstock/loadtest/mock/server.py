@@ -27,8 +27,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     received: float
     """The request's last byte was read."""
-    wanted: int
-    """Tokens."""
+    tokens: int
     writes: list[float] = []
     """For each token, just before it was handed to the kernel."""
     late: list[float] = []
@@ -44,8 +43,8 @@ class Truth:
     def clear(self) -> None:
         self.records.clear()
 
-    def summary(self, *, each: bool = False) -> dict[str, Any]:
-        """The figures as a client would name them, in milliseconds; `each`: the records, too."""
+    def summary(self, *, records: bool = False) -> dict[str, Any]:
+        """The figures as a client would name them, in milliseconds; with `records`, these too."""
         # numpy, only when a client asks for times: until then this server is nothing but its loop
         from penstock.loadtest.metrics import Distribution, summarize
 
@@ -57,18 +56,18 @@ class Truth:
                 sent=record.received - origin,
                 ended=record.writes[-1] - origin,
                 arrivals=[time - origin for time in record.writes],
-                output_tokens=record.wanted,
+                output_tokens=record.tokens,
             )
             for index, record in enumerate(self.records)
         ]
         figures = msgspec.to_builtins(summarize(samples, open_loop=False))
         names = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "completed", "output_tokens", "output_tokens_per_s")
-        found = {name: figures[name] for name in names}
-        found["late_ms"] = msgspec.to_builtins(Distribution.of([late for r in self.records for late in r.late]))
-        found["cpu_seconds"] = time.process_time()
-        if each:
-            found["requests"] = msgspec.to_builtins(list(self.records))
-        return found
+        summary = {name: figures[name] for name in names}
+        summary["late_ms"] = msgspec.to_builtins(Distribution.of([late for r in self.records for late in r.late]))
+        summary["cpu_seconds"] = time.process_time()
+        if records:
+            summary["requests"] = msgspec.to_builtins(list(self.records))
+        return summary
 
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,12})", re.IGNORECASE)
@@ -133,7 +132,7 @@ class Mock:
             case "GET", path if path == f"/v2/models/{self.options.model}":
                 return json(metadata(self.options))
             case "GET", "/truth":
-                return json(self.truth.summary(each="each" in parse_qs(url.query, keep_blank_values=True)))
+                return json(self.truth.summary(records="each" in parse_qs(url.query, keep_blank_values=True)))
             case "DELETE", "/truth":
                 self.truth.clear()
                 return json({})
@@ -208,19 +207,19 @@ class Connection(asyncio.Protocol):
             return
         try:
             request = _decode(body)
-            wanted = request.tokens
+            tokens = request.tokens
         except msgspec.MsgspecError as error:
             self.transport.write(json({"error": {"message": f"this is no request: {error}"}}, 400))
             self.done(close)
             return
         wire = mock.wire(
             path,
-            tokens=wanted,
+            tokens=tokens,
             prompt_tokens=request.prompt_tokens,
             stream=request.stream or streamed,
             with_usage=request.with_usage,
         )
-        record = Record(received=now, wanted=wanted)
+        record = Record(received=now, tokens=tokens)
         self._answer = Stream(self, mock, wire, record, lambda: self.done(close))
         self._answer.write()
 
@@ -248,9 +247,9 @@ class Stream:
         self._done = done
         self._next = 0
         """The token that is written next."""
-        self._per_write = mock.options.tokens_per_write or record.wanted
+        self._per_write = mock.options.tokens_per_write or record.tokens
         if wire.whole:
-            self._per_write = record.wanted
+            self._per_write = record.tokens
 
     def write(self) -> None:
         """What is due, then asks to be called again."""
@@ -258,7 +257,7 @@ class Stream:
         for _ in range(_BUDGET):
             if self.gone or connection.blocked:
                 return  # resume_writing calls again
-            end = min(self._next + self._per_write, record.wanted)
+            end = min(self._next + self._per_write, record.tokens)
             due = mock.schedule.due(record.received, end - 1)
             if due > perf_counter() + _EARLY:
                 mock.timer.call_at(due, self.write)
@@ -269,7 +268,7 @@ class Stream:
             record.writes += [now] * tokens
             record.late += [now - due] * tokens
             self._next = end
-            if end == record.wanted:
+            if end == record.tokens:
                 mock.truth.records.append(record)
                 self.gone = True
                 self._done()
@@ -280,7 +279,7 @@ class Stream:
         wire = self._wire
         if wire.whole:
             return wire.whole
-        last = end == self._record.wanted
+        last = end == self._record.tokens
         tokens = end - start - last
         if start:
             return wire.token * tokens + wire.last * last

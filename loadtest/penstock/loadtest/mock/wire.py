@@ -45,8 +45,8 @@ class Request(msgspec.Struct):
     def tokens(self) -> int:
         """Raises msgspec.MsgspecError."""
         sampling = msgspec.json.decode(self.sampling_parameters, type=Parameters)
-        given = (self.max_completion_tokens, self.max_tokens, self.parameters.max_tokens, sampling.max_tokens)
-        return max(1, next((count for count in given if count is not None), _DEFAULT_TOKENS))
+        limits = (self.max_completion_tokens, self.max_tokens, self.parameters.max_tokens, sampling.max_tokens)
+        return max(1, next((count for count in limits if count is not None), _DEFAULT_TOKENS))
 
     @property
     def with_usage(self) -> bool:

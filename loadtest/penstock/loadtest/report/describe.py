@@ -75,14 +75,14 @@ def _workload(report: Report) -> str:
 
 def settings(options: Options) -> list[tuple[str, str, bool]]:
     """Every setting as its flag, its value, and whether it was chosen, not the default."""
-    found = []
+    rows = []
     for section in msgspec.structs.fields(options):
         values = getattr(options, section.name)
         for setting in msgspec.structs.fields(values):
             value = getattr(values, setting.name)
             flag = f"--{setting.name.replace('_', '-')}"
-            found.append((flag, _shown(value), setting.required or value != setting.default))
-    return found
+            rows.append((flag, _shown(value), setting.required or value != setting.default))
+    return rows
 
 
 def _shown(value: Any) -> str:
@@ -95,15 +95,15 @@ def _shown(value: Any) -> str:
 
 def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Leaves of nested dicts by their path, as text."""
-    found: list[tuple[str, str]] = []
+    leaves: list[tuple[str, str]] = []
     for name, value in tree.items():
         if isinstance(value, dict):
-            found += flat(value, f"{prefix}{name}.")
+            leaves += flat(value, f"{prefix}{name}.")
         elif isinstance(value, list | tuple):
-            found.append((prefix + name, ", ".join(map(str, value))))
+            leaves.append((prefix + name, ", ".join(map(str, value))))
         else:
-            found.append((prefix + name, _shown(value)))
-    return found
+            leaves.append((prefix + name, _shown(value)))
+    return leaves
 
 
 def server_metrics(report: Report) -> list[tuple[str, str, str, str]]:

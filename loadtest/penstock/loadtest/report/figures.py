@@ -48,10 +48,10 @@ COMPARED = (
 
 def value(figures: Figures, path: str) -> float | None:
     """None where this run has no such figure."""
-    found: object = figures
+    part: object = figures
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return float(found) if isinstance(found, int | float) else None
+        part = getattr(part, name, None)
+    return float(part) if isinstance(part, int | float) else None
 
 
 def load_name(options: Options) -> str:

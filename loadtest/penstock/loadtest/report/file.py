@@ -80,12 +80,12 @@ def redacted_tree(tree: Any, targets: Iterable[Target]) -> Any:
 
 
 def _secrets(target: Target) -> set[str]:
-    found = {target.api_key or "", os.environ.get("OPENAI_API_KEY", "")}
+    secrets = {target.api_key or "", os.environ.get("OPENAI_API_KEY", "")}
     for header in target.header:
         name, _, content = header.partition(":")
         if _NAMES.search(name):
-            found |= {content.strip(), *content.split()[-1:]}  # a scheme and what it authorizes with: Bearer, the key
-    return found - {"", HIDDEN}
+            secrets |= {content.strip(), *content.split()[-1:]}  # a scheme and what it authorizes with: Bearer, the key
+    return secrets - {"", HIDDEN}
 
 
 def _each_text(tree: Any, change: Callable[[str], str]) -> Any:

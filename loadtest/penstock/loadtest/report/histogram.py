@@ -73,15 +73,15 @@ def histograms(samples: Sequence[Sample], *, open_loop: bool) -> dict[str, Histo
     counted = [sample for sample in samples if sample.error != INTERRUPTED]
     good = [sample for sample in counted if not sample.error]
     failed = len(counted) - len(good)
-    each = [latencies(sample, from_intended=open_loop) for sample in good]
-    found = {
-        "ttft_ms": _of_requests([one.ttft for one in each], failed),
+    measured = [latencies(sample, from_intended=open_loop) for sample in good]
+    values = {
+        "ttft_ms": _of_requests([one.ttft for one in measured], failed),
         "itl_ms": _of([gap for sample in good for gap in gaps(sample)]),
-        "tpot_ms": _of_requests([one.tpot for one in each], failed),
-        "e2e_ms": _of_requests([one.e2e for one in each], failed),
-        "longest_gap_ms": _of_requests([one.itl for one in each], failed),
+        "tpot_ms": _of_requests([one.tpot for one in measured], failed),
+        "e2e_ms": _of_requests([one.e2e for one in measured], failed),
+        "longest_gap_ms": _of_requests([one.itl for one in measured], failed),
     }
-    return {name: histogram for name, histogram in found.items() if histogram is not None}
+    return {name: histogram for name, histogram in values.items() if histogram is not None}
 
 
 OBJECTIVES = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "longest_gap_ms", "e2e": "e2e_ms"}

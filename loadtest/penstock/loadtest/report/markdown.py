@@ -120,8 +120,8 @@ def _with_interval(report: Report, path: str) -> tuple[str, str]:
 
 
 def _interval(report: Report, path: str) -> str:
-    found = report.intervals.get(path)
-    return "" if found is None else f"{number(found.low)} – {number(found.high)}"
+    interval = report.intervals.get(path)
+    return "" if interval is None else f"{number(interval.low)} – {number(interval.high)}"
 
 
 def _latencies(report: Report) -> str:
@@ -139,8 +139,8 @@ def _latencies(report: Report) -> str:
 
 
 def _statistic(report: Report, path: str, statistic: str) -> str:
-    found = value(report, f"{path}.{statistic}")
-    return number(int(found)) if found is not None and statistic == "count" else number(found)
+    figure = value(report, f"{path}.{statistic}")
+    return number(int(figure)) if figure is not None and statistic == "count" else number(figure)
 
 
 def _errors(report: Report) -> list[str]:

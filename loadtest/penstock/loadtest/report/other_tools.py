@@ -131,13 +131,13 @@ def _settings(date: str, label: str, options: Options, prompts: int) -> dict[str
 
 def _statistics(name: str, seconds: Sequence[float]) -> dict[str, float]:
     values = np.asarray(seconds or [0.0], np.float64) * 1e3
-    found = {
+    statistics = {
         f"mean_{name}_ms": float(values.mean()),
         f"median_{name}_ms": float(np.median(values)),
         f"std_{name}_ms": float(values.std()),
     }
     percentiles = np.percentile(values, _VLLM_PERCENTILES)
-    return found | {f"p{p}_{name}_ms": float(v) for p, v in zip(_VLLM_PERCENTILES, percentiles, strict=True)}
+    return statistics | {f"p{p}_{name}_ms": float(v) for p, v in zip(_VLLM_PERCENTILES, percentiles, strict=True)}
 
 
 def _most_pieces_in_a_second(requests: Sequence[Request]) -> float:
@@ -232,16 +232,16 @@ def _goodput(report: Report, run: Population) -> dict[str, Any]:
 def _record(tag: str, unit: str, values: Sequence[float], factor: float = 1.0) -> dict[str, Any]:
     if not values:
         return {}
-    found = np.asarray(values, np.float64) * factor
-    percentiles = np.percentile(found, _PERCENTILES)
+    scaled = np.asarray(values, np.float64) * factor
+    percentiles = np.percentile(scaled, _PERCENTILES)
     block = {
         "unit": unit,
-        "avg": float(found.mean()),
-        "min": float(found.min()),
-        "max": float(found.max()),
-        "std": float(found.std()),
-        "count": len(found),
-        "sum": float(found.sum()),
+        "avg": float(scaled.mean()),
+        "min": float(scaled.min()),
+        "max": float(scaled.max()),
+        "std": float(scaled.std()),
+        "count": len(scaled),
+        "sum": float(scaled.sum()),
     }
     return {tag: block | {f"p{p}": float(v) for p, v in zip(_PERCENTILES, percentiles, strict=True)}}
 

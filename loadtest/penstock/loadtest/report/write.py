@@ -55,17 +55,17 @@ def to_csv(samples: Sequence[Sample], *, open_loop: bool) -> str:
 
 
 def _row(sample: Sample, open_loop: bool) -> list[str | int | float | None]:
-    found = latencies(sample, from_intended=open_loop)
+    measured = latencies(sample, from_intended=open_loop)
     itl = Distribution.of(gaps(sample))
     return [
         sample.index,
         _inert(sample.tag),
         round(sample.intended, 6),
         round(sample.sent, 6),
-        _ms(found.ttft),
-        _ms(found.tpot),
+        _ms(measured.ttft),
+        _ms(measured.tpot),
         *((None, None, None) if itl is None else (itl.p50, itl.p99, itl.max)),
-        _ms(found.e2e),
+        _ms(measured.e2e),
         sample.prompt_tokens if sample.prompt_tokens is not None else sample.wanted_prompt_tokens,
         sample.tokens,
         _inert(sample.finish_reason or ""),
@@ -124,7 +124,7 @@ def check_places(written: Sequence[str], read: Sequence[str] = ()) -> None:
         if file.is_dir():
             raise LoadTestError(f"{path}: is a folder")
         if file.resolve() in needed:
-            raise LoadTestError(f"{path}: is read, and would be written over")
+            raise LoadTestError(f"{path}: is an input and would be overwritten")
         if file.resolve() in taken and not file.is_char_device():
             raise LoadTestError(f"{path}: only one form of the report can go there")
         taken.add(file.resolve())

@@ -200,13 +200,13 @@ def run_find(options: Options, run: Runner) -> FindReport:
     finder = _Finder(options, run)
     ended = ""
     try:
-        found = finder.search.run()
+        highest = finder.search.run()
     except (KeyboardInterrupt, LoadTestError) as error:
         if not finder.tried:
             raise
         ended = str(error) or BY_USER
-        found = finder.search.result("unfinished")
-    return finder.report(found, ended)
+        highest = finder.search.result("unfinished")
+    return finder.report(highest, ended)
 
 
 class _Finder:
@@ -255,10 +255,10 @@ class _Finder:
 
     def _grown(self, first: Report) -> bool:
         """Whether runs have to be longer than thought."""
-        wanted = min(_LONGEST, _LENGTHS * first.e2e_ms.p50 / 1e3) if first.e2e_ms else 0.0
-        if wanted <= self._seconds:
+        seconds = min(_LONGEST, _LENGTHS * first.e2e_ms.p50 / 1e3) if first.e2e_ms else 0.0
+        if seconds <= self._seconds:
             return False
-        self._seconds = float(round(wanted))
+        self._seconds = float(round(seconds))
         self._notes.append(f"requests take long: each run lasts {self._seconds:g} s")
         return True
 
@@ -267,9 +267,9 @@ class _Finder:
         if not report.completed and not self.tried:
             said = "; ".join(f"{kind}: {detail}" for kind, detail in report.error_details.items())
             raise LoadTestError(f"no request was completed at {self._what} {value:g}: {said or 'none was answered'}")
-        found = margins(report, self._bounds)
-        misses = [miss(report, bound) for bound, reached in found.items() if reached > 1]
-        nearest = max(found.values())
+        bound_margins = margins(report, self._bounds)
+        misses = [miss(report, bound) for bound, reached in bound_margins.items() if reached > 1]
+        nearest = max(bound_margins.values())
         if self._what == "rate":
             nearest = max(nearest, (1 - run.kept_up) / (1 - KEEPS_UP))
             if run.kept_up < KEEPS_UP:
@@ -288,31 +288,31 @@ class _Finder:
         keeping_up = self._what == "rate" and abs(probe.kept_up - KEEPS_UP) < _NEARLY_KEPT_UP
         return keeping_up or abs(probe.margin - 1) < _NEAR
 
-    def report(self, found: HighestLoad, ended: str) -> FindReport:
+    def report(self, highest: HighestLoad, ended: str) -> FindReport:
         first = self.tried[0][2]
         return FindReport(
             date=first.date,
             command=first.command,
             searched=self._what,
-            bounds=self._told(),
-            held=found.held,
-            failed=found.failed,
-            outcome=found.outcome,
+            bounds=self._bound_texts(),
+            held=highest.held,
+            failed=highest.failed,
+            outcome=highest.outcome,
             probes=[probe for _, probe, _ in self.tried],
             reports=self._merged(),
-            notes=[*self._notes, *self._short(), *found.notes],
+            notes=[*self._notes, *self._short(), *highest.notes],
             ended_early=ended,
         )
 
-    def _told(self) -> list[str]:
-        told = [str(bound) for bound in self._bounds]
-        return [*told, f"completed ≥ {percent(KEEPS_UP)} of the rate of arrivals"] if self._what == "rate" else told
+    def _bound_texts(self) -> list[str]:
+        texts = [str(bound) for bound in self._bounds]
+        return [*texts, f"completed ≥ {percent(KEEPS_UP)} of the rate of arrivals"] if self._what == "rate" else texts
 
     def _merged(self) -> list[Report]:
-        found: dict[float, list[Report]] = {}
+        by_value: dict[float, list[Report]] = {}
         for value, _, report in sorted(self.tried, key=lambda tried: tried[0]):
-            found.setdefault(value, []).append(report)
-        return [merge(reports, at(reports[0].options, self._what, value)) for value, reports in found.items()]
+            by_value.setdefault(value, []).append(report)
+        return [merge(reports, at(reports[0].options, self._what, value)) for value, reports in by_value.items()]
 
     def _short(self) -> Sequence[str]:
         held = [report for _, probe, report in self.tried if probe.held and report.e2e_ms]

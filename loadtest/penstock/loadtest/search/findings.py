@@ -81,7 +81,7 @@ def search_findings(study: FindReport) -> Findings:
     loads = [(f"{_load(study, report):g}", str(len(report.runs))) for report in study.reports]
     return Findings(
         heading=f"Search: {title(study.reports[0])}",
-        answer=_found(study),
+        answer=_answer(study),
         table=_probes(study),
         csv=(
             [study.searched, "outcome", "margin", "kept_up", "why"],
@@ -91,7 +91,7 @@ def search_findings(study: FindReport) -> Findings:
     )
 
 
-def _found(study: FindReport) -> list[str]:
+def _answer(study: FindReport) -> list[str]:
     unit = _UNITS[study.searched]
     if study.held is None:
         what = "Nothing that was tried held" + (f": {study.failed:g} {unit} failed." if study.failed else ".")

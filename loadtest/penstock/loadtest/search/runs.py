@@ -56,8 +56,8 @@ class RealRunner:
         self._calibrations[options.target] = test.calibration
         if test.interrupted:
             raise KeyboardInterrupt
-        found = histograms(test.samples, open_loop=report.latency_from == "intended")
-        return Run(replace(report, histograms=found), kept_up(test.samples))
+        counted = histograms(test.samples, open_loop=report.latency_from == "intended")
+        return Run(replace(report, histograms=counted), kept_up(test.samples))
 
 
 def kept_up(samples: Sequence[Sample]) -> float:
@@ -72,8 +72,8 @@ def kept_up(samples: Sequence[Sample]) -> float:
     good = [sample for sample in samples if not sample.error]
     times = sorted(sample.ended - sample.intended for sample in good)
     long = times[int(_LONG * (len(times) - 1))] if times else 0.0
-    told = sum(sample.error != INTERRUPTED or sample.ended - sample.intended > long for sample in samples)
-    share = len(good) / told if told else 0.0
+    settled = sum(sample.error != INTERRUPTED or sample.ended - sample.intended > long for sample in samples)
+    share = len(good) / settled if settled else 0.0
     if len(good) < _FEWEST:
         return share
     skipped = len(good) // _SKIPPED
@@ -100,10 +100,10 @@ def merge(reports: Sequence[Report], options: Options) -> Report:
     )
 
 
-def _worst(found: Sequence[Validity]) -> Validity:
+def _worst(verdicts: Sequence[Validity]) -> Validity:
     """The worst of them, with the reasons of all."""
-    worst = max(found, key=lambda validity: _WORST.index(validity.verdict))
-    reasons = list(dict.fromkeys(reason for validity in found for reason in validity.reasons))
+    worst = max(verdicts, key=lambda validity: _WORST.index(validity.verdict))
+    reasons = list(dict.fromkeys(reason for validity in verdicts for reason in validity.reasons))
     return replace(worst, reasons=reasons)
 
 

@@ -44,13 +44,13 @@ class Bound(msgspec.Struct, frozen=True):
 def parse_bounds(texts: Sequence[str], *, goodput: bool) -> list[Bound]:
     """From `ttft_p99:500`; several may stand in one text, with spaces between. `goodput`: whether the run says what a
     good request is. There is always a bound on errors. Raises LoadTestError."""
-    found = [_bound(text) for several in texts for text in several.split()]
-    names = [bound.name for bound in found]
+    bounds = [_bound(text) for several in texts for text in several.split()]
+    names = [bound.name for bound in bounds]
     if twice := {name for name in names if names.count(name) > 1}:
         raise LoadTestError(f"slo: {', '.join(sorted(twice))} is bounded twice")
     if "goodput" in names and not goodput:
         raise LoadTestError("slo: what is a good request? (--goodput 'ttft:200 tpot:20')")
-    return found if "errors" in names else [*found, Bound("errors", _ERRORS)]
+    return bounds if "errors" in names else [*bounds, Bound("errors", _ERRORS)]
 
 
 def bounds_of(slo: Sequence[str], options: Options) -> list[Bound]:

@@ -119,17 +119,17 @@ def run_sweep(options: Options, run: Runner) -> SweepReport:
     check_load(options, sweep.name, "sweep")
     _check_places(sweep, options.workload.requests)
     shared = one_of_a_row(options)
-    found: dict[float, list[Report]] = {value: [] for value in sweep.values}
+    by_value: dict[float, list[Report]] = {value: [] for value in sweep.values}
     ended = ""
     try:
-        _run_all(shared, sweep, run, found)
+        _run_all(shared, sweep, run, by_value)
     except (KeyboardInterrupt, LoadTestError) as error:
-        if not any(found.values()):
+        if not any(by_value.values()):
             raise
         ended = str(error) or BY_USER
     points = [
         Point(value=value, report=_named(merge(reports, at(shared, sweep.name, value)), sweep.name, value))
-        for value, reports in found.items()
+        for value, reports in by_value.items()
         if reports
     ]
     first = points[0].report
@@ -145,7 +145,7 @@ def run_sweep(options: Options, run: Runner) -> SweepReport:
     )
 
 
-def _run_all(options: Options, sweep: Sweep, run: Runner, found: dict[float, list[Report]]) -> None:
+def _run_all(options: Options, sweep: Sweep, run: Runner, reports: dict[float, list[Report]]) -> None:
     repeats = options.load.repeat
     total = repeats * len(sweep.values)
     for number in range(repeats):
@@ -153,7 +153,7 @@ def _run_all(options: Options, sweep: Sweep, run: Runner, found: dict[float, lis
             text = f"run {number * len(sweep.values) + place + 1} of {total}: {sweep.name} {value:g}"
             # prompts of its own for each run: those of the value before would come from the server's prefix cache
             alone = of_round(at(options, sweep.name, value), number * len(sweep.values) + place)
-            found[value].append(run(alone, text).report)
+            reports[value].append(run(alone, text).report)
 
 
 def _check_places(sweep: Sweep, requests: int | None) -> None:

@@ -30,18 +30,18 @@ def run_versus(options: Options, run: Runner) -> VersusReport:
     early, there is a report of the complete pairs; without any, raises LoadTestError or KeyboardInterrupt."""
     both = _both(options)
     repeats = options.load.repeat
-    apart = repeats if len({_address(each.target.url) for each in both}) == 1 else 0
+    apart = repeats if len({_address(side.target.url) for side in both}) == 1 else 0
     pairs: list[tuple[Report, Report]] = []
     order, ended = "", ""
     try:
         for nth in range(repeats):
             places = (0, 1) if nth % 2 == 0 else (1, 0)
-            found: dict[int, Report] = {}
+            reports: dict[int, Report] = {}
             for place in places:
                 text = f"run {len(order) + 1} of {2 * repeats}: {both[place].output.label}"
-                found[place] = run(of_round(both[place], nth + place * apart), text).report
+                reports[place] = run(of_round(both[place], nth + place * apart), text).report
                 order += "AB"[place]
-            pairs.append((found[0], found[1]))
+            pairs.append((reports[0], reports[1]))
     except (KeyboardInterrupt, LoadTestError) as error:
         if not pairs:
             raise
@@ -86,13 +86,13 @@ def _both(options: Options) -> tuple[Options, Options]:
 
 def differences(pairs: Sequence[tuple[Report, Report]]) -> list[Difference]:
     """Of the figures that all runs have, and that are above 0."""
-    found = []
+    rows = []
     for figure in COMPARED:
         values = [(value(a, figure.path), value(b, figure.path)) for a, b in pairs]
         there = [(a, b) for a, b in values if a and b]
         if len(there) == len(pairs):
-            found.append(difference(figure, there))
-    return found
+            rows.append(difference(figure, there))
+    return rows
 
 
 def _without_ratio(pairs: Sequence[tuple[Report, Report]]) -> list[str]:
@@ -100,9 +100,9 @@ def _without_ratio(pairs: Sequence[tuple[Report, Report]]) -> list[str]:
     notes = []
     for figure in COMPARED:
         sides = [[value(pair[place], figure.path) for pair in pairs] for place in (0, 1)]
-        runs = [found for side in sides for found in side]
+        runs = [measured for side in sides for measured in side]
         if any(runs) and 0.0 in runs:
-            a, b = (number(statistics.fmean(found or 0.0 for found in side)) for side in sides)
+            a, b = (number(statistics.fmean(measured or 0.0 for measured in side)) for side in sides)
             notes.append(f"{figure.title}: 0 in some run, which makes no ratio; on average A {a}, B {b}")
     return notes
 

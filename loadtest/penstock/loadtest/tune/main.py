@@ -30,7 +30,7 @@ def main(settings: Mapping[str, Any]) -> int:
     """Returns the exit status. Raises LoadTestError when nothing can be measured."""
     load = dict(settings)
     if load.get("label"):
-        raise LoadTestError("label: reports call each server here by the options that are tried")
+        raise LoadTestError("label: tune labels each server by its options")
     words = load.pop("server", [])
     tune = converted({name: load.pop(name) for name in TuneOptions.__struct_fields__ if name in load}, TuneOptions)
     base, url = plan(words, load.get("url"), str(load.get("protocol", "")), tune)
@@ -65,12 +65,12 @@ def _end(number: int, frame: FrameType | None) -> None:
 def plan(words: Sequence[str], url: str | None, protocol: str, tune: TuneOptions) -> tuple[Base, str]:
     """What to start, and the address to measure. Raises LoadTestError."""
     if not words:
-        raise UsageError("which server? Its command stands at the end: -- serve MODEL ...")
+        raise UsageError("which server? Put its command at the end: -- serve MODEL ...")
     ours = words[0] in ("serve", "penstock")
     as_given = ["penstock", *words] if words[0] == "serve" else list(words)
     command = [*_OURS, *as_given[1:]] if ours else as_given
     if url is None and not ours:
-        raise UsageError("url: where does this server listen? (only the ports of penstock are chosen here)")
+        raise UsageError("url: required; only penstock's ports are chosen automatically")
     if any(param.of_model for param in parse_params(tune.param)):
         if not ours:
             raise LoadTestError("param: models of a repository can be tuned with penstock's server only")
@@ -78,7 +78,7 @@ def plan(words: Sequence[str], url: str | None, protocol: str, tune: TuneOptions
             command += ["--model-control-mode=explicit", "--load-model=*"]
     if url is not None:
         if protocol in _GRPC:
-            raise LoadTestError("url: leave it out with gRPC; the ports are chosen here")
+            raise LoadTestError("url: not with gRPC; ports are chosen automatically")
         return Base(command, as_given, url.rstrip("/")), url
     http, grpc, metrics = free_ports(3)
     command += [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]

@@ -64,13 +64,13 @@ class Judgement(NamedTuple):
 def judge(report: Report, objective: Objective, bounds: Sequence[Bound]) -> Judgement:
     """Runs whose figures can be used come before others, of those the ones that keep the bounds, of those the best;
     where bounds are broken, the nearest to keeping them."""
-    found = margins(report, bounds)
-    misses = [miss(report, bound) for bound, reached in found.items() if reached > 1]
+    by_bound = margins(report, bounds)
+    misses = [miss(report, bound) for bound, reached in by_bound.items() if reached > 1]
     measured = objective.of(report)
     if report.completed and measured is None:
         raise LoadTestError(f"objective: these runs have no {objective.title}")
     usable = float(report.validity.verdict != "invalid")
     if misses or measured is None:
-        worst = max(found.values(), default=math.inf)
+        worst = max(by_bound.values(), default=math.inf)
         return Judgement((usable, 0.0, -worst), misses)
     return Judgement((usable, 1.0, measured if objective.more_is_better else -measured), misses)

@@ -12,7 +12,7 @@ from penstock.loadtest.options import Seconds
 
 
 class TuneOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is tried, and what is best."""
+    """What to try, and the goal."""
 
     param: Annotated[
         tuple[str, ...],
@@ -25,7 +25,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     objective: Annotated[
         str,
         Meta(
-            description="what shall be highest (output_tokens_per_s, total_tokens_per_s, requests_per_s, goodput) or "
+            description="figure to maximise (output_tokens_per_s, total_tokens_per_s, requests_per_s, goodput) or "
             "lowest (ttft_p99 and the like); default: output_tokens_per_s; of embeddings "
             "total_tokens_per_s, of tensors requests_per_s"
         ),

@@ -56,12 +56,12 @@ def flags(combination: Combination) -> list[str]:
 
 def of_models(combination: Combination) -> dict[str, dict[str, int]]:
     """Fields by model."""
-    found: dict[str, dict[str, int]] = {}
+    settings: dict[str, dict[str, int]] = {}
     for name, value in combination.items():
         model, dot, field = name.rpartition(".")
         if dot:
-            found.setdefault(model, {})[field] = int(value)
-    return found
+            settings.setdefault(model, {})[field] = int(value)
+    return settings
 
 
 def configured(config: Mapping[str, Any], fields: Mapping[str, int]) -> dict[str, Any]:

@@ -76,10 +76,10 @@ class Tuner:
             problem = str(error)
         if problem:
             print(f"{name}: {clean(problem)}", file=sys.stderr)
-        found = None if report is None else self._objective.of(report)
+        figure = None if report is None else self._objective.of(report)
         self._judged.append(judged)
         self._tried.append(
-            Tried(settings=dict(combination), objective=found, misses=judged.misses, problem=problem, report=report)
+            Tried(settings=dict(combination), objective=figure, misses=judged.misses, problem=problem, report=report)
         )
         return judged.score
 

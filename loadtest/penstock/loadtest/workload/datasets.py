@@ -93,10 +93,10 @@ def _records(path: str) -> list[tuple[str, _Record]]:
         raise LoadTestError(f"dataset: {path}: {error.strerror}") from None
     if re.match(rb"\s*\[", data):
         try:
-            found = msgspec.json.decode(data, type=list[_Record])
+            decoded = msgspec.json.decode(data, type=list[_Record])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise LoadTestError(f"dataset: {path}: {error}") from None
-        return [(f"{path}, element {number}", record) for number, record in enumerate(found)]
+        return [(f"{path}, element {number}", record) for number, record in enumerate(decoded)]
     decode = msgspec.json.Decoder(_Record).decode
     records = []
     for number, line in enumerate(data.splitlines(), 1):
@@ -112,9 +112,9 @@ def _records(path: str) -> list[tuple[str, _Record]]:
 
 def _turns(record: _Record, place: str, most: int, protocol: str) -> list[_Turn]:
     """Empty: nothing to send. Raises LoadTestError for what the protocol has no place for."""
-    given = [value for value in (record.prompt, record.messages, record.conversations) if value is not None]
-    if len(given) != 1:
-        raise LoadTestError(f"dataset: {place}: needs one of prompt, messages and conversations, has {len(given)}")
+    forms = [value for value in (record.prompt, record.messages, record.conversations) if value is not None]
+    if len(forms) != 1:
+        raise LoadTestError(f"dataset: {place}: needs one of prompt, messages and conversations, has {len(forms)}")
     output = record.output_tokens if record.output_tokens is not None else record.max_tokens
     if output is not None and output < 1:
         raise LoadTestError(f"dataset: {place}: {output} output tokens")

@@ -24,11 +24,11 @@ class Share(msgspec.Struct, frozen=True):
 def shares(workload: WorkloadOptions) -> list[Share]:
     """The parts of the workload: those of the mix, which have its settings where they have none of their own, or
     itself. Raises LoadTestError."""
-    found = [_share(text, workload) for text in workload.mix] or [Share(1.0, "", workload)]
-    names = [share.name for share in found]
+    parts = [_share(text, workload) for text in workload.mix] or [Share(1.0, "", workload)]
+    names = [share.name for share in parts]
     if len(set(names)) < len(names):
         raise LoadTestError(f"mix: two parts are called {max(names, key=names.count)}")
-    return found
+    return parts
 
 
 def keeps_text(workload: WorkloadOptions) -> bool:
@@ -44,16 +44,16 @@ def _share(text: str, workload: WorkloadOptions) -> Share:
         raise LoadTestError(f"mix: {text!r} is not 'WEIGHT NAME key=value ...'") from None
     if not 0 < parsed < math.inf or "=" in name:
         raise LoadTestError(f"mix: {text!r} is not 'WEIGHT NAME key=value ...' with a weight above 0")
-    given: dict[str, str] = {}
+    chosen: dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         key = key.replace("-", "_")
         if not equals or key not in SETTINGS:
             raise LoadTestError(f"mix: {name}: {setting!r} is none of {', '.join(SETTINGS)} with a value")
-        given[key] = value
-    inherited = {key: getattr(workload, key) for key in SETTINGS if "dataset" not in given or key not in SYNTHETIC}
+        chosen[key] = value
+    inherited = {key: getattr(workload, key) for key in SETTINGS if "dataset" not in chosen or key not in SYNTHETIC}
     try:
-        options = msgspec.convert(inherited | given, WorkloadOptions, strict=False)
+        options = msgspec.convert(inherited | chosen, WorkloadOptions, strict=False)
     except msgspec.ValidationError as error:
         raise LoadTestError(f"mix: {name}: {error}") from None
     return Share(parsed, name, options)

@@ -55,7 +55,7 @@ class Synthetic:
             tokens = spread(options.prompt_tokens, options.prompt_tokens_stddev, rng)
             output = spread(options.output_tokens, options.output_tokens_stddev, rng)
             lead: list[Any] = []
-            lead_tokens, asked = 0, tokens
+            lead_tokens, length = 0, tokens
             if turn == 0:
                 tokens = contents.own_tokens(tokens)
                 if options.shared_prefix_tokens:
@@ -68,7 +68,7 @@ class Synthetic:
                 index=index + turn,
                 prompt=prompt,
                 prompt_tokens=contents.known_tokens(lead_tokens + tokens),
-                asked_prompt_tokens=contents.asked_tokens(lead_tokens + asked),
+                asked_prompt_tokens=contents.asked_tokens(lead_tokens + length),
                 output_tokens=contents.output_tokens(output),
                 delay=options.turn_delay if turn else 0.0,
                 tag=self._tag,

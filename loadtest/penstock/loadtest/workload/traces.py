@@ -94,14 +94,14 @@ def _table(path: str, lines: Iterable[str], trace_format: str) -> Iterator[Row]:
         raise LoadTestError(f"trace: {path}: a {trace_format} trace has a column {missing[0]!r}, this one has {header}")
     if "NumImages" in header:
         raise LoadTestError(f"trace: {path}: its requests have images, which are not sent")
-    when, asked, answered = map(header.index, columns)
+    when, prompt, answered = map(header.index, columns)
     seconds: Callable[[str], float] = float if trace_format == "burstgpt" else _seconds
     for fields in table:
         if not fields:
             continue
         place = f"{path}, line {table.line_num}"
         try:
-            row = Row(place, seconds(fields[when]), int(fields[asked]), int(fields[answered]))
+            row = Row(place, seconds(fields[when]), int(fields[prompt]), int(fields[answered]))
         except (ValueError, IndexError):
             raise LoadTestError(f"trace: {place}: not a row of a {trace_format} trace: {','.join(fields)!r}") from None
         yield row

@@ -70,16 +70,16 @@ class Vocabulary:
         tokens = [token.translate(_MARKERS) for token in self._tokenizer.get_vocab()]
         if any(_TWO_WORDS.fullmatch(token) for token in tokens):
             return []  # a token that spans words: the count of a text is not the sum of its words'
-        found = sorted({match[1] for match in map(_WORD.fullmatch, tokens) if match})
+        words = sorted({match[1] for match in map(_WORD.fullmatch, tokens) if match})
         rng = Random(0)
-        if len(found) > _TRIED:
-            found = sorted(rng.sample(found, _TRIED))
-        found = [word for word in found if self.count(word) == 1]
-        found = [word for word in found if self.count(f"{found[0]} {word}") == 2]
-        if len(found) < _ENOUGH:
+        if len(words) > _TRIED:
+            words = sorted(rng.sample(words, _TRIED))
+        words = [word for word in words if self.count(word) == 1]
+        words = [word for word in words if self.count(f"{words[0]} {word}") == 2]
+        if len(words) < _ENOUGH:
             return []
-        trials = (" ".join(rng.choices(found, k=_TRIAL_WORDS)) for _ in range(_TRIALS))
-        return found if all(self.count(text) == _TRIAL_WORDS for text in trials) else []
+        trials = (" ".join(rng.choices(words, k=_TRIAL_WORDS)) for _ in range(_TRIALS))
+        return words if all(self.count(text) == _TRIAL_WORDS for text in trials) else []
 
 
 @lru_cache(maxsize=4)

@@ -83,7 +83,7 @@ def test_tenants_are_charged_for_what_was_served() -> None:
 def test_tenants_are_charged_for_their_prompts_when_these_are_handed_over() -> None:
     rig = make_rig(max_num_seqs=1, policy=Policy.FAIR, budget=8)
     rig.step(rig.request([1] * 16, tenant="first", max_tokens=2))
-    counter = rig.core.intake.waiting.others.counter  # type: ignore[attr-defined]
+    counter = rig.core.intake.waiting.foreground.counter  # type: ignore[attr-defined]
     assert counter("first") == 16
     rig.run()
     assert counter("first") == 16 + 2, "the newest token is not computed"

@@ -203,9 +203,9 @@ def test_positions_bound_the_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"activations": "int8"}, "activations=int8 does not go with weights=auto and dtype=f32; f32 does"),
-        ({"activations": "mixed"}, "activations=mixed does not go with weights=auto"),
-        ({"activations": "mixed", "weights": "int8"}, "activations=mixed does not go with weights=int8"),
+        ({"activations": "int8"}, "activations=int8 cannot be combined with weights=auto and dtype=f32; f32 can"),
+        ({"activations": "mixed"}, "activations=mixed cannot be combined with weights=auto"),
+        ({"activations": "mixed", "weights": "int8"}, "activations=mixed cannot be combined with weights=int8"),
     ],
 )
 def test_activations_that_would_change_nothing(settings: dict[str, str], message: str, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_no_adapters_are_no_reason(llama_dir: Path, make_runner: Any) -> None:
 
 def test_cache_types_that_do_not_go_with_the_computation(llama_dir: Path, make_runner: Any) -> None:
     with pytest.raises(
-        InvalidRequestError, match="kv_cache_dtype=bf16 does not go with dtype=f32; f32, f16, u8, u8-u4"
+        InvalidRequestError, match="kv_cache_dtype=bf16 cannot be combined with dtype=f32; f32, f16, u8, u8-u4"
     ):
         make_runner(llama_dir, kv_cache_dtype="bf16")
 

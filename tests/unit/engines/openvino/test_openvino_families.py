@@ -156,7 +156,7 @@ def test_capped_scores_need_floats_of_32_bits(tmp_path: Path, make_runner: Any) 
     make_model(tmp_path, "gemma2")
     for changes in ({"dtype": "bf16"}, {"kv_cache_dtype": "u8"}):
         [(name, value)] = changes.items()
-        with pytest.raises(UnsupportedError, match=f"{name}={value} does not go with capped scores"):
+        with pytest.raises(UnsupportedError, match=f"{name}={value} cannot be combined with capped scores"):
             make_runner(tmp_path, **changes)
     assert " f32, weights as stored, kv f16," in make_runner(tmp_path, dtype="auto").info.runner
 

@@ -18,6 +18,7 @@ from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.weights import checkpoint_key
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.models.language.models import unpack
+from support.cpu import own_cache
 from support.gguf import round_weights, write_gguf
 from support.models import load_reference, make_model, reference_answers
 from support.runner import Driver, prompt
@@ -28,7 +29,7 @@ PROMPTS = [prompt(length, length) for length in (1, 7, 33, 70)]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", own_cache(tmp_path / "cache"))
 
 
 def check(

@@ -19,6 +19,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.quantization import GROUP, keeps_8_bits, quantize_groups, quantize_rows
 from penstock.gateway.models.language.models import unpack
+from support.cpu import own_cache
 from support.gguf import write_gguf
 from support.models import load_reference, make_model, reference_logprobs
 from support.runner import Driver, prompt
@@ -29,7 +30,7 @@ WIDE_EXPERTS = {"qwen2-moe": {"moe_intermediate_size": 128, "shared_expert_inter
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", own_cache(tmp_path / "cache"))
     return tmp_path / "cache" / "penstock" / "weights"
 
 
@@ -205,7 +206,6 @@ def test_no_cache(model: Path, cache: Path, make_runner: Any) -> None:
 def test_a_cache_that_cannot_be_written(
     model: Path, cache: Path, make_runner: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache.parent.mkdir(parents=True)
     cache.write_text("no folder")
     with caplog.at_level(logging.WARNING):
         runner = make_runner(model, weights="int4")
@@ -225,9 +225,9 @@ def test_gguf_files_of_four_bits(model: Path, tmp_path: Path, make_runner: Any) 
     [
         (
             {"weights": "int4", "activations": "bf16"},
-            "activations=bf16 does not go with weights=int4 and dtype=f32; int8 and f32 do",
+            "activations=bf16 cannot be combined with weights=int4 and dtype=f32; int8 and f32 can",
         ),
-        ({"activations": "int8"}, "activations=int8 does not go with weights=auto and dtype=f32; f32 does"),
+        ({"activations": "int8"}, "activations=int8 cannot be combined with weights=auto and dtype=f32; f32 can"),
     ],
 )
 def test_activations_have_to_fit(settings: dict[str, Any], message: str, model: Path, make_runner: Any) -> None:

@@ -17,7 +17,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.openvino.checkpoint import Checkpoint
-from support.cpu import HAS_INT8
+from support.cpu import HAS_INT8, own_cache
 from support.models import load_reference, make_model, reference_tokens
 from support.quantized import Tensors, reference_of, write_mxfp4
 from support.runner import Driver, prompt
@@ -28,7 +28,7 @@ EXPERTS = "model.layers.1.mlp.experts."
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", own_cache(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")

@@ -77,19 +77,31 @@ def test_number_types_are_chosen_by_cpu_model_and_settings(
         (AMX, FLOATS, {"dtype": "f16"}, "this CPU has no instructions for it; it has bf16, f32", "dtype"),
         (AMX, INTEGERS, {"dtype": "bf16", "activations": "int8"}, "int8 with dtype=f32, or bf16 is", "activations"),
         (NO_INT8, INTEGERS, {"activations": "int8"}, "by this CPU with dtype=f32; f32 is", "activations"),
-        (ZEN4, FLOATS, {"activations": "int8"}, "activations=int8 does not go with weights=auto", "activations"),
+        (ZEN4, FLOATS, {"activations": "int8"}, "activations=int8 cannot be combined with weights=auto", "activations"),
         (
             ZEN4,
             FLOATS,
             {"kv_cache_dtype": "f16"},
-            "does not go with dtype=bf16; bf16, u8, u8-u4, u4 do",
+            "cannot be combined with dtype=bf16; bf16, u8, u8-u4, u4 can",
             "kv_cache_dtype",
         ),
-        (ZEN4, CAPPED, {"dtype": "bf16"}, "dtype=bf16 does not go with capped scores", "dtype"),
-        (ZEN4, CAPPED, {"kv_cache_dtype": "u8"}, "kv_cache_dtype=u8 does not go with capped scores", "kv_cache_dtype"),
+        (ZEN4, CAPPED, {"dtype": "bf16"}, "dtype=bf16 cannot be combined with capped scores", "dtype"),
+        (
+            ZEN4,
+            CAPPED,
+            {"kv_cache_dtype": "u8"},
+            "kv_cache_dtype=u8 cannot be combined with capped scores",
+            "kv_cache_dtype",
+        ),
         (AMX, SOME_INTEGERS, {"activations": "mixed"}, "mixed needs weights=int8 or weights=int4", "activations"),
-        (AMX, INTEGERS, {"activations": "mixed", "dtype": "f32"}, "mixed does not go with a dtype", "activations"),
-        (AMX, INTEGERS, {"activations": "mixed", "kv_cache_dtype": "f32"}, "u8, u8-u4, u4 do", "kv_cache_dtype"),
+        (
+            AMX,
+            INTEGERS,
+            {"activations": "mixed", "dtype": "f32"},
+            "mixed cannot be combined with a dtype",
+            "activations",
+        ),
+        (AMX, INTEGERS, {"activations": "mixed", "kv_cache_dtype": "f32"}, "u8, u8-u4, u4 can", "kv_cache_dtype"),
         (ZEN4, INTEGERS, {"activations": "mixed"}, "is for those with AMX", "activations"),
         (ICE_LAKE, INTEGERS, {"activations": "mixed"}, "is for those with AMX", "activations"),
         (NO_INT8, INTEGERS, {"activations": "mixed"}, "is for those with AMX", "activations"),
@@ -153,7 +165,7 @@ def test_arm_gets_what_openvino_offers_there() -> None:
     assert types(resolve(graviton, Wish(dtype="f16"), FLOATS)) == ("f16", "u8", "f16")
     with pytest.raises(UnsupportedError, match=r"dtype=bf16 .* does not offer it on Arm; it has f16, f32"):
         resolve(graviton, Wish(dtype="bf16"), FLOATS)
-    with pytest.raises(PenstockError, match="kv_cache_dtype=u4 does not go with dtype=f32; f32, u8 do"):
+    with pytest.raises(PenstockError, match="kv_cache_dtype=u4 cannot be combined with dtype=f32; f32, u8 can"):
         resolve(graviton, Wish(kv_cache_dtype="u4"), FLOATS)
     older = cpu("asimd", "asimdhp", machine="aarch64")
     with pytest.raises(UnsupportedError, match="only where the CPU has SVE; use --engine torch"):

@@ -23,7 +23,7 @@ from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.quantization import quantize_rows
 from penstock.engines.openvino.weights import Weights
-from support.cpu import needs_int8
+from support.cpu import needs_int8, own_cache
 from support.models import load_reference, make_model, reference_logprobs
 from support.quantized import (
     GROUP,
@@ -125,7 +125,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", own_cache(tmp_path / "cache"))
     return tmp_path / "cache" / "penstock" / "weights"
 
 
@@ -435,21 +435,21 @@ def in_bytes(state: dict[str, Any]) -> torch.Tensor:
         ("awq", cut("qzeros"), "up_proj.qzeros has shape"),
         ("awq", cut("qweight"), r"up_proj.weight has shape \(256, 127\), config.json asks for \(256, 128\)"),
         ("pack-quantized", without("weight_shape"), "has no tensor weight_shape"),
-        ("pack-quantized", put("weight_shape", torch.tensor([256, -1])), "weight_shape .* does not go with"),
-        ("pack-quantized", put("weight_shape", torch.tensor([2**40, 128])), "weight_shape .* does not go with"),
-        ("pack-quantized", cut("weight_scale"), r"scales \(255, 4\) do not go with the matrix"),
+        ("pack-quantized", put("weight_shape", torch.tensor([256, -1])), "weight_shape .* does not match"),
+        ("pack-quantized", put("weight_shape", torch.tensor([2**40, 128])), "weight_shape .* does not match"),
+        ("pack-quantized", cut("weight_scale"), r"scales \(255, 4\) do not match the matrix"),
         ("int-quantized", without("weight_scale"), "has no tensor weight_scale"),
         ("int-quantized", put("weight_zero_point", torch.zeros(3, dtype=torch.int8)), r"zero points \(3,\)"),
         ("fp8, blocks", without("weight_scale_inv"), "has no tensor weight_scale"),
-        ("fp8, blocks", cut("weight_scale_inv"), "do not go with the matrix"),
+        ("fp8, blocks", cut("weight_scale_inv"), "do not match the matrix"),
         ("bitsandbytes, 4 bits", without("weight.quant_map"), "has no tensor quant_map"),
-        ("bitsandbytes, 4 bits", cut("weight"), r"has shape \(16383, 1\), which does not go with \(256, 128\)"),
+        ("bitsandbytes, 4 bits", cut("weight"), r"has shape \(16383, 1\), which does not match \(256, 128\)"),
         ("bitsandbytes, 4 bits", cut("weight.absmax"), "absmax has shape"),
         ("bitsandbytes, 4 bits", cut("weight.quant_state.bitsandbytes__nf4"), "is not JSON"),
         (
             "bitsandbytes, 4 bits",
             put("weight.quant_state.bitsandbytes__nf4", in_bytes({"shape": [256, 128], "blocksize": 1 << 40})),
-            "blocks of 1099511627776 do not go",
+            "blocks of 1099511627776 do not match",
         ),
         ("bitsandbytes, 4 bits, nested", cut("weight.nested_absmax"), "nested_absmax has shape"),
         ("bitsandbytes, int8", put("weight_format", torch.tensor(1, dtype=torch.uint8)), "a weight_format other than"),

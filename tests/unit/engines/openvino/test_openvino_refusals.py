@@ -75,7 +75,7 @@ CONFIG: dict[str, Any] = {
         ({"num_attention_heads": 0}, "a 0 among num_attention_heads"),
         (
             {"architectures": ["Qwen2ForCausalLM"], "max_window_layers": "2"},
-            "max_window_layers=2, which is no number of layers",
+            "max_window_layers=2, which is not a number of layers",
         ),
         ({"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 2.5}, "sliding_window_pattern=2.5"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps=small, which is not a positive number"),

@@ -96,15 +96,15 @@ def test_samples_of_one_prompt_part_behind_a_window(tmp_path: Path, make_runner:
 
 
 def test_five_of_six_layers_with_windows_hold_a_third(tmp_path: Path, make_runner: Any) -> None:
-    """Windows of 512 and a prompt of 8k, computed 512 tokens at a time."""
-    length, chunk = 8192, 512
+    """Windows of 256 and a prompt of 4k, computed 256 tokens at a time."""
+    length, chunk = 4096, 256
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     make_model(
-        tmp_path, "gemma3", num_hidden_layers=12, sliding_window=512, max_position_embeddings=2 * length, **shape
+        tmp_path, "gemma3", num_hidden_layers=12, sliding_window=chunk, max_position_embeddings=2 * length, **shape
     )
-    runner = make_runner(tmp_path, num_blocks=600, max_num_batched_tokens=chunk)
+    runner = make_runner(tmp_path, num_blocks=300, max_num_batched_tokens=chunk)
     groups = runner.info.kv_groups
-    assert sorted(groups, key=lambda group: group.window) == [KVGroup(32), *[KVGroup(32, 512)] * 5]
+    assert sorted(groups, key=lambda group: group.window) == [KVGroup(32), *[KVGroup(32, chunk)] * 5]
     everything = blocks_of_request([KVGroup(32)] * len(groups), length, chunk)
     assert blocks_of_request(groups, length, chunk) <= 0.28 * everything
     driver = support.engine.Driver(runner, max_num_seqs=4, max_num_batched_tokens=chunk, enable_prefix_caching=False)

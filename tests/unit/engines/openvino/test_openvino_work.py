@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.openvino.work import product_speeds
-from support.cpu import ROUNDED
+from support.cpu import ROUNDED, own_cache
 from support.models import make_model
 from unit.engines.openvino.conftest import MakeRunner
 
@@ -36,7 +36,7 @@ ROWS = LAYERS * sum(rows for rows, _ in MATRICES.values())
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", own_cache(tmp_path / "cache"))
 
 
 def counted(make_runner: MakeRunner, folder: Path, **settings: object) -> tuple[ModelWork, int]:

@@ -129,4 +129,4 @@ async def test_where_nothing_can_be_kept_the_engine_comes_back_all_the_same(
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
     await until(lambda: engine.num_restarts == 1 and engine.ready)
-    await until(lambda: "nothing is kept of the end of engine org/model" in caplog.text)
+    await until(lambda: "no crash report of engine org/model could be written" in caplog.text)

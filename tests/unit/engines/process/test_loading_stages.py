@@ -21,7 +21,7 @@ DEMO = find_model(None)
 
 def spec(runner: str) -> EngineSpec:
     settings = {"engine": runner, "num_kv_blocks": 64, "max_num_seqs": 4, "threads": 1}
-    return engine_spec(load_config(settings, environ={}), DEMO, Tokenizer(DEMO.folder))
+    return engine_spec(load_config(settings, environ={}).models, DEMO, Tokenizer(DEMO.folder))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.replicas.routing import REQUEST_TOKENS, SESSION_TOKENS, PrefixIndex, ReplicaLoad, Router
+from penstock.engines.replicas.routing import (
+    MORE_REQUESTS,
+    REQUEST_TOKENS,
+    SESSION_TOKENS,
+    PrefixIndex,
+    ReplicaLoad,
+    Router,
+)
 from penstock.engines.replicas.state import RoutingPolicy
 
 BLOCK = 16
@@ -73,6 +80,28 @@ def test_a_hit_is_worth_what_it_saves() -> None:
     assert routes.rank(wanted, busier)[0] == 0
     waiting = [busy[0], ReplicaLoad(1, 1, 160, num_free_blocks=1000)]
     assert routes.rank(wanted, waiting)[0] == 0
+
+
+@pytest.mark.parametrize(("least", "bound"), [(0, MORE_REQUESTS), (100, 200)])
+def test_no_prefix_and_no_session_is_worth_more_than_the_load_bound(least: int, bound: int) -> None:
+    routes = router(num_blocks=10_000)
+    request = routes.request(prompt(100_000), session="s")
+    routes.sent(request, 1)
+    assert routes.rank(request, [ReplicaLoad(0, least), ReplicaLoad(1, bound)]) == [1, 0]
+    assert routes.rank(request, [ReplicaLoad(0, least), ReplicaLoad(1, bound + 1)]) == [0, 1]
+    assert routes.rank(request, [ReplicaLoad(1, bound + 1)]) == [1]
+
+
+def test_a_replica_s_own_word_counts_and_what_it_was_just_sent() -> None:
+    routes = router()
+    request = replace(routes.request(prompt(160)), reported={1: 64})
+    assert (routes.cached(request, 0), routes.cached(request, 1)) == (0, 64)
+    for number in range(2):
+        routes.sent(request, number)
+        assert routes.cached(request, number) == 159, "until it has computed it"
+        routes.computed(request, number)
+    assert routes.cached(request, 0) == 159, "it says nothing itself"
+    assert routes.cached(request, 1) == 64
 
 
 def test_what_is_handed_over_goes_by_load() -> None:

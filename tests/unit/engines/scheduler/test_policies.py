@@ -22,8 +22,8 @@ def first_steps(rig: Rig) -> list[int]:
 def fair_queue(rig: Rig) -> FairQueue:
     queues = rig.scheduler.intake.waiting
     assert isinstance(queues, BackgroundLast)
-    assert isinstance(queues.others, FairQueue)
-    return queues.others
+    assert isinstance(queues.foreground, FairQueue)
+    return queues.foreground
 
 
 def test_first_come_first_served_goes_by_arrival_not_by_message() -> None:

@@ -1,12 +1,13 @@
-"""Events about our prefix cache, as vLLM's own classes read them."""
+"""Events about prefix caches: ours as vLLM's own classes read them, and vLLM's as we do."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
+from penstock.engines.kv_events.index import CacheIndex, PromptHashes, read_batch
 from penstock.engines.kv_events.messages import encoded, events_of, public_hash
-from penstock.kvcache import BlocksRemoved, BlocksStored, CacheCleared, KVGroup
+from penstock.kvcache import BlockHasher, BlocksRemoved, BlocksStored, CacheCleared, KVGroup
 
 vllm = pytest.importorskip("vllm.distributed.kv_events", reason="vLLM is not installed: .ci/vllm runs this")
 
@@ -36,3 +37,21 @@ def test_vllm_reads_our_events() -> None:
     assert (windowed.kv_cache_spec_kind, windowed.kv_cache_spec_sliding_window) == ("sliding_window", 8)
     assert isinstance(removed, vllm.BlockRemoved)
     assert (removed.block_hashes, removed.medium, removed.group_idx) == ([second], "GPU", 1)
+
+
+def test_we_read_vllm_s_events() -> None:
+    hasher = BlockHasher()
+    index, prompt = CacheIndex(hasher, "m"), PromptHashes(hasher, [1, 2, 3, 4, 5])
+    block = vllm.BlockStored(
+        block_hashes=[b"1" * 32, b"2" * 32],
+        parent_block_hash=None,
+        token_ids=[1, 2, 3, 4],
+        block_size=2,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+    )
+    removed = vllm.BlockRemoved(block_hashes=[b"2" * 32], medium="GPU")
+    for event, tokens in ((block, 4), (removed, 2), (vllm.AllBlocksCleared(), 0)):
+        index.apply(read_batch(msgspec.msgpack.encode(vllm.KVEventBatch(ts=1.0, events=[event]))).events)
+        assert index.matched(prompt) == tokens

@@ -140,7 +140,7 @@ def test_an_import_fault_is_the_last_line_of_the_error(monkeypatch: pytest.Monke
 
 
 def advice(model: str, **settings: Any) -> list[Finding]:
-    return list(model_findings(config(model=model, **settings), 20e9))
+    return list(model_findings(config(model=model, **settings).models, 20e9))
 
 
 def test_the_demo_model_is_served_as_it_is() -> None:
@@ -159,7 +159,7 @@ def test_the_most_exact_weights_that_fit_and_are_quick_enough_are_chosen(
     monkeypatch: pytest.MonkeyPatch, free: int, speed: float, weights: str
 ) -> None:
     monkeypatch.setattr(model_advice, "available_memory", lambda: free)
-    choice = list(model_findings(config(model="penstock-demo"), speed))[-1]
+    choice = list(model_findings(config(model="penstock-demo").models, speed))[-1]
     assert choice.figures == {"weights": weights}
 
 

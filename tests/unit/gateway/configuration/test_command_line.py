@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.engines.quantities import TimeUnit, duration_text, parse_duration, parse_size, size_text
 from penstock.gateway import cli
 from penstock.gateway.configuration.command_parser import CommandParser, as_flags, flags_in
-from penstock.gateway.configuration.config import Config, ConfigError, load_config
+from penstock.gateway.configuration.config import Config, ConfigError, load_config, sections
 from penstock.gateway.configuration.flag_hints import FLAG_HINTS
 from penstock.gateway.configuration.triton_flags import TRITON_SERVED
 
@@ -226,12 +226,8 @@ UNITS |= {"http_max_input_size": ("2MiB", 2 << 20), "grpc_keepalive_time": ("2h"
 
 
 def values(config: Config) -> dict[str, object]:
-    tree = {name: getattr(section, name) for section in vars_of(config) for name in section.__struct_fields__}
+    tree = {name: value for section in sections(config).values() for name, value in section.items()}
     return {name: tree[name] for name in UNITS}
-
-
-def vars_of(config: Config) -> Iterator[object]:
-    return (getattr(config, name) for name in config.__struct_fields__)
 
 
 def test_units_in_flags_variables_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def test_by_default_three_ports_are_local_and_no_model_is_named():
     config = load()
     assert config.server.host == "127.0.0.1"
     assert (config.server.http_port, config.server.grpc_port, config.server.metrics_port) == (8000, 8001, 8002)
-    assert config.model.model is None
+    assert config.models.model.model is None
 
 
 def test_flags_win_over_environment_over_file_over_defaults(tmp_path):
@@ -31,15 +31,15 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path):
     environ = {"PENSTOCK_HTTP_PORT": "2", "PENSTOCK_GRPC_PORT": "2"}
     config = load({"http_port": "3"}, file, environ)
     assert (config.server.http_port, config.server.grpc_port, config.server.metrics_port) == (3, 2, 1)
-    assert config.model.engine == "simulated"
-    assert config.scheduling.max_num_seqs == 256
+    assert config.models.model.engine == "simulated"
+    assert config.models.scheduling.max_num_seqs == 256
 
 
 def test_yaml_may_be_flat_or_in_sections(tmp_path):
     file = tmp_path / "penstock.yaml"
     file.write_text("max-num-seqs: 8\nserver:\n  api_key: [a, b]\n")
     config = load(file=file)
-    assert config.scheduling.max_num_seqs == 8
+    assert config.models.scheduling.max_num_seqs == 8
     assert config.server.api_key == ("a", "b")
 
 
@@ -103,7 +103,7 @@ def test_a_key_is_never_empty(monkeypatch, capsys, text):
 def test_memory_is_a_number_of_bytes_or_a_text(tmp_path, text, memory):
     file = tmp_path / "penstock.toml"
     file.write_text(f"kv_cache_memory = {text}")
-    assert load(file=file).cache.kv_cache_memory == memory
+    assert load(file=file).models.cache.kv_cache_memory == memory
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def test_the_command_line_reaches_the_tree(monkeypatch):
     monkeypatch.setattr(cli, "_serve", lambda config, _: seen.append(config) or 0)
     argv = ["serve", "folder", "--no-prefix-caching", "--api-key", "a,b", "--api-key", "c", "--request-timeout", "1.5"]
     assert cli.main(argv) == 0
-    assert seen[0].model.model == "folder"
-    assert not seen[0].cache.prefix_caching
+    assert seen[0].models.model.model == "folder"
+    assert not seen[0].models.cache.prefix_caching
     assert seen[0].server.api_key == ("a", "b", "c")
-    assert seen[0].scheduling.request_timeout == 1.5
+    assert seen[0].models.scheduling.request_timeout == 1.5
 
 
 def test_the_http_port_has_a_short_name(monkeypatch):

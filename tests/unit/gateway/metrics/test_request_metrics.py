@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.core import Metric
 
-from penstock.gateway.metrics.requests import ANONYMOUS, MAX_TENANTS, OTHER, RequestMetrics
+from penstock.gateway.metrics.request_metrics import ANONYMOUS, MAX_TENANTS, OTHER, RequestMetrics
 from penstock.gateway.models.language.generation import Usage
 from penstock.gateway.requests.context import Principal, RequestContext
 from penstock.gateway.requests.record import Stage

@@ -24,7 +24,11 @@ def test_settings_stand_in_sections_or_at_the_top_beside_the_table(tmp_path):
     found = read_deployment(file, environ={"PENSTOCK_SIM_STEP_MS": "5"})
     assert found.ray.replicas == 2
     config = found.replica_config()
-    assert (config.scheduling.max_num_seqs, config.simulated.sim_step_ms, config.model.threads) == (8, 5.0, 3)
+    assert (
+        config.models.scheduling.max_num_seqs,
+        config.models.simulated.sim_step_ms,
+        config.models.model.threads,
+    ) == (8, 5.0, 3)
 
 
 def test_a_replica_opens_no_port_and_keeps_nothing():

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.apis.batches.lines import answered, parse_line
-from penstock.gateway.metrics.requests import RequestMetrics
+from penstock.gateway.metrics.request_metrics import RequestMetrics
 from penstock.gateway.models.language.dataplane import ServedModel
 from penstock.gateway.requests.call import RequestJournal, be_strict
 from penstock.gateway.requests.context import RequestContext

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engines.errors import CancelledError, OverloadedError
-from penstock.gateway.metrics.requests import IntakeMetrics
+from penstock.gateway.metrics.request_metrics import IntakeMetrics
 from penstock.gateway.requests.call import RequestJournal
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.intake import SMALL_BODY, BodyBudget, Intake, LoopLag, WorkPool, WorkPools

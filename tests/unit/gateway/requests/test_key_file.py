@@ -57,6 +57,7 @@ def test_an_entry_to_paste(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         r'\[\[key\]\]\nsha256 = "[0-9a-f]{64}"\ntenant = "red"\nroles = \["inference","metadata","metrics"\]\n', entry
     )
     assert len(read_keys(_written(tmp_path, entry), "fcfs")) == 1
+    assert len(read_keys(_written(tmp_path, "version = 1\n" + entry), "fcfs")) == 1
 
 
 def _written(folder: Path, text: str) -> Path:
@@ -80,11 +81,13 @@ def test_bad_values_make_no_key(flags: list[str], capsys: pytest.CaptureFixture[
         ("[[key", "keys.toml"),
         ("[key]", "array"),
         ("[[keys]]", "unknown field `keys`"),
+        ("version = 2\nfields = 3", "has version 2, and this server reads up to 1"),
+        ('version = "2"', "version"),
         (f'[[key]]\nsha256 = "{DIGEST}"', "tenant"),
         (f'[[key]]\nsha256 = "{DIGEST[1:]}"\ntenant = "a"', "sha256"),
         (f'[[key]]\nsha256 = "{DIGEST}"\ntenant = "a"\nroles = ["root"]', "root"),
         (f'[[key]]\nsha256 = "{DIGEST}"\ntenant = "a"\nrequest_per_minute = 3', "request_per_minute"),
-        (f'[[key]]\nsha256 = "{DIGEST}"\ntenant = "a"\n' * 2, "key 2 is there twice"),
+        (f'[[key]]\nsha256 = "{DIGEST}"\ntenant = "a"\n' * 2, "key 2 appears twice"),
         (f'[[key]]\nsha256 = "{DIGEST}"\ntenant = "a"\npriority = 1', "--policy=priority, not fcfs"),
     ],
 )

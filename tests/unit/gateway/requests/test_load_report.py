@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.errors import QueueFullError
-from penstock.gateway.metrics.requests import EndedRequests
+from penstock.gateway.metrics.request_metrics import EndedRequests
 from penstock.gateway.metrics.server_load import EngineLoad, ServerLoad
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.load_report import LoadReport, LoadReporter, ReportForm

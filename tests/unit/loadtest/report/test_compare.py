@@ -150,7 +150,7 @@ def test_the_command(with_ttfts: MakeRuns, tmp_path: Path, capsys: pytest.Captur
     assert (tmp_path / "c.md").read_text() == printed
     assert capsys.readouterr().out == ""
     assert main([*files, "--markdown", files[0]]) == 2
-    assert "would be written over" in capsys.readouterr().err
+    assert "would be overwritten" in capsys.readouterr().err
     assert (tmp_path / "a.json").read_text().startswith("{")
     assert main([*files, "--markdown", str(tmp_path / "c"), "--html", str(tmp_path / "c")]) == 2
 

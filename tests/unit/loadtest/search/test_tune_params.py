@@ -228,9 +228,9 @@ def test_models_are_loaded_by_request_when_their_configuration_is_varied() -> No
     ("words", "url", "protocol", "param", "said"),
     [
         ([], None, "", "a=1", "which server"),
-        (["vllm"], None, "", "a=1", "where does this server listen"),
+        (["vllm"], None, "", "a=1", "only penstock's ports are chosen"),
         (["vllm"], "http://x", "", "m.max_batch_size=1", "penstock's server only"),
-        (["serve"], "http://x", "kserve-grpc", "a=1", "leave it out"),
+        (["serve"], "http://x", "kserve-grpc", "a=1", "not with gRPC"),
     ],
 )
 def test_commands_that_cannot_be(words: list[str], url: str | None, protocol: str, param: str, said: str) -> None:
@@ -250,5 +250,5 @@ def test_strict_is_about_the_best_server(best: int | None, strict: bool, expecte
 
 
 def test_servers_have_no_label_of_their_own() -> None:
-    with pytest.raises(LoadTestError, match="label: reports call each server"):
+    with pytest.raises(LoadTestError, match="label: tune labels each server"):
         main({"server": ["serve", "m"], "param": ("max_num_seqs=1",), "label": "mine"})

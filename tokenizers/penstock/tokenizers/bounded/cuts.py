@@ -33,14 +33,14 @@ class Kind:
     def examples(self, named: Iterable[str]) -> list[str]:
         """All characters; of large ranges, in which all have the same properties, both ends and what is beside the
         characters that a pattern names."""
-        found = []
+        chars = []
         beside = [chr(ord(char) + step) for char in named for step in (-1, 0, 1) if 0 < ord(char) < 0x10FFFF]
         for low, high in self._ranges():
             if ord(high) - ord(low) < _FEW:
-                found += [chr(code) for code in range(ord(low), ord(high) + 1)]
+                chars += [chr(code) for code in range(ord(low), ord(high) + 1)]
             else:
-                found += [low, high, *(char for char in beside if low <= char <= high)]
-        return found
+                chars += [low, high, *(char for char in beside if low <= char <= high)]
+        return chars
 
     def _ranges(self) -> list[tuple[str, str]]:
         plain = self.chars.removeprefix("\\")
@@ -127,11 +127,11 @@ class Cuts:
 
 def _by_neighbours(contents: Iterable[str]) -> dict[str, list[tuple[str, int]]]:
     """(content, place inside it) for the two characters around that place."""
-    found: dict[str, list[tuple[str, int]]] = {}
+    groups: dict[str, list[tuple[str, int]]] = {}
     for content in contents:
         for place, (one, two) in enumerate(itertools.pairwise(content), start=1):
-            found.setdefault(one + two, []).append((content, place))
-    return found
+            groups.setdefault(one + two, []).append((content, place))
+    return groups
 
 
 def _between(pairs: Iterable[tuple[Kind, Kind]]) -> re.Pattern[str] | None:

@@ -83,16 +83,16 @@ def _brought_in(backend: tokenizers.Tokenizer) -> str | None:
     steps = steps_of(backend.pre_tokenizer, "pretokenizers")
     if not all(step["type"] == "Metaspace" or _keeps_all(step) for step in steps):
         return None
-    found = "".join(step["replacement"] for step in steps if step["type"] == "Metaspace")
+    texts = "".join(step["replacement"] for step in steps if step["type"] == "Metaspace")
     for step in steps_of(backend.normalizer, "normalizers"):
         match step:
             case {"type": "Prepend", "prepend": str(text)}:
-                found += text
+                texts += text
             case {"type": "Replace", "pattern": {"String": str(one)}, "content": str(text)} if len(one) == 1 and text:
-                found += text
+                texts += text
             case _:
                 return None
-    return found
+    return texts
 
 
 def _chars_of(text: str) -> set[str]:
@@ -100,7 +100,7 @@ def _chars_of(text: str) -> set[str]:
 
 
 def _bytes_of(data: bytes) -> set[int]:
-    found = set(data[:_PART])
-    while rest := data.translate(None, bytes(found)):
-        found |= set(rest[:_PART])
-    return found
+    values = set(data[:_PART])
+    while rest := data.translate(None, bytes(values)):
+        values |= set(rest[:_PART])
+    return values

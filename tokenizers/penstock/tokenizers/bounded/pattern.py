@@ -207,9 +207,9 @@ class PatternReader:
         return char
 
     def _take(self, text: str) -> bool:
-        found = self._source.startswith(text, self._at)
-        self._at += len(text) if found else 0
-        return found
+        matches = self._source.startswith(text, self._at)
+        self._at += len(text) if matches else 0
+        return matches
 
     def _unknown(self) -> UnknownPattern:
         return UnknownPattern(f"at {self._at} of {self._source!r}")

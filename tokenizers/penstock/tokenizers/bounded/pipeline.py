@@ -67,7 +67,7 @@ def steps_of(component: Any, sequence: str) -> list[dict[str, Any]]:
 def _flat(step: dict[str, Any], sequence: str) -> list[dict[str, Any]]:
     if step["type"] != "Sequence":
         return [step]
-    return [each for part in step[sequence] for each in _flat(part, sequence)]
+    return [inner for part in step[sequence] for inner in _flat(part, sequence)]
 
 
 def _is_random(model: Any) -> bool:

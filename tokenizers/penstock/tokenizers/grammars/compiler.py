@@ -166,13 +166,13 @@ class GrammarCompiler:
             if spells_tags:
                 grammar = _unforced(grammar)
         except (ValueError, RecursionError) as error:
-            raise GrammarError(_told(str(error))) from None
+            raise GrammarError(_one_line(str(error))) from None
         fuel = _LEXER_FUEL_OF_PATTERNS if kind == "regex" or '"pattern"' in text else _LEXER_FUEL
         limits = llguidance.LLParserLimits(initial_lexer_fuel=fuel, **_LIMITS)
         make = partial(llguidance.LLMatcher, vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         matcher: llguidance.LLMatcher = on_deep_stack(make)
         if matcher.is_error():
-            raise GrammarError(_told(matcher.get_error()))
+            raise GrammarError(_one_line(matcher.get_error()))
         return matcher
 
     def _loaded_tokenizer(self) -> Tokenizer:
@@ -250,18 +250,18 @@ def _may_spell(text: str, special_ids: Mapping[str, int]) -> bool:
 
 def _bare(text: str) -> str:
     """Without what regular expressions, JSON and Lark put around and between letters."""
-    return _MARKUP.sub("", _CODE.sub(lambda found: chr(int(found[1], 16)), text))
+    return _MARKUP.sub("", _CODE.sub(lambda match: chr(int(match[1], 16)), text))
 
 
 def _unforced(framed: str) -> str:
     """Where only one text can follow, llguidance forces its tokens, as the model's tokenizer splits it. A special
     token's text that is meant as text would become that token, which the grammar does not allow."""
-    first, *others = json.loads(framed)["grammars"]
+    first, *rest = json.loads(framed)["grammars"]
     rules = '%llguidance {"no_forcing": true}\n' + first["lark_grammar"]
-    return json.dumps({"grammars": [first | {"lark_grammar": rules}, *others]})
+    return json.dumps({"grammars": [first | {"lark_grammar": rules}, *rest]})
 
 
-def _told(problem: str) -> str:
+def _one_line(problem: str) -> str:
     """One line without the compiler's own drawings of where it was."""
     line = " ".join(problem.split())
     return line if len(line) <= _MAX_PROBLEM_CHARS else line[:_MAX_PROBLEM_CHARS] + " ..."

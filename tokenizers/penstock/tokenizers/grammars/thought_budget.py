@@ -33,8 +33,8 @@ class ThoughtBudget:
 
 def _second_tokens(tokenizer: Tokenizer, openings: Sequence[str]) -> dict[int, int]:
     """Of openings of several tokens. Those of one token may stand: their thought ends at once."""
-    found = [tokenizer.encode(opening, add_special_tokens=False) for opening in openings]
-    return {ids[0]: ids[1] for ids in found if len(ids) > 1 and ids[0] in tokenizer.special_ids}
+    encoded = [tokenizer.encode(opening, add_special_tokens=False) for opening in openings]
+    return {ids[0]: ids[1] for ids in encoded if len(ids) > 1 and ids[0] in tokenizer.special_ids}
 
 
 class ThoughtWatch:
@@ -93,21 +93,21 @@ class ThoughtWatch:
             self._text = self._text.lstrip()
             if any(opening.startswith(self._text) and opening != self._text for opening in self._budget.openings):
                 return
-        found = _first_of(self._budget.openings, self._text)
-        if found is not None and (self._budget.again or found[0] == 0):
+        span = _first_of(self._budget.openings, self._text)
+        if span is not None and (self._budget.again or span[0] == 0):
             self._inside = True
-            self._text = self._text[found[1] :]
+            self._text = self._text[span[1] :]
             self._look_for_end()
         else:
             self._over = not self._budget.again
             self._forget()
 
     def _look_for_end(self) -> None:
-        found = _first_of(self._budget.endings, self._text)
-        if found is None:
+        span = _first_of(self._budget.endings, self._text)
+        if span is None:
             self._forget()
         else:
-            self._leave(self._text[found[1] :])
+            self._leave(self._text[span[1] :])
 
     def _leave(self, rest: bytes) -> None:
         self._inside, self._over = False, not self._budget.again
@@ -152,8 +152,8 @@ class BudgetedMatcher(TokenMatcher):
 
 def _first_of(tags: Sequence[bytes], text: bytes) -> tuple[int, int] | None:
     """Where the first of them begins and ends."""
-    found = [(at, at + len(tag)) for tag in tags if (at := text.find(tag)) >= 0]
-    return min(found, default=None)
+    spans = [(at, at + len(tag)) for tag in tags if (at := text.find(tag)) >= 0]
+    return min(spans, default=None)
 
 
 def _ends_in_a_character(text: bytes) -> bool:

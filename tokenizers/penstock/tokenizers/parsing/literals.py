@@ -233,11 +233,11 @@ def typed_json(text: str, types: Types) -> str:
     return quoted(text)
 
 
-def _fits(found: str, types: Types) -> bool:
+def _fits(kind: str, types: Types) -> bool:
     """Strings are written without quotes, so what is JSON of a string is a string with quotes in it."""
-    if found in ("", "string"):
+    if kind in ("", "string"):
         return False
-    return not types or found in types or (found == "integer" and "number" in types)
+    return not types or kind in types or (kind == "integer" and "number" in types)
 
 
 def _json_type(text: str) -> str:

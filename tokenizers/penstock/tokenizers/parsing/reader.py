@@ -39,13 +39,13 @@ class Tags:
 
     def begun(self, text: str, start: int) -> int:
         """Where a tag begins that more text may complete; the end of the text if there is none."""
-        found = self._begun.search(text, max(start, len(text) - self._longest + 1))
-        return len(text) if found is None else found.start()
+        match = self._begun.search(text, max(start, len(text) - self._longest + 1))
+        return len(text) if match is None else match.start()
 
     def at(self, text: str, start: int) -> str | None:
         """The tag that stands at `start`."""
-        found = self._complete.match(text, start)
-        return None if found is None else found[0]
+        match = self._complete.match(text, start)
+        return None if match is None else match[0]
 
     def may_be_at(self, text: str, start: int) -> bool:
         """Whether all the text from `start` on is the beginning of a tag. True if there is none yet."""
@@ -141,8 +141,8 @@ class Reader:
         room = most
         while True:
             stop = len(self._text) if room is None else self._mark + room
-            found = kind.match(self._text, self._mark, stop)
-            text = self._read(self._mark if found is None else found.end())
+            match = kind.match(self._text, self._mark, stop)
+            text = self._read(self._mark if match is None else match.end())
             if text:
                 pass_on(text)
             room = None if room is None else room - len(text)
@@ -165,16 +165,16 @@ class Reader:
     def before(self, tags: Tags, pass_on: Callable[[str], object]) -> Reading[bool]:
         """Passes on the text before the first tag, which stays unread. False if there is none up to the end."""
         while True:
-            found = tags.find(self._text, self._mark)
-            if found is not None:
-                stop = found.start()
+            match = tags.find(self._text, self._mark)
+            if match is not None:
+                stop = match.start()
             else:
                 stop = len(self._text) if self._ended else tags.begun(self._text, self._mark)
             text = self._read(stop)
             if text:
                 pass_on(text)
-            if found is not None or self._ended:
-                return found is not None
+            if match is not None or self._ended:
+                return match is not None
             yield
 
     def until(self, tags: Tags, pass_on: Callable[[str], object]) -> Reading[str | None]:

@@ -32,12 +32,12 @@ class ParserRegistry:
         if entry is None:
             raise ValueError(f"no {self._kind} parser is called '{name}'; there are {', '.join(self.names())}")
         try:
-            found = entry.load()
+            parser = entry.load()
         except (ImportError, AttributeError) as error:
             raise ValueError(f"the {self._kind} parser '{name}' cannot be imported: {error}") from error
-        if not (isinstance(found, type) and issubclass(found, OutputStage)):
+        if not (isinstance(parser, type) and issubclass(parser, OutputStage)):
             raise ValueError(f"the entry point '{name}' of {self._group} is not a class of OutputStage")
-        return found
+        return parser
 
     def _entries(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=self._group)}

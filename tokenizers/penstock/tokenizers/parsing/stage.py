@@ -26,12 +26,12 @@ class ParserStage(OutputStage):
     def push(self, text: str) -> Sequence[Part]:
         self.reader.feed(text)
         next(self._parsing, None)
-        return self._found()
+        return self._taken()
 
     def flush(self) -> Sequence[Part]:
         self.reader.end()
         next(self._parsing, None)
-        return self._found()
+        return self._taken()
 
     def text(self, text: str) -> None:
         if text:
@@ -51,7 +51,7 @@ class ParserStage(OutputStage):
         if text:
             self._parts.append(ToolCallPart(self._calls - 1, text))
 
-    def _found(self) -> Sequence[Part]:
+    def _taken(self) -> Sequence[Part]:
         parts, self._parts = self._parts, []
         if len(parts) < 2:
             return parts

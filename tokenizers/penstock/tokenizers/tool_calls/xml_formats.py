@@ -34,12 +34,12 @@ class ParameterStage(ToolCallStage):
         if types == STRING:
             self._begin_argument(key, '"')
             trim = _LineBreaks().push if on_own_lines else str
-            found = yield from self.reader.before(ends, lambda text: self.arguments(quoted(trim(text))[1:-1]))
-            self.arguments('"' if found else "")
+            end = yield from self.reader.before(ends, lambda text: self.arguments(quoted(trim(text))[1:-1]))
+            self.arguments('"' if end else "")
             return
         pieces: list[str] = []
-        found = yield from self.reader.before(ends, pieces.append)
-        if found:
+        end = yield from self.reader.before(ends, pieces.append)
+        if end:
             value = "".join(pieces)
             value = value.removeprefix("\n").removesuffix("\n") if on_own_lines else value
             self._begin_argument(key, typed_json(value, types))

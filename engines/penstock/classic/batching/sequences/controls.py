@@ -61,13 +61,13 @@ class Controls:
 
     def tensors(self, request: InferRequest) -> dict[str, Tensor]:
         """Of a request whose turn it is."""
-        found = self._flags[request.sequence_start, request.sequence_end, True]
-        return found if self._corrid is None else found | self._id(request.correlation_id)
+        flags = self._flags[request.sequence_start, request.sequence_end, True]
+        return flags if self._corrid is None else flags | self._id(request.correlation_id)
 
     def not_ready(self) -> dict[str, Tensor]:
         """Of a slot without a request."""
-        found = self._flags[False, False, False]
-        return found if self._corrid is None else found | self._id(0)
+        flags = self._flags[False, False, False]
+        return flags if self._corrid is None else flags | self._id(0)
 
     def _id(self, id: int | str) -> dict[str, Tensor]:
         assert self._corrid is not None
@@ -99,13 +99,15 @@ def server_inputs(config: ModelConfig) -> list[ModelInput]:
     """Those that the server fills in, as an input of the configuration would describe them."""
     batching = config.sequence_batching
     own = {tensor.name for tensor in config.input}
-    found = [
-        ModelInput(name=each.name, data_type=datatype_value(control_datatype(each.control[0])), dims=[1])
-        for each in batching.control_input
-        if each.control
+    inputs = [
+        ModelInput(name=entry.name, data_type=datatype_value(control_datatype(entry.control[0])), dims=[1])
+        for entry in batching.control_input
+        if entry.control
     ]
-    found += [ModelInput(name=state.input_name, data_type=state.data_type, dims=state.dims) for state in batching.state]
-    return [tensor for tensor in found if tensor.name not in own]
+    inputs += [
+        ModelInput(name=state.input_name, data_type=state.data_type, dims=state.dims) for state in batching.state
+    ]
+    return [tensor for tensor in inputs if tensor.name not in own]
 
 
 def state_outputs(config: ModelConfig) -> list[ModelOutput]:

@@ -155,8 +155,8 @@ class Oldest:
 
     def take(self, instance: int, now_ns: int) -> list[CallSequence | None]:
         batcher = self._batchers[instance]
-        found = [ready.sequence for ready in batcher.take(now_ns)]
-        self.delay_ends = batcher.delay_ends if batcher and not found else 0
-        for sequence in found:
+        sequences = [ready.sequence for ready in batcher.take(now_ns)]
+        self.delay_ends = batcher.delay_ends if batcher and not sequences else 0
+        for sequence in sequences:
             del self._ready[sequence]
-        return list(found)
+        return list(sequences)

@@ -97,17 +97,17 @@ class SequenceTable:
         self._retired.add(instance)
         self._free = [entry for entry in self._free if entry[2].instance != instance]
         heapq.heapify(self._free)
-        found = [slot.sequence for slot in self.slots[instance] if slot.sequence is not None]
+        sequences = [slot.sequence for slot in self.slots[instance] if slot.sequence is not None]
         if len(self._retired) == len(self.slots):
-            found += self._backlog
-        for sequence in found:
+            sequences += self._backlog
+        for sequence in sequences:
             self.forget(sequence)
-        return found
+        return sequences
 
     @property
     def empty(self) -> bool:
         """No sequence has a slot or waits for one."""
-        return not self._backlog and all(slot.sequence is None for each in self.slots for slot in each)
+        return not self._backlog and all(slot.sequence is None for row in self.slots for slot in row)
 
     def _leave(self, sequence: CallSequence) -> None:
         self._idle.pop(sequence, None)

@@ -122,11 +122,11 @@ class Connection:
             os._exit(0)
         head, tail = FRAME.unpack(start)
         # the tail has a buffer of its own: the arrays over it are aligned and may be written
-        found = decode(self._file.read(head))
+        message = decode(self._file.read(head))
         data = memoryview(bytearray(tail))
         if tail and self._file.readinto(data) < tail:
             os._exit(0)
-        kind, returned, grown, *fields = found
+        kind, returned, grown, *fields = message
         if returned:
             with self._lock:
                 self._outbox.release(returned)

@@ -33,14 +33,14 @@ def load_model(
         raise TritonModelException(
             f"failed to load model '{name}', files should be a dictionary of file paths and file contents"
         )
-    found = (
+    models = (
         {text(path, "a file's path"): of_type(data, bytes, "a file's content") for path, data in files.items()}
         if files
         else {}
     )
 
     def pack(packer: Packer) -> list[object]:
-        return [name, override, {path: packer.data(data) for path, data in found.items()}]
+        return [name, override, {path: packer.data(data) for path, data in models.items()}]
 
     host.connected().ask("load", pack).result()
 

@@ -21,16 +21,16 @@ class Cancellation:
 
     def __init__(self, connection: Connection) -> None:
         self._cancelled: set[int] = set()
-        self._asked = False
-        connection.handlers["cancelled"] = self._told
+        self._watching = False
+        connection.handlers["cancelled"] = self._take_cancelled
 
-    def _told(self, message: Message) -> None:
+    def _take_cancelled(self, message: Message) -> None:
         self._cancelled.update(message.fields[0])
 
     def cancelled(self, call: int) -> bool:
-        if not self._asked:
+        if not self._watching:
             host.connected().ask("watch", lambda _: []).result()  # the cancelled ones are told before the reply
-            self._asked = True
+            self._watching = True
         return call in self._cancelled
 
     def forget(self, calls: Iterable[int], *, kept: bool) -> None:
@@ -79,7 +79,7 @@ class Executor:
         self._cancellation.forget(calls, kept=self.decoupled)
 
     def _packed(self, packer: Packer, answers: Answers) -> list[Any]:
-        found = []
+        packed = []
         for request, response in answers:
             kept = len(packer.blocks)
             try:
@@ -88,9 +88,9 @@ class Executor:
                 self._connection.take_back(packer, kept)
                 report(error)
                 fields = error_fields(TritonError(public_text(error)))
-            found.append([request.call, *fields])
+            packed.append([request.call, *fields])
         answers.clear()
-        return found
+        return packed
 
     def _execute(self, requests: list[ReceivedRequest], answers: Answers) -> None:
         host.executing.set(tuple([request.call for request in requests]))

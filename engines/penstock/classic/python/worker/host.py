@@ -303,12 +303,12 @@ class Relay:
                 outputs, parameters, error = pipe.recv()
         except (OSError, EOFError):
             raise TritonModelException("The model's own process, which asks other models, has ended.") from None
-        found = InferenceResponse(
+        response = InferenceResponse(
             [_tensor(*fields) for fields in outputs],
             None if error is None else TritonError(error[1], ErrorCode(error[0])),
         )
-        found._parameters = parameters
-        return found
+        response._parameters = parameters
+        return response
 
     # In the model's own process
 
@@ -330,13 +330,15 @@ class Relay:
 
     def _answer(self, about: list[Any], inputs: list[Tensor]) -> tuple[list[_Fields], dict[str, Any], Any]:
         try:
-            message = self._host.ask("infer", lambda packer: [about, [each.pack(packer) for each in inputs]]).result()
+            message = self._host.ask(
+                "infer", lambda packer: [about, [tensor.pack(packer) for tensor in inputs]]
+            ).result()
         except TritonModelException as error:
             return [], {}, (int(ErrorCode.INTERNAL), str(error))
         response = self._host.response(message.fields[0], message)
         error = response.error()
-        told = None if error is None else (int(error.code()), error.message())
-        return [_fields(each) for each in response.output_tensors()], response._parameters, told
+        failure = None if error is None else (int(error.code()), error.message())
+        return [_fields(tensor) for tensor in response.output_tensors()], response._parameters, failure
 
 
 def _pipe(descriptor: int) -> Any:

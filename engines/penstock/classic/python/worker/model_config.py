@@ -24,10 +24,10 @@ class ModelConfig:
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Raises ValueError when the configuration has a larger one."""
-        found = self._model_config["max_batch_size"]
-        if found > max_batch_size:
+        size = self._model_config["max_batch_size"]
+        if size > max_batch_size:
             raise ValueError(
-                f"configuration specified max_batch_size {found}, but {self._where} specified max_batch_size "
+                f"configuration specified max_batch_size {size}, but {self._where} specified max_batch_size "
                 f"{max_batch_size}"
             )
         self._model_config["max_batch_size"] = max_batch_size
@@ -51,37 +51,37 @@ class ModelConfig:
         """`name`, `data_type` and `dims`. Raises ValueError as add_input does."""
         self._add("output", output, ("name", "data_type", "dims"))
 
-    def _add(self, kind: str, given: dict[str, Any], properties: tuple[str, ...]) -> None:
-        named = f"{kind} '{given['name']}'" if "name" in given else kind
-        if any(name not in properties for name in given):
+    def _add(self, kind: str, tensor: dict[str, Any], properties: tuple[str, ...]) -> None:
+        named = f"{kind} '{tensor['name']}'" if "name" in tensor else kind
+        if any(name not in properties for name in tensor):
             listed = ", ".join(f"'{name}'" for name in properties[:-1]) + f" and '{properties[-1]}'"
             raise ValueError(f"{named} {self._where} contains property other than {listed}.")
         for name in properties[:3]:
-            if name not in given:
+            if name not in tensor:
                 raise ValueError(f"{named} {self._where} is missing '{name}' property.")
         entries = self._model_config.setdefault(kind, [])
         for entry in entries:
-            if entry["name"] == given["name"]:
-                self._check(kind, entry, given)
-                entry.update(given)
+            if entry["name"] == tensor["name"]:
+                self._check(kind, entry, tensor)
+                entry.update(tensor)
                 return
-        entries.append(dict(given))
+        entries.append(dict(tensor))
 
-    def _check(self, kind: str, entry: dict[str, Any], given: dict[str, Any]) -> None:
-        model, name = self._model_config["name"], given["name"]
+    def _check(self, kind: str, entry: dict[str, Any], tensor: dict[str, Any]) -> None:
+        model, name = self._model_config["name"], tensor["name"]
         data_type = entry.get("data_type", "TYPE_INVALID")
-        if data_type not in ("TYPE_INVALID", given["data_type"]):
+        if data_type not in ("TYPE_INVALID", tensor["data_type"]):
             raise ValueError(
                 f"unable to load model '{model}', configuration expects datatype {data_type} for {kind} '{name}', "
-                f"model provides {given['data_type']}"
+                f"model provides {tensor['data_type']}"
             )
         dims = entry.get("dims")
-        if dims and list(dims) != list(given["dims"]):
+        if dims and list(dims) != list(tensor["dims"]):
             raise ValueError(
-                f"model '{model}', tensor '{name}': the model expects dims {list(given['dims'])} but the model "
+                f"model '{model}', tensor '{name}': the model expects dims {list(tensor['dims'])} but the model "
                 f"configuration specifies dims {list(dims)}"
             )
-        if entry.get("optional") and given.get("optional") is False:
+        if entry.get("optional") and tensor.get("optional") is False:
             raise ValueError(
                 f"model '{model}', tensor '{name}': the model expects optional False but the model configuration "
                 "specifies optional True"

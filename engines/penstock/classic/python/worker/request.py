@@ -152,22 +152,22 @@ def _checked_inputs(inputs: Sequence[Tensor], about: str) -> list[Tensor]:
 
 
 def _checked_names(names: Sequence[str | bytes], about: str) -> list[str]:
-    found = [text(name, "the name of an output") for name in items(names, "requested_output_names")]
-    if "" in found:
+    checked = [text(name, "the name of an output") for name in items(names, "requested_output_names")]
+    if "" in checked:
         raise TritonModelException(f"Requested output name {about}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(checked))
 
 
-def _checked_correlation_id(found: int | str) -> int | str:
-    if isinstance(found, str):
-        return text(found, "correlation_id")
-    if found is None:
+def _checked_correlation_id(correlation_id: int | str) -> int | str:
+    if isinstance(correlation_id, str):
+        return text(correlation_id, "correlation_id")
+    if correlation_id is None:
         raise TypeError("correlation_id must be an integer or text, not NoneType")
-    if not isinstance(found, int):
+    if not isinstance(correlation_id, int):
         raise TritonModelException("Correlation ID must be integer or string")
-    if not 0 <= found < 1 << 64:
-        raise TritonModelException(f"Correlation ID {found} is no number of 64 bits without a sign")
-    return int(found)
+    if not 0 <= correlation_id < 1 << 64:
+        raise TritonModelException(f"Correlation ID {correlation_id} is no number of 64 bits without a sign")
+    return int(correlation_id)
 
 
 class ReceivedRequest(InferenceRequest):

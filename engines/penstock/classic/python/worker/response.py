@@ -19,7 +19,7 @@ def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """Triton's rule: names are text, values are booleans, integers or text."""
     if parameters is not None and not isinstance(parameters, dict):
         raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
-    found: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
     for name, value in (parameters or {}).items():
         if not isinstance(name, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(name)}")
@@ -31,8 +31,8 @@ def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
             raise TritonModelException(f"The parameter '{clean(name)}' is no finite number")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise TritonModelException(f"The parameter '{clean(name)}' does not fit 64 bits")
-        found[clean(name)] = clean(value) if isinstance(value, str) else value
-    return found
+        checked[clean(name)] = clean(value) if isinstance(value, str) else value
+    return checked
 
 
 class InferenceResponse:
@@ -79,17 +79,17 @@ class InferenceResponse:
         server knows whether that is a mistake."""
         if self._error is not None:
             return error_fields(self._error)
-        wanted = [tensor for tensor in self._outputs if requested is None or tensor.name() in requested]
-        outputs = [tensor.pack(packer) for tensor in wanted or self._outputs]
+        requested_outputs = [tensor for tensor in self._outputs if requested is None or tensor.name() in requested]
+        outputs = [tensor.pack(packer) for tensor in requested_outputs or self._outputs]
         return [outputs, self._parameters or None, None]
 
     @staticmethod
     def unpack(fields: list[Any], tail: memoryview, arena: ReceiveArena) -> InferenceResponse:
         outputs, parameters, error = fields
-        found = InferenceResponse(error=None if error is None else TritonError(error[1], ErrorCode(error[0])))
-        found._outputs = [ReceivedTensor(place, tail, arena) for place in outputs or ()]
-        found._parameters = parameters or {}
-        return found
+        response = InferenceResponse(error=None if error is None else TritonError(error[1], ErrorCode(error[0])))
+        response._outputs = [ReceivedTensor(place, tail, arena) for place in outputs or ()]
+        response._parameters = parameters or {}
+        return response
 
 
 def error_fields(error: TritonError) -> list[Any]:

@@ -86,23 +86,23 @@ class ReadyProbe:
     def __init__(self, connection: Connection, model: Any) -> None:
         self._connection = connection
         self._model = model
-        connection.handlers["is_ready"] = self._asked
+        connection.handlers["is_ready"] = self._begin
         connection.read_in_thread()
 
-    def _asked(self, message: Message) -> None:
+    def _begin(self, message: Message) -> None:
         threading.Thread(target=self._answer, name="penstock-is-ready", daemon=True).start()
 
     def _answer(self) -> None:
         try:
-            found = self._model.is_ready()
-            if asyncio.iscoroutine(found):
-                found = asyncio.run(found)
-            if not isinstance(found, bool):
-                raise MisusedError(f"is_ready() must return a bool, not {type(found).__name__}")
+            ready = self._model.is_ready()
+            if asyncio.iscoroutine(ready):
+                ready = asyncio.run(ready)
+            if not isinstance(ready, bool):
+                raise MisusedError(f"is_ready() must return a bool, not {type(ready).__name__}")
         except BaseException as error:  # a model that calls sys.exit() has answered, too
             report(error)
-            found = False
-        self._connection.send("is_ready", found)
+            ready = False
+        self._connection.send("is_ready", ready)
 
 
 _PR_SET_PDEATHSIG = 1
@@ -194,13 +194,13 @@ def _load(connection: Connection, message: Message) -> Executor:
 
 def _auto_complete(connection: Connection, message: Message) -> None:
     options: dict[str, Any] = message.fields[0]
-    found = load(options["program"], options["version_folder"])
+    model = load(options["program"], options["version_folder"])
     connection.send("imported")
     config = ModelConfig(options["config"])
-    if not hasattr(found, "auto_complete_config"):
+    if not hasattr(model, "auto_complete_config"):
         connection.send("completed", None)
         return
-    config = found.auto_complete_config(config)
+    config = model.auto_complete_config(config)
     if not isinstance(config, ModelConfig):
         raise MisusedError(
             f"auto_complete_config function in model '{options['name']}' must return a valid pb.ModelConfig object."

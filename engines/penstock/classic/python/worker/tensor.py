@@ -47,8 +47,8 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
     """A DataType's number for numpy's type; None where there is none."""
     if data_type == np.bytes_:
         return 13
-    for number, found in enumerate(_NUMBERED):
-        if number and data_type == found:
+    for number, known in enumerate(_NUMBERED):
+        if number and data_type == known:
             return number
     return None
 
@@ -64,15 +64,15 @@ class Tensor:
     __slots__ = ("_array", "_datatype", "_name")
 
     def __init__(self, name: str | bytes, numpy_array: Array) -> None:
-        found = text(name, "a tensor's name")
+        checked = text(name, "a tensor's name")
         if not isinstance(numpy_array, np.ndarray):
-            raise TypeError(f"Tensor '{found}' needs a numpy array, not {type(numpy_array).__name__}")
-        if not found:
+            raise TypeError(f"Tensor '{checked}' needs a numpy array, not {type(numpy_array).__name__}")
+        if not checked:
             raise TritonModelException("Tensor name cannot be an empty string.")
         datatype = datatype_of(numpy_array.dtype)
         if not numpy_array.flags.c_contiguous:
             numpy_array = np.ascontiguousarray(numpy_array)
-        self._name = found
+        self._name = checked
         self._datatype = datatype
         self._array: Array | None = numpy_array
 
@@ -110,9 +110,9 @@ class Tensor:
     def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
         """From a DLPack capsule or an object with `__dlpack__`. What lies on a GPU is copied to the CPU."""
         datatype, array = dlpack.read(tensor)
-        found = Tensor(name, array)
-        found._datatype = datatype
-        return found
+        result = Tensor(name, array)
+        result._datatype = datatype
+        return result
 
     def __dlpack__(self, stream: Any = None, **_options: Any) -> Any:
         if self._datatype == "BYTES":
@@ -209,9 +209,9 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
             raise struct.error(f"an element of {length} bytes at offset {position}, where only {left} bytes are left")
         items.append(bytes(encoded_tensor[position : position + length]))
         position += length
-    found = np.empty(len(items), np.object_)
-    found[:] = items
-    return found
+    array = np.empty(len(items), np.object_)
+    array[:] = items
+    return array
 
 
 def get_input_tensor_by_name(inference_request: Any, name: str) -> Any:

@@ -146,16 +146,16 @@ def encode_strings(array: Array) -> bytes:
 
 def decode_strings(data: Buffer, shape: list[int]) -> Array:
     """The opposite: an object array of `bytes`."""
-    found: Array = np.empty(shape, np.object_)
-    count = found.size
+    array: Array = np.empty(shape, np.object_)
+    count = array.size
     lengths = np.frombuffer(data, "<u4", count).tolist()
     whole = bytes(data)
     items, position = [], 4 * count
     for length in lengths:
         items.append(whole[position : position + length])
         position += length
-    found.ravel()[:] = items  # ravel() of a fresh array is a view of it
-    return found
+    array.ravel()[:] = items  # ravel() of a fresh array is a view of it
+    return array
 
 
 _BLOCK_ALIGNMENT = 64
@@ -245,17 +245,17 @@ class SendArena:
         return len(self._segments) - 1, 0
 
     def _grow(self, size: int) -> None:
-        wanted = max(size, self._growth, self._size // 2) if self._segments else max(size, self._initial)
-        wanted = -(-wanted // _PAGE) * _PAGE
-        os.ftruncate(self._file, self._size + wanted)
-        self._segments.append(_Segment(self._file, self._size, wanted))
-        self._size += wanted
-        self._announce.append(wanted)
+        size_needed = max(size, self._growth, self._size // 2) if self._segments else max(size, self._initial)
+        size_needed = -(-size_needed // _PAGE) * _PAGE
+        os.ftruncate(self._file, self._size + size_needed)
+        self._segments.append(_Segment(self._file, self._size, size_needed))
+        self._size += size_needed
+        self._announce.append(size_needed)
 
     def announcement(self) -> list[int]:
         """Sizes of the segments that the receiver has not been told of."""
-        found, self._announce = self._announce, []
-        return found
+        segments, self._announce = self._announce, []
+        return segments
 
     def release(self, blocks: list[list[int]]) -> None:
         """Blocks that the receiver has given back, as `[segment, offset]`."""
@@ -314,6 +314,6 @@ class ReceiveArena:
     def returned(self) -> list[list[int]]:
         """Blocks to give back with the next message."""
         count = len(self._returned)
-        found = self._returned[:count]
+        places = self._returned[:count]
         del self._returned[:count]  # others may have appended meanwhile
-        return found
+        return places

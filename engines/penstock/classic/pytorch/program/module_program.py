@@ -44,11 +44,11 @@ class TritonPythonModel:
         arrays = [[pb_utils.get_input_tensor_by_name(r, name).as_numpy() for name in self._inputs] for r in requests]
         parts = [[torch.tensor(array, device=self._device) for array in row] for row in arrays]
         feed = parts[0] if len(parts) == 1 else [torch.cat(column) for column in zip(*parts, strict=True)]
-        found = self._model(*feed)
-        found = found if isinstance(found, tuple | list) else (found,)
-        if len(found) < len(self._outputs):
-            raise ValueError(f"the module gave {len(found)} outputs, the configuration has {len(self._outputs)}")
-        columns = [tensor.detach().cpu().contiguous().numpy() for tensor in found[: len(self._outputs)]]
+        results = self._model(*feed)
+        results = results if isinstance(results, tuple | list) else (results,)
+        if len(results) < len(self._outputs):
+            raise ValueError(f"the module gave {len(results)} outputs, the configuration has {len(self._outputs)}")
+        columns = [tensor.detach().cpu().contiguous().numpy() for tensor in results[: len(self._outputs)]]
         start = 0
         for row in arrays:
             stop = start + len(row[0]) if self._batched else None
@@ -65,13 +65,13 @@ def _load(file: pathlib.Path, device: torch.device) -> torch.nn.Module:
     source = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(source)
     classes = [
-        found
-        for _, found in inspect.getmembers(source, inspect.isclass)
-        if issubclass(found, torch.nn.Module) and found.__module__ == source.__name__
+        kind
+        for _, kind in inspect.getmembers(source, inspect.isclass)
+        if issubclass(kind, torch.nn.Module) and kind.__module__ == source.__name__
     ]
-    chosen = [found for found in classes if found.__name__ == "PyTorchModel"] or classes
+    chosen = [kind for kind in classes if kind.__name__ == "PyTorchModel"] or classes
     if len(chosen) != 1:
-        names = ", ".join(found.__name__ for found in chosen) or "none"
+        names = ", ".join(kind.__name__ for kind in chosen) or "none"
         raise ValueError(f"{file.name} must have one torch.nn.Module, or call it PyTorchModel; it has {names}")
     model = chosen[0]()
     weights = file.with_suffix(".pt")

@@ -153,7 +153,7 @@ class _Reader:
 
 def _blocks(name: str, shape: Shape, kind: int, begin: int, data: npt.NDArray[np.uint8]) -> StoredBlocks:
     if kind not in _BLOCKS:
-        known = ", ".join(each for each, _, _ in _BLOCKS.values())
+        known = ", ".join(name_of_type for name_of_type, _, _ in _BLOCKS.values())
         raise UnsupportedError(f"tensor {name} has ggml's type {kind}, which is not supported; supported are {known}")
     dtype, elements, size = _BLOCKS[kind]
     width = shape[-1] if shape else 1

@@ -89,8 +89,8 @@ def _parts(
         for number, expert in enumerate(_experts(name, blocks)):
             yield f"{layer}.{architecture.expert_parts[part].format(number)}.{kind}", expert
     elif part == _FUSED and part not in names:
-        for each, some in zip(_SEPARATE, _split(name, blocks, _qkv_sizes(config)), strict=True):
-            yield f"{layer}.{names[each]}.{kind}", some
+        for separate, some in zip(_SEPARATE, _split(name, blocks, _qkv_sizes(config)), strict=True):
+            yield f"{layer}.{names[separate]}.{kind}", some
     else:
         yield (f"{layer}.{names[part]}.{kind}" if part in names else name), blocks
 
@@ -107,7 +107,7 @@ def _experts(name: str, blocks: StoredBlocks) -> Iterator[StoredBlocks]:
 def _split(name: str, blocks: StoredBlocks, sizes: tuple[int, ...]) -> Iterator[StoredBlocks]:
     """Rows, so many after each other."""
     if not blocks.shape or blocks.shape[0] != sum(sizes):
-        raise EngineError(f"tensor {name} has shape {blocks.shape}, which does not go with {sizes} rows")
+        raise EngineError(f"tensor {name} has shape {blocks.shape}, which does not match {sizes} rows")
     rows = _by_row(name, blocks)
     for size, end in zip(sizes, np.cumsum(sizes), strict=True):
         yield StoredBlocks(blocks.dtype, (size, *blocks.shape[1:]), rows[end - size : end])
@@ -126,7 +126,7 @@ def _tensor(
     if order is not None:
         rows = _by_row(name, blocks)
         if len(order) != len(rows):
-            raise EngineError(f"tensor {name} has shape {shape}, which does not go with {len(order)} rows")
+            raise EngineError(f"tensor {name} has shape {shape}, which does not match {len(order)} rows")
     if blocks.dtype == "MXFP4" and len(shape) == 2:
         stored = StoredTensor("U8", rows.shape, rows.reshape(-1))
         return Mxfp4Tensor((shape[0], shape[1]), Mxfp4Blocks(rows, order), (stored,))

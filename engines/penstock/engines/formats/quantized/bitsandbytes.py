@@ -146,10 +146,10 @@ def _four_bits(module: Module) -> CodebookTensor:
         raise EngineError(f"{module.name} has shape {str(shape)[:50]}, which is not that of a matrix")
     rows, width = shape
     if type(block) is not int or not 0 < block <= _LARGEST_BLOCK or width % 2:
-        raise EngineError(f"{module.name}: blocks of {str(block)[:50]} do not go with rows of {width}")
+        raise EngineError(f"{module.name}: blocks of {str(block)[:50]} do not match rows of {width}")
     weight = module.take("weight", ["U8"])
     if math.prod(weight.shape) != rows * width // 2:
-        raise EngineError(f"{module.name} has shape {weight.shape}, which does not go with {rows, width}")
+        raise EngineError(f"{module.name} has shape {weight.shape}, which does not match {rows, width}")
     table = module.take("quant_map", ["F32"], (16,)).f32()
     scales = _block_scales(module, state, -(-rows * width // block))
     values = weight.integers().reshape(-1)

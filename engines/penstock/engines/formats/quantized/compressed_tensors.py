@@ -73,7 +73,7 @@ def _packed(module: Module) -> IntegerTensor:
     rows, width = int(said[0]), int(said[1])
     bits = next((bits for bits in (2, 4, 8) if words.shape == (rows, -(-width * bits // 32))), None)
     if bits is None or width < 1:
-        raise EngineError(f"{module.name}: weight_shape {rows, width} does not go with weight_packed {words.shape}")
+        raise EngineError(f"{module.name}: weight_shape {rows, width} does not match weight_packed {words.shape}")
     return _tensor(module, bits, (rows, width), words)
 
 
@@ -89,13 +89,13 @@ def _tensor(module: Module, bits: int, shape: tuple[int, int], weight: StoredTen
     scale = module.take("weight_scale", FLOATS)
     groups = scale.shape[1] if len(scale.shape) == 2 else 1
     if scale.shape not in ((), (1,), (1, 1), (rows,), (rows, groups)) or not 0 < groups <= width:
-        raise EngineError(f"{module.name}: scales {scale.shape} do not go with the matrix {shape}")
-    given = module.take("weight_g_idx", ["I32", "I64"], (width,)).integers() if "weight_g_idx" in module.parts else None
-    if given is not None and (given == -1).any():  # the library's sign that columns are in order
-        given = None
-    if given is None and width % groups:
+        raise EngineError(f"{module.name}: scales {scale.shape} do not match the matrix {shape}")
+    order = module.take("weight_g_idx", ["I32", "I64"], (width,)).integers() if "weight_g_idx" in module.parts else None
+    if order is not None and (order == -1).any():  # the library's sign that columns are in order
+        order = None
+    if order is None and width % groups:
         raise EngineError(f"{module.name}: {width} columns do not go into {groups} groups")
-    group_of = groups_of_columns(module.name, width, groups, width // groups, given)
+    group_of = groups_of_columns(module.name, width, groups, width // groups, order)
     layout = _Layout(bits, shape, groups, weight, scale, _zero_point(module, bits, rows, groups))
     return IntegerTensor(bits, shape, groups, group_of, layout, tuple(module.parts.values()))
 
@@ -108,7 +108,7 @@ def _zero_point(module: Module, bits: int, rows: int, groups: int) -> StoredTens
         return module.take("weight_zero_point", ["I32"], (-(-rows * bits // 32), groups))
     zeros = module.take("weight_zero_point", ["I8"])
     if zeros.shape not in ((), (1,), (1, 1), (rows,), (rows, groups)):
-        raise EngineError(f"{module.name}: zero points {zeros.shape} do not go with {groups} groups of {rows} rows")
+        raise EngineError(f"{module.name}: zero points {zeros.shape} do not match {groups} groups of {rows} rows")
     return zeros
 
 

@@ -88,7 +88,7 @@ def float8_matrix(module: Module, block: tuple[int, int] | None) -> Float8Tensor
     rows, width = weight.shape
     chosen = _block(scale.shape, rows, width, block)
     if chosen is None:
-        raise EngineError(f"{module.name}: scales {scale.shape} do not go with the matrix {weight.shape}")
+        raise EngineError(f"{module.name}: scales {scale.shape} do not match the matrix {weight.shape}")
     scales = scale.f32().reshape(-(-rows // chosen[0]), -1)
     if not np.isfinite(scales).all():
         raise EngineError(f"{module.name} has scales that are not finite")
@@ -116,13 +116,13 @@ def parse(settings: Settings) -> FP8:
     return FP8(str(settings["quant_method"]), None if block is None else block_of(block))
 
 
-def block_of(found: Any) -> tuple[int, int]:
+def block_of(setting: Any) -> tuple[int, int]:
     """Of [128, 128], or "128x128". Raises UnsupportedError."""
-    sizes = found.split("x") if isinstance(found, str) else found
+    sizes = setting.split("x") if isinstance(setting, str) else setting
     try:
         height, width = (int(size) for size in sizes)
     except (TypeError, ValueError):
         height = width = 0
     if height < 1 or width < 1:
-        raise UnsupportedError(f"quantization_config has blocks of {str(found)[:50]}, which are not two sizes")
+        raise UnsupportedError(f"quantization_config has blocks of {str(setting)[:50]}, which are not two sizes")
     return height, width

@@ -69,14 +69,14 @@ class GPTQ:
         qweight, scales = module.matrix("qweight", ["I32"]), module.matrix("scales", FLOATS)
         width, rows, groups = qweight.shape[0] * per_word, qweight.shape[1], scales.shape[0]
         if rows % per_word or scales.shape[1] != rows:
-            raise EngineError(f"{module.name}: scales {scales.shape} do not go with qweight {qweight.shape}")
+            raise EngineError(f"{module.name}: scales {scales.shape} do not match qweight {qweight.shape}")
         qzeros = module.take("qzeros", ["I32"], (groups, rows // per_word))
         layout = _Layout(self, _words(qweight), _words(qzeros), scales)
         size = width if self.group_size == -1 else self.group_size
-        given = module.take("g_idx", ["I32"], (width,)).integers() if "g_idx" in module.parts else None
-        if given is not None and not given.any():  # of tools that leave it out where columns are in order
-            given = None
-        group_of = groups_of_columns(module.name, width, groups, size, given)
+        order = module.take("g_idx", ["I32"], (width,)).integers() if "g_idx" in module.parts else None
+        if order is not None and not order.any():  # of tools that leave it out where columns are in order
+            order = None
+        group_of = groups_of_columns(module.name, width, groups, size, order)
         return IntegerTensor(self.bits, (rows, width), groups, group_of, layout, tuple(module.parts.values()))
 
 
@@ -155,7 +155,7 @@ class AWQ:
         qweight, scales = module.matrix("qweight", ["I32"]), module.matrix("scales", FLOATS)
         width, rows, groups = qweight.shape[0], qweight.shape[1] * _PER_WORD, scales.shape[0]
         if scales.shape[1] != rows:
-            raise EngineError(f"{module.name}: scales {scales.shape} do not go with qweight {qweight.shape}")
+            raise EngineError(f"{module.name}: scales {scales.shape} do not match qweight {qweight.shape}")
         qzeros = module.take("qzeros", ["I32"], (groups, qweight.shape[1]))
         layout = _Words(qweight.integers().view(np.uint32), qzeros.integers().view(np.uint32), scales)
         size = width if self.group_size == -1 else self.group_size

@@ -282,8 +282,8 @@ def _draw_from_few(logits: Floats, rows: Ids, cuts: Cuts, memory: Memory) -> Ids
     spans = np.zeros((-(-vocab // _SPAN), _SPAN), np.float32)
     padded = spans.reshape(-1)
     weights = padded[:vocab]
-    each = (rows, cuts.temperatures, cuts.top_k, cuts.top_p, cuts.min_p)
-    settings = zip(*(values.tolist() for values in each), strict=True)
+    columns = (rows, cuts.temperatures, cuts.top_k, cuts.top_p, cuts.min_p)
+    settings = zip(*(values.tolist() for values in columns), strict=True)
     with np.errstate(over="ignore", under="ignore"):
         for n, (index, temperature, top_k, top_p, min_p) in enumerate(settings):
             row = logits[index]

@@ -93,10 +93,10 @@ class GrammarState:
             self._forced.extend(forced)
 
     def computed_by(self, looking: Future[None], job: Future[None]) -> None:
-        """The one calls `look_for_forced`, the other `found`."""
+        """The one calls `look_for_forced`, the other `take_mask`."""
         self._looking, self._ahead = looking, job
 
-    def found(self, mask: TokenMask) -> None:
+    def take_mask(self, mask: TokenMask) -> None:
         """The mask of the next token behind the forced ones."""
         if not self._failure and len(mask.ids) == 0 and mask.allowed:
             message = "The output cannot be continued: the grammar allows no token here."
@@ -171,7 +171,7 @@ class MasksAhead:
     def _find(self, states: Sequence[GrammarState], memory: BitMasks) -> None:
         self.fill(states, memory)
         for state, mask in zip(states, shorter_lists(memory, self._vocab_size), strict=True):
-            state.found(mask)
+            state.take_mask(mask)
 
 
 def _look_for_forced(states: Sequence[GrammarState]) -> None:

@@ -50,5 +50,5 @@ def shorter_lists(masks: BitMasks, vocab_size: int) -> list[TokenMask]:
     ids = firsts[places >> 5] + (places & 31)
     ends = counts.cumsum().tolist()
     starts = [0, *ends[:-1]]
-    each = zip(starts, ends, allowed.tolist(), strict=True)
-    return [TokenMask(ids[start:end], is_allowed) for start, end, is_allowed in each]
+    spans = zip(starts, ends, allowed.tolist(), strict=True)
+    return [TokenMask(ids[start:end], is_allowed) for start, end, is_allowed in spans]

@@ -47,7 +47,7 @@ class ProcessorChain:
         self, calls: Sequence[ProcessorCall], prompt: Sequence[int], output: Sequence[int], vocab_size: int
     ) -> None:
         """Raises InvalidRequestError for one that is not installed or refuses its parameters."""
-        self._processors = [(call.name, _made(call, vocab_size)) for call in calls]
+        self._processors = [(call.name, _processor(call, vocab_size)) for call in calls]
         self._prompt, self._output = list(prompt), list(output)
         self.failure: PenstockError | None = None
         """Why the output cannot be continued."""
@@ -67,7 +67,7 @@ class ProcessorChain:
                 return
 
 
-def _made(call: ProcessorCall, vocab_size: int) -> LogitsProcessor:
+def _processor(call: ProcessorCall, vocab_size: int) -> LogitsProcessor:
     entry = _entries().get(call.name)
     if entry is None:
         message = f"logits_processors: {call.name[:64]!r} is not installed in the engine."

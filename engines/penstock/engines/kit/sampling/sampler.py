@@ -155,10 +155,10 @@ class Sampler:
             return
         parts = np.array_split(np.arange(len(rows)), num_parts)
         work = [(logits, rows[part], cuts[part], memory) for part, memory in zip(parts, self._memories, strict=False)]
-        others = [self._threads.submit(draw, *one) for one in work[1:]] if self._threads else []
+        futures = [self._threads.submit(draw, *one) for one in work[1:]] if self._threads else []
         token_ids[rows[parts[0]]] = draw(*work[0])
-        for part, other in zip(parts[1:], others, strict=True):
-            token_ids[rows[part]] = other.result()
+        for part, future in zip(parts[1:], futures, strict=True):
+            token_ids[rows[part]] = future.result()
 
 
 def _cuts(drawn: Sequence[_Request], vocab: int) -> Cuts:

@@ -21,7 +21,7 @@ from penstock.gateway.apis.anthropic.schemas import (
 )
 from penstock.gateway.apis.anthropic.tools import offered_tools
 from penstock.gateway.generating.answer_shape import AnswerShape, AskedBudget, answer_shape, asked_budget
-from penstock.gateway.generating.requests import fair_tenant
+from penstock.gateway.generating.request_reading import fair_tenant
 from penstock.gateway.models.language.dataplane import ChatPrompt, DataPlane, GenerateRequest, ServedModel
 from penstock.gateway.models.language.models import ModelParsers
 from penstock.gateway.models.language.sampling import SamplingFields, bounded, sampling_params, stop_strings
@@ -176,11 +176,11 @@ def read_chat(
         raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="model")
     messages = template_messages(request.system, request.messages, context)
     tools = offered_tools(request.tools, request.tool_choice, context)
-    asked = request.answer_format
+    answer_format = request.answer_format
     shape = answer_shape(
         model,
         tools.use,
-        None if asked is None else json_schema(asked.schema, _format_field(request)),
+        None if answer_format is None else json_schema(answer_format.schema, _format_field(request)),
         show_reasoning=shows_thoughts(request.thinking),
         budget=None if max_tokens is None else thinking_budget(request.thinking, max_tokens, context, model.parsers),
     )
@@ -214,14 +214,14 @@ def generate_request(
     )
 
 
-def fitted(wanted: GenerateRequest, limit: int) -> GenerateRequest:
+def fitted(text_request: GenerateRequest, limit: int) -> GenerateRequest:
     """The request for what a context of `limit` tokens leaves behind its prompt, where that is enough for an answer.
     Raises ContextLengthError in the words of Anthropic's API: Claude Code then shortens the conversation, or asks again
     with smaller `max_tokens`, as it reads these numbers."""
-    [prompt], max_tokens = wanted.prompts, wanted.params.max_tokens
+    [prompt], max_tokens = text_request.prompts, text_request.params.max_tokens
     room = limit - len(prompt)
     if room >= max_tokens:
-        return wanted
+        return text_request
     if room < 1:
         raise ContextLengthError(f"prompt is too long: {len(prompt)} tokens > {limit - 1} maximum", param="prompt")
     if room * _SMALLEST_PART < max_tokens:
@@ -230,4 +230,4 @@ def fitted(wanted: GenerateRequest, limit: int) -> GenerateRequest:
             "input length or `max_tokens` and try again"
         )
         raise ContextLengthError(message, param="max_tokens")
-    return replace(wanted, params=msgspec.structs.replace(wanted.params, max_tokens=room))
+    return replace(text_request, params=msgspec.structs.replace(text_request.params, max_tokens=room))

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.anthropic.schemas import Block, Message
 from penstock.gateway.generating.answer_shape import MALFORMED
-from penstock.gateway.generating.requests import media_note
+from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.requests.bounded_json import decode_json
 from penstock.gateway.requests.context import RequestContext
 
@@ -35,8 +35,8 @@ def content_texts(content: Any, where: str, context: RequestContext) -> list[str
     if isinstance(content, str):
         return [content]
     blocks = [content] if isinstance(content, dict) else content if isinstance(content, list) else []
-    found = [_inner_text(block, f"{where}[{number}]", context) for number, block in enumerate(blocks)]
-    return [text for text in found if text is not None]
+    inner = [_inner_text(block, f"{where}[{number}]", context) for number, block in enumerate(blocks)]
+    return [text for text in inner if text is not None]
 
 
 def _inner_text(block: Any, where: str, context: RequestContext) -> str | None:
@@ -56,12 +56,12 @@ def _text(
     if kind == "image":
         context.ignore(where, "this model reads text only: a note stands for the image.")
         return media_note("image")
-    found = [text for text in texts if isinstance(text, str) and text]
+    shown = [text for text in texts if isinstance(text, str) and text]
     if source is not None or kind == "document":
-        found += _source_texts(kind, source, f"{where}.source", context)
+        shown += _source_texts(kind, source, f"{where}.source", context)
     if content is not None:
-        found += content_texts(content, f"{where}.content", context)
-    return "\n".join(found) if found else None
+        shown += content_texts(content, f"{where}.content", context)
+    return "\n".join(shown) if shown else None
 
 
 def _source_texts(kind: Any, source: Any, where: str, context: RequestContext) -> list[str]:
@@ -98,8 +98,8 @@ def template_messages(
     turns = [[message] for message in _system_messages(system, context)]
     calls: set[str] = set()
     for number, message in enumerate(messages):
-        for each in _translated(message, f"messages[{number}]", calls, context):
-            _add(turns, each)
+        for translated in _translated(message, f"messages[{number}]", calls, context):
+            _add(turns, translated)
     joined = [_joined(turn) for turn in turns]
     if calls:
         joined = _with_all_results(joined, context)
@@ -113,7 +113,7 @@ def continues(messages: list[dict[str, Any]]) -> bool:
 
 def _system_messages(system: str | list[Block] | None, context: RequestContext) -> list[dict[str, Any]]:
     texts = [system or ""] if not isinstance(system, list) else content_texts(system, "system", context)
-    text = "\n".join([each for each in texts if not each.startswith(_BILLING)])
+    text = "\n".join([text for text in texts if not text.startswith(_BILLING)])
     return [{"role": "system", "content": text}] if text else []
 
 
@@ -206,17 +206,17 @@ def _call(block: Block, where: str, context: RequestContext) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
-def _arguments(given: Any, where: str, context: RequestContext) -> dict[str, Any]:
+def _arguments(arguments: Any, where: str, context: RequestContext) -> dict[str, Any]:
     """A call's input: an object, also where it is the text of one."""
-    if isinstance(given, dict):
-        return given
-    if given is None or given == "":
+    if isinstance(arguments, dict):
+        return arguments
+    if arguments is None or arguments == "":
         return {}
-    if isinstance(given, str):
+    if isinstance(arguments, str):
         with suppress(InvalidRequestError):
-            return decode_json(given.encode(), dict[str, Any])
+            return decode_json(arguments.encode(), dict[str, Any])
     context.ignore(where, "the input is not an object.")
-    return {MALFORMED: given}
+    return {MALFORMED: arguments}
 
 
 def _tool_message(block: Block, where: str, context: RequestContext) -> dict[str, Any]:

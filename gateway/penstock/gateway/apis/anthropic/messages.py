@@ -31,9 +31,10 @@ from penstock.gateway.apis.anthropic.schemas import (
     user_id,
 )
 from penstock.gateway.apis.anthropic.tools import OfferedTools, offered_tools
-from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint, chat_fields
-from penstock.gateway.generating.requests import RequestReader, language_model, parse
+from penstock.gateway.generating.endpoint import TranslatingEndpoint, chat_fields
+from penstock.gateway.generating.request_reading import JsonBody, RequestReader, default_model, parse
 from penstock.gateway.generating.streams import collect, stream
+from penstock.gateway.models.entries import Kind, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
@@ -41,7 +42,7 @@ from penstock.gateway.transports.http.settings import AppSettings
 from penstock.tokenizers import Part, TextPart, ToolCallPart
 
 
-def other_chat(request: MessagesRequest, context: RequestContext) -> OtherChat:
+def upstream_chat(request: MessagesRequest, context: RequestContext) -> UpstreamChat:
     """Raises InvalidRequestError, and UnsupportedError for what OpenAI's API cannot say."""
     messages = template_messages(request.system, request.messages, context)
     if continues(messages):
@@ -50,7 +51,7 @@ def other_chat(request: MessagesRequest, context: RequestContext) -> OtherChat:
     if request.max_tokens < 1:
         raise InvalidRequestError("max_tokens must be at least 1.", param="max_tokens")
     note_hints(request, context)
-    given = {
+    fields = {
         "max_tokens": request.max_tokens,
         "stop": request.stop_sequences or None,
         "temperature": request.temperature,
@@ -62,7 +63,7 @@ def other_chat(request: MessagesRequest, context: RequestContext) -> OtherChat:
         "reasoning_effort": asked_effort(request.output_config, context),
         **_format_fields(request.answer_format),
     }
-    return OtherChat(chat_fields(given, messages), show_reasoning=shows_thoughts(request.thinking))
+    return UpstreamChat(chat_fields(fields, messages), show_reasoning=shows_thoughts(request.thinking))
 
 
 def _tool_fields(request: MessagesRequest, offered: OfferedTools) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def _format_fields(answer: OutputFormat | None) -> dict[str, Any]:
 
 
 class Messages(TranslatingEndpoint[MessagesRequest]):
-    def _parse(self, body: bytes) -> MessagesRequest:
+    def _parse(self, body: JsonBody) -> MessagesRequest:
         return parse(body, MessagesRequest, UNSUPPORTED)
 
     def _model_name(self, request: MessagesRequest) -> str:
@@ -108,27 +109,27 @@ class Messages(TranslatingEndpoint[MessagesRequest]):
     async def _generate_request(self, request: MessagesRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model, context)
         chat, shape = read_chat(request, model, context, max_tokens=request.max_tokens)
-        wanted = generate_request(request, model, self._settings.policy, context)
+        text_request = generate_request(request, model, self._settings.policy, context)
         prompt = await chat.prompt(self._dataplane, context)
-        return fitted(shape.applied(wanted, prompt), model.info.context_length)
+        return fitted(shape.applied(text_request, prompt), model.info.context_length)
 
-    async def _other_chat(self, request: MessagesRequest, context: RequestContext) -> OtherChat:
-        return other_chat(request, context)
+    async def _upstream_chat(self, request: MessagesRequest, context: RequestContext) -> UpstreamChat:
+        return upstream_chat(request, context)
 
     def _renamed(self, request: MessagesRequest, model: str) -> MessagesRequest:
         return msgspec.structs.replace(request, model=model)
 
     def _respond(
-        self, exchange: Exchange, request: MessagesRequest, wanted: GenerateRequest, generation: Generation
+        self, exchange: Exchange, request: MessagesRequest, text_request: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
-        cut = wanted.params.max_tokens < request.max_tokens
+        cut = text_request.params.max_tokens < request.max_tokens
         return self._shown(exchange, request, generation, cut=cut)
 
-    def _respond_from(self, exchange: Exchange, request: MessagesRequest, answer: OtherAnswer) -> Awaitable[None]:
+    def _respond_from(self, exchange: Exchange, request: MessagesRequest, answer: UpstreamAnswer) -> Awaitable[None]:
         return self._shown(exchange, request, answer, cut=False)
 
     def _shown(
-        self, exchange: Exchange, request: MessagesRequest, generation: Generation | OtherAnswer, *, cut: bool
+        self, exchange: Exchange, request: MessagesRequest, generation: Generation | UpstreamAnswer, *, cut: bool
     ) -> Awaitable[None]:
         if not request.stream:
             return self._answer(exchange, request, generation, cut)
@@ -136,7 +137,7 @@ class Messages(TranslatingEndpoint[MessagesRequest]):
         return stream(exchange, generation, events, opening=events.opening, ending=events.ending)
 
     async def _answer(
-        self, exchange: Exchange, request: MessagesRequest, generation: Generation | OtherAnswer, cut: bool
+        self, exchange: Exchange, request: MessagesRequest, generation: Generation | UpstreamAnswer, cut: bool
     ) -> None:
         [collected] = await collect(generation, 1)
         parts: list[Part] = collected.parts or ([TextPart(collected.text)] if collected.text else [])
@@ -153,10 +154,10 @@ class CountTokens:
         self._dataplane = dataplane
         self._settings = settings
         self._reader = RequestReader(
-            settings,
+            dataplane.models,
             partial(parse, kind=CountTokensRequest, unsupported=UNSUPPORTED),
             attrgetter("model"),
-            lambda context: language_model(settings, context, dataplane.models),
+            lambda context: default_model(settings, context, dataplane.models),
         )
 
     async def handle(self, exchange: Exchange) -> None:
@@ -167,7 +168,7 @@ class CountTokens:
                 return
             call.watch()
             exchange.read_deadline()
-            await self._dataplane.models.load_on_demand(request.model, exchange.context)
+            await self._dataplane.models.find(request.model, Kind.TOKENS, exchange.context)
             model = self._dataplane.model(request.model, exchange.context)
             chat, _ = read_chat(request, model, exchange.context)
             prompt = await chat.prompt(self._dataplane, exchange.context)

@@ -51,7 +51,7 @@ def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) ->
     by_id = {model["id"]: model for model in models}
     ids, has_more = ids_between(list(by_id), query, default=_DEFAULT, most=_MOST)
     ends = {"first_id": ids[0], "last_id": ids[-1]} if ids else {"first_id": None, "last_id": None}
-    return {"data": [by_id[each] for each in ids], "has_more": has_more, **ends}
+    return {"data": [by_id[model_id] for model_id in ids], "has_more": has_more, **ends}
 
 
 def _shown(model: Model) -> dict[str, Any]:

@@ -132,15 +132,15 @@ class OfferedTools:
 
 
 def offered_tools(
-    given: list[dict[str, Any]] | None, choice: ToolChoice | None, context: RequestContext
+    declared: list[dict[str, Any]] | None, choice: ToolChoice | None, context: RequestContext
 ) -> OfferedTools:
     """Without those that this server cannot run, which are noted. Raises InvalidRequestError."""
-    if given and len(given) > _MAX_TOOLS:
+    if declared and len(declared) > _MAX_TOOLS:
         raise InvalidRequestError(f"At most {_MAX_TOOLS} tools are allowed.", param="tools")
-    tools = [_definition(each, f"tools[{number}]", context) for number, each in enumerate(given or ())]
-    found = [tool for tool in tools if tool is not None]
-    use = _tool_use([Tool(tool.name, tool.input_schema, bool(tool.strict)) for tool in found], choice or _AUTO)
-    return OfferedTools(use, [_shown(tool) for tool in found], found) if use.tools else OfferedTools()
+    tools = [_definition(declaration, f"tools[{number}]", context) for number, declaration in enumerate(declared or ())]
+    definitions = [tool for tool in tools if tool is not None]
+    use = _tool_use([Tool(tool.name, tool.input_schema, bool(tool.strict)) for tool in definitions], choice or _AUTO)
+    return OfferedTools(use, [_shown(tool) for tool in definitions], definitions) if use.tools else OfferedTools()
 
 
 def _tool_use(tools: Sequence[Tool], choice: ToolChoice) -> ToolUse:
@@ -163,16 +163,16 @@ def _tool_use(tools: Sequence[Tool], choice: ToolChoice) -> ToolUse:
     return ToolUse(named, is_forced=True, is_named=True, in_parallel=False)
 
 
-def _definition(given: dict[str, Any], where: str, context: RequestContext) -> ToolDefinition | None:
+def _definition(declaration: dict[str, Any], where: str, context: RequestContext) -> ToolDefinition | None:
     """None: a tool of Anthropic's servers, or of a screen, which nobody sees here."""
-    if given.get("type") not in (None, "custom") and "input_schema" not in given:
-        known = client_tool(given["type"])
+    if declaration.get("type") not in (None, "custom") and "input_schema" not in declaration:
+        known = client_tool(declaration["type"])
         if known is None:
             context.ignore(where, "this server runs no tools of this type.")
             return None
-        given = known | {name: given[name] for name in ("name", "strict") if name in given}
+        declaration = known | {name: declaration[name] for name in ("name", "strict") if name in declaration}
     try:
-        tool = msgspec.convert(given, ToolDefinition)
+        tool = msgspec.convert(declaration, ToolDefinition)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"{where}: {error}", param=where) from None
     check_tool_name(tool.name, f"{where}.name")

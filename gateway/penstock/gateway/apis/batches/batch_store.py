@@ -185,8 +185,8 @@ class BatchStore:
         """Its id begins with `prefix`. Raises NotFoundError."""
 
         def select(connection: sqlite3.Connection) -> tuple[bytes] | None:
-            found = connection.execute("SELECT batch FROM batches WHERE id = ? AND tenant = ?", (batch_id, tenant))
-            row: tuple[bytes] | None = found.fetchone()
+            rows = connection.execute("SELECT batch FROM batches WHERE id = ? AND tenant = ?", (batch_id, tenant))
+            row: tuple[bytes] | None = rows.fetchone()
             return row
 
         row = await self._database.run(select)
@@ -208,7 +208,7 @@ class BatchStore:
 
         def select(connection: sqlite3.Connection) -> list[tuple[bytes]]:
             query = "SELECT batch FROM batches WHERE id = ? AND tenant = ?"
-            return [row for each in batch_ids for row in connection.execute(query, (each, tenant)).fetchall()]
+            return [row for batch_id in batch_ids for row in connection.execute(query, (batch_id, tenant)).fetchall()]
 
         return [_decode(row[0]) for row in await self._database.run(select)]
 
@@ -228,8 +228,8 @@ class BatchStore:
         """Forgets the batches that ended before this time."""
 
         def delete(connection: sqlite3.Connection) -> None:
-            found = connection.execute("SELECT id, batch FROM batches WHERE NOT open AND created < ?", (before,))
-            old = [(batch_id,) for batch_id, encoded in found if _decode(encoded).last_change < before]
+            rows = connection.execute("SELECT id, batch FROM batches WHERE NOT open AND created < ?", (before,))
+            old = [(batch_id,) for batch_id, encoded in rows if _decode(encoded).last_change < before]
             connection.executemany("DELETE FROM batches WHERE id = ?", old)
             self._room.release_deleted(connection)
 
@@ -282,8 +282,8 @@ class BatchStore:
         """The lines with results, each with whether it failed."""
 
         def select(connection: sqlite3.Connection) -> dict[int, bool]:
-            found = connection.execute("SELECT line, failed FROM results WHERE batch = ?", (batch_id,))
-            return {line: bool(failed) for line, failed in found}
+            rows = connection.execute("SELECT line, failed FROM results WHERE batch = ?", (batch_id,))
+            return {line: bool(failed) for line, failed in rows}
 
         return await self._database.run(select)
 

@@ -273,7 +273,9 @@ class FileStore:
         if own_id is None:
             await self.check_room(tenant, 1, size)
         now = time.time()
-        lifetime = min((each for each in (lifetime, self._room.bounds.retention) if each is not None), default=None)
+        lifetime = min(
+            (seconds for seconds in (lifetime, self._room.bounds.retention) if seconds is not None), default=None
+        )
         expires = None if lifetime is None else now + lifetime
         file_id = own_id or f"file-{uuid.uuid4().hex}"
         stored = StoredFile(file_id, filename, purpose, size, now, expires, self._room.volatile)
@@ -312,11 +314,11 @@ class FileStore:
         """Raises NotFoundError; `param` is the caller's field."""
 
         def select(connection: sqlite3.Connection) -> tuple[object, ...] | None:
-            found = connection.execute(
+            rows = connection.execute(
                 f"SELECT {_COLUMNS} FROM files WHERE id = ? AND tenant = ? AND coalesce(expires, ?) > ?",
                 (file_id, tenant, time.time() + 1, time.time()),
             )
-            row: tuple[object, ...] | None = found.fetchone()
+            row: tuple[object, ...] | None = rows.fetchone()
             return row
 
         row = await self._database.run(select)
@@ -351,8 +353,8 @@ class FileStore:
         used = await self._in_use()
 
         def select(connection: sqlite3.Connection) -> list[str]:
-            found = connection.execute("SELECT id FROM files WHERE expires <= ?", (time.time(),))
-            return [file_id for (file_id,) in found if file_id not in used]
+            rows = connection.execute("SELECT id FROM files WHERE expires <= ?", (time.time(),))
+            return [file_id for (file_id,) in rows if file_id not in used]
 
         await self.forget(await self._database.run(select))
 
@@ -362,9 +364,9 @@ class FileStore:
             return
 
         def delete(connection: sqlite3.Connection) -> None:
-            connection.executemany("DELETE FROM files WHERE id = ?", [(each,) for each in ids])
+            connection.executemany("DELETE FROM files WHERE id = ?", [(file_id,) for file_id in ids])
 
         await self._database.run(delete)
-        for each in ids:
+        for file_id in ids:
             with suppress(OSError):
-                await asyncio.to_thread(self.contents.delete, each)
+                await asyncio.to_thread(self.contents.delete, file_id)

@@ -51,8 +51,8 @@ class Upload:
 
 def content_length(exchange: Exchange, max_file: int) -> int:
     """Bytes of the form; 0 when its client does not say. Raises PayloadTooLargeError, InvalidRequestError."""
-    given = exchange.only_header(b"content-length")
-    size = int(given) if given is not None and given.isdigit() else 0
+    header = exchange.only_header(b"content-length")
+    size = int(header) if header is not None and header.isdigit() else 0
     _check_size(size, max_file)
     return size
 
@@ -124,8 +124,8 @@ def _lifetime(form: FormData) -> float | None:
         return None
     if anchor != "created_at":
         raise InvalidRequestError("expires_after.anchor must be created_at.", param="expires_after.anchor")
-    given = seconds if isinstance(seconds, str) and len(seconds) <= len(str(_LIFETIMES[-1])) else ""
-    return checked_lifetime(int(given) if given.isdecimal() else None, "expires_after")
+    text = seconds if isinstance(seconds, str) and len(seconds) <= len(str(_LIFETIMES[-1])) else ""
+    return checked_lifetime(int(text) if text.isdecimal() else None, "expires_after")
 
 
 def checked_lifetime(seconds: int | None, where: str) -> int:

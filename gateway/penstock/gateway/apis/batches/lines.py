@@ -14,9 +14,10 @@ import msgspec
 from penstock.engines.errors import EngineDeadError, InvalidRequestError
 from penstock.gateway.apis.anthropic.errors import ANTHROPIC_ERRORS
 from penstock.gateway.requests.bounded_json import BYTE_ORDER_MARK, check_json
+from penstock.gateway.requests.call import Detached
 from penstock.gateway.requests.context import Principal
 from penstock.gateway.transports.http.error_form import OPENAI_ERRORS, ErrorForm
-from penstock.gateway.transports.http.inner_request import InnerAnswer, ask_in_background
+from penstock.gateway.transports.http.inner_request import InnerAnswer, InnerRequest
 from penstock.gateway.transports.http.routes import Handle
 from penstock.gateway.transports.http.settings import AppSettings
 
@@ -311,4 +312,7 @@ class LineAsker:
     async def _ask_from(self, seat: Seat, line: Line, principal: Principal) -> InnerAnswer:
         await seat.take()
         form = _ERROR_FORMS.get(line.url, OPENAI_ERRORS)
-        return await ask_in_background(self._endpoints[line.url], line.url, line.body, principal, self._settings, form)
+        drain, journal = self._settings.drain, self._settings.journal
+        request = InnerRequest(self._endpoints[line.url], line.url, line.body, principal, drain, form)
+        await Detached(request.context, journal, request.run).run()
+        return request.answer

@@ -54,18 +54,18 @@ class _CustomIds:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def read(self, kind: type, given: Any) -> _CustomId:
+    def read(self, kind: type, custom_id: Any) -> _CustomId:
         """Raises InvalidRequestError."""
         where = f"requests.{len(self._seen)}.custom_id"
-        if not isinstance(given, str) or re.fullmatch(_CUSTOM_ID, given) is None:
+        if not isinstance(custom_id, str) or re.fullmatch(_CUSTOM_ID, custom_id) is None:
             message = f"{where} must have 1 to 64 letters, digits, '_' or '-'."
             raise InvalidRequestError(message, param=where)
-        if given in self._seen:
+        if custom_id in self._seen:
             raise InvalidRequestError(f"{where}: another request has the same.", param=where)
         if len(self._seen) == MAX_LINES:
             raise InvalidRequestError(f"requests: a batch may have at most {MAX_LINES}.", param="requests")
-        self._seen.add(given)
-        return _CustomId(given)
+        self._seen.add(custom_id)
+        return _CustomId(custom_id)
 
 
 async def create_batch(max_params: int, service: BatchService, exchange: Exchange) -> None:
@@ -149,7 +149,7 @@ async def delete_batch(service: BatchService, exchange: Exchange) -> None:
         raise InvalidRequestError("A batch that has not ended cannot be deleted.", param="message_batch_id")
     await service.batches.delete(batch.id)
     files = (batch.input_file_id, batch.output_file_id, batch.error_file_id)
-    await service.files.forget([each for each in files if each is not None])
+    await service.files.forget([file_id for file_id in files if file_id is not None])
     deleted = {"id": batch.id, "type": "message_batch_deleted"}
     await exchange.respond(200, msgspec.json.encode(deleted))
 
@@ -160,7 +160,7 @@ async def batch_results(service: BatchService, exchange: Exchange) -> None:
         raise NotFoundError("This batch has no results yet: it has not ended.", param="message_batch_id")
     with exchange.call() as call, ExitStack() as opened:
         call.watch()
-        files = [opened.enter_context(await _opened(service, each)) for each in _result_files(batch)]
+        files = [opened.enter_context(await _opened(service, file_id)) for file_id in _result_files(batch)]
         headers = [(b"content-type", b"application/x-jsonl")]
         await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
         async for piece in _pieces(batch, files):
@@ -177,7 +177,7 @@ async def _find(service: BatchService, exchange: Exchange) -> Batch:
 def _result_files(batch: Batch) -> Sequence[str]:
     """One that the server could not go on with has its requests alone."""
     files = (batch.input_file_id,) if batch.status == "failed" else (batch.output_file_id, batch.error_file_id)
-    return [each for each in files if each is not None]
+    return [file_id for file_id in files if file_id is not None]
 
 
 async def _opened(service: BatchService, file_id: str) -> IO[bytes]:
@@ -222,13 +222,13 @@ _decode = msgspec.json.Decoder(_Result).decode
 
 def _individual(line: bytes, failure: Mapping[str, Any] | None) -> bytes:
     """A line of the results. `failure`: the result of every line."""
-    found = _decode(line)
-    shown = {"custom_id": found.custom_id, "result": failure or _result(found)}
+    outcome = _decode(line)
+    shown = {"custom_id": outcome.custom_id, "result": failure or _result(outcome)}
     return msgspec.json.encode(shown) + b"\n"
 
 
-def _result(found: _Result) -> Mapping[str, Any]:
-    response, error = found.response, found.error
+def _result(outcome: _Result) -> Mapping[str, Any]:
+    response, error = outcome.response, outcome.error
     if response is None:
         if error is not None and error.code in _ENDS:
             return {"type": _ENDS[error.code]}

@@ -12,7 +12,7 @@ from penstock.gateway.apis.batches.batch_store import BATCH_PREFIX, Batch
 from penstock.gateway.apis.batches.files import checked_lifetime
 from penstock.gateway.apis.batches.service import BatchService
 from penstock.gateway.apis.openai.validation import check_metadata
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.pages import page
 
@@ -70,11 +70,11 @@ async def create_batch(service: BatchService, exchange: Exchange) -> None:
 
 async def list_batches(service: BatchService, exchange: Exchange) -> None:
     tenant, query = exchange.context.tenant, exchange.query
-    ids = [{"id": each} for each in await service.batches.ids(tenant, BATCH_PREFIX)]
-    found = page(ids, query, default=_PAGE, most=_MOST)
-    kept = await service.batches.find_all(tenant, [each["id"] for each in found["data"]])
+    ids = [{"id": entry} for entry in await service.batches.ids(tenant, BATCH_PREFIX)]
+    listing = page(ids, query, default=_PAGE, most=_MOST)
+    kept = await service.batches.find_all(tenant, [entry["id"] for entry in listing["data"]])
     shown = [(service.runner.find(batch.id) or batch).shown() for batch in kept]
-    await exchange.respond(200, msgspec.json.encode(found | {"data": shown}))
+    await exchange.respond(200, msgspec.json.encode(listing | {"data": shown}))
 
 
 async def get_batch(service: BatchService, exchange: Exchange) -> None:
@@ -95,10 +95,10 @@ async def _find(service: BatchService, exchange: Exchange) -> Batch:
     return service.runner.find(batch.id) or batch
 
 
-def _window(given: str) -> float:
+def _window(text: str) -> float:
     """Seconds of "24h" or "7d". Raises InvalidRequestError."""
-    found = _WINDOW.fullmatch(given)
-    seconds = int(found[1]) * (3600.0 if found[2] == "h" else 86400.0) if found else 0.0
+    match = _WINDOW.fullmatch(text)
+    seconds = int(match[1]) * (3600.0 if match[2] == "h" else 86400.0) if match else 0.0
     if not 0 < seconds <= _MAX_WINDOW_S:
         message = "completion_window must be a number of hours or days, as 24h or 7d, up to 30d."
         raise InvalidRequestError(message, param="completion_window")

@@ -131,17 +131,17 @@ def _written(target: Path) -> set[str | int | None]:
     """The keys of lines that have results. A last line that was cut off is taken away."""
     if not target.exists():
         return set()
-    found: set[str | int | None] = set()
+    written: set[str | int | None] = set()
     size = 0
     with target.open("rb") as file:
         for text in file:
             if not text.endswith(b"\n"):
                 break
             try:
-                found.add(msgspec.json.decode(text, type=_Result).key)
+                written.add(msgspec.json.decode(text, type=_Result).key)
             except msgspec.DecodeError:
                 raise ConfigError(f"{target}: the file exists and holds something other than results") from None
             size += len(text)
     with target.open("r+b") as file:
         file.truncate(size)
-    return found
+    return written

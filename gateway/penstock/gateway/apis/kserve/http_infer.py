@@ -10,9 +10,11 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from penstock.classic.base import InferModel
@@ -127,9 +129,10 @@ async def _respond(exchange: Exchange, parts: list[bytes], plane: TensorPlane) -
         parts = [await plane.in_thread(sum(map(len, parts)), compress, coding, parts)]
         headers += [(b"content-encoding", coding), (b"vary", b"accept-encoding")]
     size = sum(map(len, parts))
-    if size <= _JOINED:
-        parts = [b"".join(parts)]
     start = [(b"content-length", b"%d" % size), *headers]
+    if size <= _JOINED:
+        await exchange.answer(200, start, b"".join(parts))
+        return
     await exchange.send({"type": "http.response.start", "status": 200, "headers": start})
     last = len(parts) - 1
     for index, part in enumerate(parts):
@@ -139,6 +142,7 @@ async def _respond(exchange: Exchange, parts: list[bytes], plane: TensorPlane) -
 # The body of a request
 
 _MAX_CLASSES = 2**31
+_FALSE = Raw(b"false")
 
 
 class _Region(Struct):
@@ -210,7 +214,12 @@ def parse_infer(body: bytes, header_length: int | None, model: InferModel, regio
         raise InvalidRequestError(f"inference header size should be in range (0, {size}), got: {header_length}")
     else:
         head = body[:header_length]
-    parsed = decode_json(head, _Body, most_members=MAX_MEMBERS)
+    if header_length < size and header_length <= _KNOWN_BYTES:
+        parsed, plain = _known_head(head)
+        if plain is not None and plain.body_size == size:
+            return plain.inference(body)
+    else:
+        parsed = decode_json(head, _Body, most_members=MAX_MEMBERS)
     inputs = _Inputs(memoryview(body), header_length, model.name, regions)
     request = InferRequest(inputs=inputs.take_all(parsed.inputs), id=parsed.id or "")
     inference = Inference(request)
@@ -224,6 +233,75 @@ def parse_infer(body: bytes, header_length: int | None, model: InferModel, regio
         inference.forms[output.name] = _form(output, inference.binary, regions)
     request.outputs = tuple(inference.forms)
     return inference
+
+
+# Clients send the same head again and again, with other elements behind it: what stands in it is read once.
+
+_KNOWN_BYTES, _KNOWN_HEADS = 1024, 64
+"""Heads that are remembered: how long they may be, and how many of requests and of answers."""
+
+
+class _PlainInput(NamedTuple):
+    name: str
+    datatype: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    """In the body."""
+
+
+class _PlainHead(NamedTuple):
+    """One of binary numbers, with nothing in it that the model or the caller has a say in."""
+
+    inputs: tuple[_PlainInput, ...]
+    body_size: int
+    forms: dict[str, HttpForm]
+    binary: bool
+
+    def inference(self, body: bytes) -> Inference:
+        inputs = {}
+        for name, datatype, dtype, shape, start in self.inputs:
+            array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, body, start)
+            inputs[name] = Tensor(name, datatype, array if array.flags.aligned else array.copy())
+        return Inference(InferRequest(inputs=inputs, outputs=tuple(self.forms)), self.forms, self.binary)
+
+
+def _read_head(head: bytes) -> tuple[_Body, _PlainHead | None]:
+    """Raises InvalidRequestError."""
+    parsed = decode_json(head, _Body, most_members=MAX_MEMBERS)
+    return parsed, _plain_head(parsed, len(head))
+
+
+_known_head = lru_cache(_KNOWN_HEADS)(_read_head)
+
+
+def _plain_head(parsed: _Body, start: int) -> _PlainHead | None:
+    """None for any other head, a wrong one included."""
+    parameters = parsed.parameters or {}
+    binary = parameters.get("binary_data_output", _FALSE)
+    if parsed.id or parameters.keys() - {"binary_data_output"} or bytes(binary) not in (b"true", b"false"):
+        return None
+    inputs: dict[str, _PlainInput] = {}
+    for entry in parsed.inputs:
+        dtype, options = NUMPY_TYPES.get(entry.datatype), entry.parameters
+        if dtype is None or entry.datatype == "BYTES" or entry.name in inputs or options is None:
+            return None
+        if entry.data is not UNSET or options.shared_memory_region is not UNSET or options.binary_data_size is UNSET:
+            return None
+        try:
+            count = element_count(entry.shape, entry.name)
+        except InvalidRequestError:
+            return None
+        if not count or options.binary_data_size != count * dtype.itemsize:
+            return None
+        inputs[entry.name] = _PlainInput(entry.name, entry.datatype, dtype, entry.shape, start)
+        start += options.binary_data_size
+    outputs = parsed.outputs or []
+    if any(output.parameters is not None for output in outputs):
+        return None
+    is_binary = bytes(binary) == b"true"
+    forms = {output.name: HttpForm(binary=is_binary) for output in outputs}
+    return _PlainHead(tuple(inputs.values()), start, forms, is_binary) if len(forms) == len(outputs) else None
 
 
 class _Inputs:
@@ -394,6 +472,11 @@ def encode_infer(
 
     Outputs that go to shared memory are written there. Raises InvalidRequestError for what cannot be sent as asked.
     """
+    tensors = list(tensors)
+    if _is_plain(inference, tensors, parameters):
+        shown = tuple([(tensor.name, tensor.datatype, tensor.array.shape, tensor.array.nbytes) for tensor in tensors])
+        head = _plain_answer_head(model.name, model.version, shown)
+        return [head, *map(to_buffer, tensors)]
     parts = [b""]
     outputs = []
     forms = inference.forms
@@ -414,6 +497,23 @@ def encode_infer(
         )
     )
     return parts
+
+
+def _is_plain(inference: Inference, tensors: Sequence[Tensor], parameters: dict[str, Parameter]) -> bool:
+    """Nothing but numbers behind the head, which says the same for every answer of these shapes."""
+    if not inference.binary or inference.request.id or parameters:
+        return False
+    if not all(form.binary and form.memory is None for form in inference.forms.values()):
+        return False
+    return all(tensor.datatype != "BYTES" for tensor in tensors)
+
+
+@lru_cache(_KNOWN_HEADS)
+def _plain_answer_head(model: str, version: int, outputs: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> bytes:
+    answered = [
+        _AnsweredOutput(name, datatype, shape, {"binary_data_size": size}) for name, datatype, shape, size in outputs
+    ]
+    return _encode(_AnswerHead(model_name=model, model_version=str(version), outputs=answered))
 
 
 def _output(tensor: Tensor, binary: bool, parts: list[bytes]) -> _AnsweredOutput:

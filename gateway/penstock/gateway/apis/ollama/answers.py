@@ -150,7 +150,7 @@ def _shown_call(call: list[str]) -> dict[str, Any] | None:
 def _shown_logprobs(entries: Sequence[TokenLogprob]) -> list[TopLogprob]:
     """As OpenAI shows them; without a list of the likeliest tokens where none was asked for."""
     shown = chat_logprobs(entries).content
-    return [each if each.top_logprobs else TopLogprob(each.token, each.logprob, each.bytes) for each in shown]
+    return [entry if entry.top_logprobs else TopLogprob(entry.token, entry.logprob, entry.bytes) for entry in shown]
 
 
 def _ns(seconds: float) -> int:

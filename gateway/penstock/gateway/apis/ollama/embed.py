@@ -10,8 +10,8 @@ from penstock.gateway.apis.ollama.answers import LOADED_BEFORE
 from penstock.gateway.apis.ollama.schemas import EmbedRequest, OldEmbedRequest, model_name
 from penstock.gateway.apis.pooling.embeddings import embed, require_one_vector
 from penstock.gateway.apis.pooling.endpoint import PoolingEndpoint
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import EmbeddingRequest
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 
 _CUT_WHAT_IS_TOO_LONG = -1
@@ -57,8 +57,7 @@ async def _embedded(
     plane: PoolingPlane, embedding: EmbeddingRequest, context: RequestContext
 ) -> tuple[list[list[float]], int]:
     """Vectors, and how many tokens were read. Without a text, which only asks whether the model is there, none."""
-    known = dict(plane.loaded_names())
-    embedding.model = model_name(embedding.model, known.__contains__)
+    embedding.model = model_name(embedding.model, plane.models.__contains__)
     model = plane.model(embedding.model, context)
     if not embedding.input:
         require_one_vector(model)

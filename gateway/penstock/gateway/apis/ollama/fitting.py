@@ -52,13 +52,13 @@ class Window:
         note_cut(field, context)
         return self.cut(prompt)
 
-    def limited(self, wanted: GenerateRequest) -> GenerateRequest:
+    def limited(self, text_request: GenerateRequest) -> GenerateRequest:
         """`num_predict` is an upper bound: no more than the context leaves behind the prompt."""
-        [prompt] = wanted.prompts
+        [prompt] = text_request.prompts
         room = max(self.context_length - len(prompt), 1)
-        if wanted.params.max_tokens <= room:
-            return wanted
-        return replace(wanted, params=msgspec.structs.replace(wanted.params, max_tokens=room))
+        if text_request.params.max_tokens <= room:
+            return text_request
+        return replace(text_request, params=msgspec.structs.replace(text_request.params, max_tokens=room))
 
 
 def window(options: Options, context_length: int, context: RequestContext) -> Window:
@@ -94,12 +94,12 @@ async def fitted_chat(
     )
     if shorter is not None:
         return shorter
-    wanted = await render(_from(messages, starts[-1] if starts else 0), True)
-    return with_prompt(wanted, bounds.cut(only_prompt(wanted)))
+    text_request = await render(_from(messages, starts[-1] if starts else 0), True)
+    return with_prompt(text_request, bounds.cut(only_prompt(text_request)))
 
 
-def with_prompt(wanted: GenerateRequest, prompt: list[int]) -> GenerateRequest:
-    return replace(wanted, prompts=[prompt], truncation=None)
+def with_prompt(text_request: GenerateRequest, prompt: list[int]) -> GenerateRequest:
+    return replace(text_request, prompts=[prompt], truncation=None)
 
 
 def note_cut(field: str, context: RequestContext) -> None:
@@ -114,11 +114,11 @@ def too_long(bounds: Window) -> ContextLengthError:
 def _starts(messages: Messages) -> list[int]:
     """Where a shorter conversation may begin: at a user's message, or, where not even the last of these fits, at an
     answer behind it. Never at a tool's result, which would be parted from its call."""
-    first = next((n for n, each in enumerate(messages) if each["role"] != "system"), len(messages))
-    users = [n for n, each in enumerate(messages) if n > first and each["role"] == "user"]
+    first = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    users = [n for n, message in enumerate(messages) if n > first and message["role"] == "user"]
     behind = users[-1] if users else first
-    return users + [n for n, each in enumerate(messages) if n > behind and each["role"] not in ("tool", "system")]
+    return users + [n for n, message in enumerate(messages) if n > behind and message["role"] not in ("tool", "system")]
 
 
 def _from(messages: Messages, start: int) -> Messages:
-    return [each for each in messages[:start] if each["role"] == "system"] + messages[start:]
+    return [message for message in messages[:start] if message["role"] == "system"] + messages[start:]

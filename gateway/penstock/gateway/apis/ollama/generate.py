@@ -25,16 +25,17 @@ from penstock.gateway.apis.ollama.translation import (
     with_images,
     within_openai,
 )
-from penstock.gateway.apis.openai.chat import chat_generation, other_chat
+from penstock.gateway.apis.openai.chat import chat_generation, upstream_chat
 from penstock.gateway.apis.openai.validation import WHAT_FITS, completion_generate_request
-from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, TranslatingEndpoint
+from penstock.gateway.generating.endpoint import TranslatingEndpoint
 from penstock.gateway.generating.fitting import only_prompt
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import JsonBody, parse
 from penstock.gateway.generating.streams import stream
-from penstock.gateway.models.language.dataplane import GenerateRequest as WantedText
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import UpstreamAnswer, UpstreamChat
+from penstock.gateway.models.language.dataplane import GenerateRequest as TextRequest
 from penstock.gateway.models.language.dataplane import Generation, ServedModel
-from penstock.gateway.models.language.language_models import LanguageModels
-from penstock.gateway.models.language.models import LoadedModel
+from penstock.gateway.models.language.models import LoadedModel, NameHolder
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.tokenizers import ANY_ROLE
@@ -61,7 +62,7 @@ def lets_go(keep_alive: float | str | None) -> bool:
     return keep_alive is not None and not seconds_of(keep_alive)
 
 
-def keep(models: LanguageModels, model: LoadedModel, keep_alive: float | str, context: RequestContext) -> bool:
+def keep(models: Catalogue, model: LoadedModel, keep_alive: float | str, context: RequestContext) -> bool:
     """Carries it out for models that fall asleep or are loaded on demand. False: this one stays loaded.
     Raises InvalidRequestError."""
     seconds = seconds_of(keep_alive)
@@ -81,35 +82,34 @@ class _Endpoint(TranslatingEndpoint[_R]):
     schema: type[_R]
     is_chat: bool
 
-    def _parse(self, body: bytes) -> _R:
+    def _parse(self, body: JsonBody) -> _R:
         request = parse(body, self.schema, {})
         if request.keep_alive is not None:
             seconds_of(request.keep_alive)
         return request
 
-    def _respond(self, exchange: Exchange, request: _R, wanted: WantedText, generation: Generation) -> Awaitable[None]:
+    def _respond(
+        self, exchange: Exchange, request: _R, text_request: TextRequest, generation: Generation
+    ) -> Awaitable[None]:
         if request.keep_alive is not None:
-            model, _ = self._dataplane.models.find(self._model_name(request), context=exchange.context)
-            keep(self._dataplane.models, model, request.keep_alive, exchange.context)
+            keep(self._dataplane.models, self._loaded(request, exchange.context), request.keep_alive, exchange.context)
         return self._respond_from(exchange, request, generation)
 
-    async def _for_own_model(self, exchange: Exchange, request: _R) -> _R | None:
-        own: _R | None = await super()._for_own_model(exchange, request)  # type: ignore[arg-type,assignment]  # super() loses _R
-        if own is None or not (self._is_empty(own) and lets_go(own.keep_alive)):
-            return own
-        if not self._goes(own, exchange.context):
-            return own
-        await self._answer_empty(exchange, own, "unload")
-        return None
+    async def _answer_unloaded(self, exchange: Exchange, request: _R) -> bool:
+        if not (self._is_empty(request) and lets_go(request.keep_alive) and self._goes(request, exchange.context)):
+            return False
+        await self._answer_empty(exchange, request, "unload")
+        return True
 
     def _goes(self, request: _R, context: RequestContext) -> bool:
         """Lets the request's model go, and does not load it for that. False: it stays. Raises PermissionDeniedError,
         ModelNotFoundError, NotReadyError."""
         name, models = self._model_name(request), self._dataplane.models
         context.principal.require_model(name)
-        if name in models.names_on_demand():
+        if models.is_on_demand(name):
             return True
-        return keep(models, models.find(name, context=context).model, 0, context)
+        served = models.resolved(name, self.kind, context).served
+        return isinstance(served, NameHolder) and keep(models, served.model, 0, context)
 
     async def _answered_without_text(self, exchange: Exchange, request: _R) -> bool:
         if lets_go(request.keep_alive):
@@ -120,20 +120,24 @@ class _Endpoint(TranslatingEndpoint[_R]):
             return True
         return False
 
-    def _respond_from(self, exchange: Exchange, request: _R, generation: Generation | OtherAnswer) -> Awaitable[None]:
+    def _respond_from(
+        self, exchange: Exchange, request: _R, generation: Generation | UpstreamAnswer
+    ) -> Awaitable[None]:
         if request.stream is False:
             return self._answer(exchange, request, generation)
         lines = self._answer_of(Lines, exchange, request, generation)
         return stream(exchange, generation, lines, ending=lines.ending, content_type=_JSON_LINES, early=lines.heartbeat)
 
-    async def _answer(self, exchange: Exchange, request: _R, generation: Generation | OtherAnswer) -> None:
+    async def _answer(self, exchange: Exchange, request: _R, generation: Generation | UpstreamAnswer) -> None:
         answer = self._answer_of(Answer, exchange, request, generation)
         async for deltas in generation:
             for delta in deltas:
                 answer.add(delta)
         await exchange.respond(200, answer.end(answer.taken()))
 
-    def _answer_of(self, kind: type[_A], exchange: Exchange, request: _R, generation: Generation | OtherAnswer) -> _A:
+    def _answer_of(
+        self, kind: type[_A], exchange: Exchange, request: _R, generation: Generation | UpstreamAnswer
+    ) -> _A:
         return kind(
             request.model,
             exchange.context,
@@ -143,7 +147,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
             prompt=self._shown_prompt(request, generation),
         )
 
-    def _shown_prompt(self, request: _R, generation: Generation | OtherAnswer) -> list[int] | None:
+    def _shown_prompt(self, request: _R, generation: Generation | UpstreamAnswer) -> list[int] | None:
         """The tokens with which the answer's `context` begins; None: it has none."""
         return None
 
@@ -151,13 +155,11 @@ class _Endpoint(TranslatingEndpoint[_R]):
         """An empty request asks for the model to be loaded."""
         if not self._is_empty(request):
             return False
-        name, models = self._model_name(request), self._dataplane.models
-        exchange.context.principal.require_model(name)
-        model, _ = models.find(name, context=exchange.context)
+        model = self._loaded(request, exchange.context)
         with model.in_flight:
             await model.sleep.awake()
             if request.keep_alive is not None:
-                keep(models, model, request.keep_alive, exchange.context)
+                keep(self._dataplane.models, model, request.keep_alive, exchange.context)
         await self._answer_empty(exchange, request, "load")
         return True
 
@@ -167,8 +169,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
         await exchange.respond(200, msgspec.json.encode(body))
 
     def _model_name(self, request: _R) -> str:
-        others = self._settings.text_models.by_name
-        return model_name(request.model, lambda name: name in others or self._dataplane.models.knows(name))
+        return model_name(request.model, self._dataplane.models.__contains__)
 
     def _renamed(self, request: _R, model: str) -> _R:
         return msgspec.structs.replace(request, model=model)
@@ -177,7 +178,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
     def _is_empty(self, request: _R) -> bool: ...
 
     def _loaded(self, request: _R, context: RequestContext) -> LoadedModel:
-        return self._dataplane.models.find(self._model_name(request), context=context).model
+        return self._dataplane.models.language(self._model_name(request), context).model
 
     def _roles(self, request: _R, context: RequestContext) -> frozenset[str]:
         """Beside the common ones."""
@@ -190,7 +191,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
         messages: list[dict[str, Any]],
         context: RequestContext,
         before: Sequence[int] = (),
-    ) -> WantedText:
+    ) -> TextRequest:
         """`before`: tokens that go before the chat's."""
         name, options = self._model_name(request), request.options or Options()
         model = self._dataplane.model(name, context)
@@ -198,16 +199,16 @@ class _Endpoint(TranslatingEndpoint[_R]):
         chat = openai_chat(request, name, tools, within_openai(sampling), context, model)
         bounds = window(options, model.info.context_length, context)
 
-        async def render(shown: list[dict[str, Any]], cut: bool) -> WantedText:
+        async def render(shown: list[dict[str, Any]], cut: bool) -> TextRequest:
             variant = msgspec.structs.replace(chat, truncate_prompt_tokens=WHAT_FITS) if cut else chat
             return await chat_generation(self._dataplane, self._settings, variant, shown, context)
 
         cut = request.truncate is not False
-        wanted = await fitted_chat(messages, render, bounds, context, cut=cut)
+        text_request = await fitted_chat(messages, render, bounds, context, cut=cut)
         if before:
-            prompt = _continued(before, only_prompt(wanted), model)
-            wanted = with_prompt(wanted, bounds.shortened(prompt, "context", context, cut=cut))
-        return widened(bounds.limited(wanted), sampling, context)
+            prompt = _continued(before, only_prompt(text_request), model)
+            text_request = with_prompt(text_request, bounds.shortened(prompt, "context", context, cut=cut))
+        return widened(bounds.limited(text_request), sampling, context)
 
     def _openai_chat(
         self,
@@ -215,12 +216,12 @@ class _Endpoint(TranslatingEndpoint[_R]):
         tools: list[dict[str, Any]] | None,
         messages: list[dict[str, Any]],
         context: RequestContext,
-    ) -> OtherChat:
+    ) -> UpstreamChat:
         """For a model of another server."""
         if request.logprobs:
             raise UnsupportedError("logprobs: models of other servers are asked without.", param="logprobs")
         sampling = sampling_fields(request.options or Options(), context)
-        return other_chat(openai_chat(request, self._model_name(request), tools, sampling, context), messages)
+        return upstream_chat(openai_chat(request, self._model_name(request), tools, sampling, context), messages)
 
 
 class Chat(_Endpoint[ChatRequest]):
@@ -230,11 +231,11 @@ class Chat(_Endpoint[ChatRequest]):
     def _is_empty(self, request: ChatRequest) -> bool:
         return not request.messages
 
-    async def _generate_request(self, request: ChatRequest, context: RequestContext) -> WantedText:
+    async def _generate_request(self, request: ChatRequest, context: RequestContext) -> TextRequest:
         messages = template_messages(request.messages or (), context, self._roles(request, context))
         return await self._chat(request, request.tools, messages, context)
 
-    async def _other_chat(self, request: ChatRequest, context: RequestContext) -> OtherChat:
+    async def _upstream_chat(self, request: ChatRequest, context: RequestContext) -> UpstreamChat:
         messages = template_messages(request.messages or (), context, frozenset({ANY_ROLE}))
         return self._openai_chat(request, request.tools, messages, context)
 
@@ -245,7 +246,7 @@ class Generate(_Endpoint[GenerateRequest]):
     schema = GenerateRequest
     is_chat = False
 
-    def _parse(self, body: bytes) -> GenerateRequest:
+    def _parse(self, body: JsonBody) -> GenerateRequest:
         request = super()._parse(body)
         if request.raw and (request.system or request.context or request.template):
             message = "raw: this prompt goes to the model as it is, without system, context and template."
@@ -257,12 +258,12 @@ class Generate(_Endpoint[GenerateRequest]):
     def _is_empty(self, request: GenerateRequest) -> bool:
         return not (request.prompt or request.images)
 
-    def _shown_prompt(self, request: GenerateRequest, generation: Generation | OtherAnswer) -> list[int] | None:
+    def _shown_prompt(self, request: GenerateRequest, generation: Generation | UpstreamAnswer) -> list[int] | None:
         if request.raw or request.suffix or not isinstance(generation, Generation):
             return None
         return generation.prompt_token_ids[0]
 
-    async def _generate_request(self, request: GenerateRequest, context: RequestContext) -> WantedText:
+    async def _generate_request(self, request: GenerateRequest, context: RequestContext) -> TextRequest:
         loaded = self._loaded(request, context)
         source = None if loaded.chat_template is None else loaded.chat_template.source
         as_it_is = _goes_as_it_is(request, source)
@@ -270,7 +271,7 @@ class Generate(_Endpoint[GenerateRequest]):
             return await self._completion(request, context)
         return await self._chat(request, None, _messages(request, context), context, before=request.context or ())
 
-    async def _completion(self, request: GenerateRequest, context: RequestContext) -> WantedText:
+    async def _completion(self, request: GenerateRequest, context: RequestContext) -> TextRequest:
         name, options = self._model_name(request), request.options or Options()
         model = self._dataplane.model(name, context)
         if request.system:
@@ -281,16 +282,16 @@ class Generate(_Endpoint[GenerateRequest]):
             text = await self._tokens(request, str(text), bounds, context)
         sampling = sampling_fields(options, context)
         completion = openai_completion(request, name, text, within_openai(sampling), context)
-        wanted = completion_generate_request(completion, model, self._settings, context)
-        wanted = widened(wanted, sampling, context)
-        return wanted if request.suffix else bounds.limited(wanted)
+        text_request = completion_generate_request(completion, model, self._settings, context)
+        text_request = widened(text_request, sampling, context)
+        return text_request if request.suffix else bounds.limited(text_request)
 
     async def _tokens(self, request: GenerateRequest, text: str, bounds: Window, context: RequestContext) -> list[int]:
         cut = request.truncate is not False
         tokens = await self._dataplane.text_prompt(self._model_name(request), text, context, cut=cut)
         return bounds.shortened([*(request.context or ()), *tokens], "prompt", context, cut=cut)
 
-    async def _other_chat(self, request: GenerateRequest, context: RequestContext) -> OtherChat:
+    async def _upstream_chat(self, request: GenerateRequest, context: RequestContext) -> UpstreamChat:
         for name in ("raw", "suffix", "context", "template"):
             if getattr(request, name):
                 raise UnsupportedError(f"{name}: models of other servers are asked by chats.", param=name)

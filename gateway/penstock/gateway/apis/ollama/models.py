@@ -16,14 +16,13 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
 from penstock.gateway.apis.ollama.model_files import ModelFiles, read_model_files
 from penstock.gateway.apis.ollama.schemas import PullRequest, ShowRequest, model_name
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
-from penstock.gateway.generating.requests import parse
-from penstock.gateway.models.language.dataplane import DataPlane
-from penstock.gateway.models.language.language_models import LanguageModels
+from penstock.gateway.generating.request_reading import parse
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import Served, Upstream, upstream_of
+from penstock.gateway.models.language.models import NameHolder
+from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.settings import AppSettings
-from penstock.gateway.transports.http.text_models import TextModel, TextModels
 
 OLLAMA_VERSION = "0.12.11"
 """Of Ollama's API: what is answered here has the fields that it had then. Clients refuse versions that are too old for
@@ -60,10 +59,8 @@ class _Model:
 class Models:
     """Those that are loaded, of every kind, and those that a request would load."""
 
-    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane, others: TextModels) -> None:
-        self._dataplane = dataplane
-        self._pooling = pooling
-        self._others = others
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
         self._files: dict[str, tuple[int, ModelFiles]] = {}
         """By folder, with the time at which the model was loaded."""
 
@@ -92,23 +89,20 @@ class Models:
         return _entry(model, await self._files_of(model))
 
     def _known(self, exchange: Exchange) -> list[_Model]:
-        may_use, models = exchange.context.principal.may_use, self._dataplane.models
-        known = [_language_model(each.name, models) for each in models.served() if may_use(each.name)]
-        known += [_encoder(name, model) for name, model in self._pooling.loaded_names() if may_use(name)]
-        known += [_text_model(name, model) for name, model in self._others.by_name.items() if may_use(name)]
-        return known + [_Model(name=name) for name in models.names_on_demand() if may_use(name)]
+        may_use, listed = exchange.context.principal.may_use, self.catalogue.listed()
+        return [self._model(name, served) for name, served in listed if may_use(name)]
 
     def _named(self, tagged_name: str, exchange: Exchange) -> _Model:
-        encoders, models, others = dict(self._pooling.loaded_names()), self._dataplane.models, self._others.by_name
-        name = model_name(tagged_name, lambda each: each in encoders or each in others or models.knows(each))
+        name = model_name(tagged_name, self.catalogue.__contains__)
         exchange.context.principal.require_model(name)
-        if name in encoders:
-            return _encoder(name, encoders[name])
-        if name in others:
-            return _text_model(name, others[name])
-        if name in models.names_on_demand():
+        return self._model(name, self.catalogue.first(name))
+
+    def _model(self, name: str, served: Served | None) -> _Model:
+        if served is None:
             return _Model(name=name)
-        return _language_model(name, models)
+        if isinstance(served, NameHolder):
+            return _language_model(name, served, self.catalogue.seconds_left(served.model))
+        return _encoder(name, served) if isinstance(served, PoolingModel) else _upstream(name, served)
 
     async def _files_of(self, model: _Model) -> ModelFiles:
         """Read once for each load of a model, when they are first asked for, beside the event loop."""
@@ -121,11 +115,10 @@ class Models:
         return known[1]
 
 
-def _language_model(name: str, models: LanguageModels) -> _Model:
-    model, adapter = holder = models.find(name)
+def _language_model(name: str, holder: NameHolder, left: float | None) -> _Model:
+    model, adapter = holder
     described = holder.describe(name)
-    left = models.seconds_left(model)
-    tokens = (model.tokenizer.decode([each], skip_special_tokens=False) for each in described.info.eos_token_ids)
+    tokens = (model.tokenizer.decode([token], skip_special_tokens=False) for token in described.info.eos_token_ids)
     return _Model(
         name=name,
         created=described.created,
@@ -152,7 +145,7 @@ def _encoder(name: str, model: PoolingModel) -> _Model:
     )
 
 
-def _text_model(name: str, model: TextModel) -> _Model:
+def _upstream(name: str, model: Upstream) -> _Model:
     """Another server's is never awake here."""
     return _Model(
         name=name,
@@ -220,7 +213,7 @@ def _description(model: _Model, files: ModelFiles) -> dict[str, Any]:
         "template": model.template,
         "details": {**files.details, "parent_model": model.adapter_of},
         "model_info": {"general.architecture": family, **files.info, **known},
-        "capabilities": [each for each in model.capabilities if each in _CAPABILITIES],
+        "capabilities": [capability for capability in model.capabilities if capability in _CAPABILITIES],
         "modified_at": _modified(model, files),
     }
 
@@ -261,10 +254,10 @@ class Pull:
 
     async def _states(self, tagged_name: str, exchange: Exchange) -> list[dict[str, Any]]:
         """Raises ModelNotFoundError, NotReadyError, PermissionDeniedError."""
-        upstream = self._settings.text_models.listed()
-        name = model_name(tagged_name, upstream.__contains__)
+        catalogue = self._models.catalogue
+        name = model_name(tagged_name, catalogue.__contains__)
         layers = []
-        if name in upstream:
+        if name in catalogue and upstream_of(catalogue.first(name)) is not None:
             exchange.context.principal.require_model(name)
         else:
             layers = await self._layers(tagged_name, exchange)

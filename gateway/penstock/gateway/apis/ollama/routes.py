@@ -9,8 +9,9 @@ from penstock.gateway.apis.ollama.errors import OLLAMA
 from penstock.gateway.apis.ollama.generate import Chat, Generate
 from penstock.gateway.apis.ollama.models import Models, Pull, operators_only, show, show_all, show_running, show_version
 from penstock.gateway.apis.ollama.schemas import ChatRequest, GenerateRequest, PullRequest, ShowRequest
-from penstock.gateway.apis.pooling.plane import PoolingPlane
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.access import INFER, SEE_METADATA
 from penstock.gateway.transports.http.routes import Route
 from penstock.gateway.transports.http.settings import AppSettings
@@ -33,8 +34,8 @@ def embedding_routes(pooling: PoolingPlane, settings: AppSettings) -> list[Route
     ]
 
 
-def model_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> list[Route]:
-    models = Models(dataplane, pooling, settings.text_models)
+def model_routes(catalogue: Catalogue, settings: AppSettings) -> list[Route]:
+    models = Models(catalogue)
     shown, pull = partial(show, models, settings), Pull(models, settings).handle
     return [
         Route("GET", "/api/tags", SEE_METADATA, partial(show_all, models), OLLAMA),

@@ -130,6 +130,6 @@ class PullRequest(ShowRequest, kw_only=True):
 _TAG = ":latest"
 
 
-def model_name(given: str, is_known: Callable[[str], bool]) -> str:
+def model_name(name: str, is_known: Callable[[str], bool]) -> str:
     """Clients put a tag behind names that have none."""
-    return given.removesuffix(_TAG) if given.endswith(_TAG) and not is_known(given) else given
+    return name.removesuffix(_TAG) if name.endswith(_TAG) and not is_known(name) else name

@@ -23,8 +23,8 @@ from penstock.gateway.apis.ollama.schemas import (
 from penstock.gateway.apis.openai import schemas as openai
 from penstock.gateway.apis.openai.messages import history_arguments, reads_role
 from penstock.gateway.apis.openai.validation import MAX_LOGPROBS
-from penstock.gateway.generating.requests import media_note
-from penstock.gateway.models.language.dataplane import GenerateRequest as WantedText
+from penstock.gateway.generating.request_reading import media_note
+from penstock.gateway.models.language.dataplane import GenerateRequest as TextRequest
 from penstock.gateway.models.language.dataplane import ServedModel
 from penstock.gateway.models.language.sampling import bounded
 from penstock.gateway.models.language.structured_output import JsonSchema, ResponseFormat
@@ -83,7 +83,7 @@ def within_openai(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, **{name: _clamped(fields[name], *bounds) for name, bounds in _OPENAI_BOUNDS.items()}}
 
 
-def widened(wanted: WantedText, fields: Mapping[str, Any], context: RequestContext) -> WantedText:
+def widened(text_request: TextRequest, fields: Mapping[str, Any], context: RequestContext) -> TextRequest:
     """With those of `fields` that are outside OpenAI's bounds. What is outside the sampler's own is cut and noted."""
     changed = {}
     for name, (low, high) in _OPENAI_BOUNDS.items():
@@ -93,7 +93,11 @@ def widened(wanted: WantedText, fields: Mapping[str, Any], context: RequestConte
         changed[name] = _clamped(value, *_OWN_BOUNDS[name])
         if changed[name] != value:
             context.ignore(f"options.{name}", "it is further from 0 than the sampler computes.")
-    return replace(wanted, params=msgspec.structs.replace(wanted.params, **changed)) if changed else wanted
+    return (
+        replace(text_request, params=msgspec.structs.replace(text_request.params, **changed))
+        if changed
+        else text_request
+    )
 
 
 def _note_hints(options: Options, context: RequestContext) -> None:
@@ -215,11 +219,11 @@ def template_messages(
                 shown["reasoning_content"] = message.thinking
             if message.tool_calls:
                 shown["tool_calls"] = [
-                    _call(each.function, each.id or f"call_{number}_{n}", f"{where}.tool_calls[{n}]", context)
-                    for n, each in enumerate(message.tool_calls)
+                    _call(call.function, call.id or f"call_{number}_{n}", f"{where}.tool_calls[{n}]", context)
+                    for n, call in enumerate(message.tool_calls)
                 ]
-                for each in shown["tool_calls"]:
-                    calls.add(each["id"], each["function"]["name"])
+                for call in shown["tool_calls"]:
+                    calls.add(call["id"], call["function"]["name"])
         elif role == "tool":
             shown |= calls.answered(message, number, context)
         shaped.append(shown)
@@ -303,9 +307,9 @@ def _thinking(think: Think | None, variables: frozenset[str] | None, context: Re
     return {name: value for name, value in kwargs.items() if variables is None or name in variables}
 
 
-def _response_format(given: Format | None) -> ResponseFormat | None:
-    if not given:
+def _response_format(schema: Format | None) -> ResponseFormat | None:
+    if not schema:
         return None
-    if given == "json":
+    if schema == "json":
         return ResponseFormat(type="json_object")
-    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name="format", schema=given))
+    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name="format", schema=schema))

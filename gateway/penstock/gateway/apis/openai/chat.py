@@ -37,9 +37,10 @@ from penstock.gateway.apis.openai.schemas import CHAT, ChatMessage, ChatRequest,
 from penstock.gateway.apis.openai.tools import tool_use
 from penstock.gateway.apis.openai.validation import chat_generate_request, kept_metadata, real_tier, with_metadata
 from penstock.gateway.generating.answer_shape import answer_shape, asked_budget
-from penstock.gateway.generating.endpoint import GeneratingEndpoint, OtherChat, chat_fields
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.endpoint import GeneratingEndpoint, chat_fields
+from penstock.gateway.generating.request_reading import JsonBody, parse
 from penstock.gateway.generating.streams import Collected, collect, collecting, stream
+from penstock.gateway.models.entries import UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation, ServedModel
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
@@ -64,18 +65,18 @@ async def chat_generation(
     thinks_never = _thinks_never(request, model, context)
     kwargs = template_kwargs(request, model.template_variables, context)
     documents = template_documents(request, model.template_variables)
-    wanted = chat_generate_request(request, model, settings, context)
+    text_request = chat_generate_request(request, model, settings, context)
     budget = (
         None
         if thinks_never
         else asked_budget(
             ("thinking_token_budget", request.thinking_token_budget),
             ("max_reasoning_tokens", request.max_reasoning_tokens),
-            max_tokens=wanted.params.max_tokens,
+            max_tokens=text_request.params.max_tokens,
         )
     )
     show_reasoning = request.include_reasoning is not False
-    shape = answer_shape(model, use, wanted.params.grammar, show_reasoning=show_reasoning, budget=budget)
+    shape = answer_shape(model, use, text_request.params.grammar, show_reasoning=show_reasoning, budget=budget)
     prompt = await dataplane.chat_prompt(
         request.model,
         messages,
@@ -85,9 +86,9 @@ async def chat_generation(
         tools=use.shown if use.tools else None,
         documents=documents,
         template_kwargs=kwargs,
-        cut=wanted.truncation is not None,
+        cut=text_request.truncation is not None,
     )
-    return shape.applied(wanted, prompt)
+    return shape.applied(text_request, prompt)
 
 
 def _thinks_never(request: ChatRequest, model: ServedModel, context: RequestContext) -> bool:
@@ -134,13 +135,13 @@ def shown_messages(chat_id: str, messages: Sequence[ChatMessage]) -> list[dict[s
 
 
 def _shown(message_id: str, message: ChatMessage) -> dict[str, Any]:
-    given = present(msgspec.to_builtins(message))
-    content = given.pop("content", None)
-    if "tool_calls" in given:
-        given["tool_calls"] = [present(call) for call in given["tool_calls"]]
+    fields = present(msgspec.to_builtins(message))
+    content = fields.pop("content", None)
+    if "tool_calls" in fields:
+        fields["tool_calls"] = [present(call) for call in fields["tool_calls"]]
     in_parts = isinstance(content, list)
     contents = {"content": None if in_parts else content, "content_parts": content if in_parts else None}
-    return {"id": message_id, "name": None, **given, **contents}
+    return {"id": message_id, "name": None, **fields, **contents}
 
 
 _text_frames = partial(Frames, opening=b'"delta":{"content":', closing=b"}")
@@ -150,7 +151,7 @@ _formed_call_frames = partial(FormedCallFrames, opening=b'"delta":')
 
 
 class ChatCompletions(GeneratingEndpoint[ChatRequest]):
-    text_api = "chat"
+    passes_body = True
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         super().__init__(dataplane, settings, resumable)
         self._keeper = keeper
 
-    def _parse(self, body: bytes) -> ChatRequest:
+    def _parse(self, body: JsonBody) -> ChatRequest:
         request = parse(body, ChatRequest, CHAT)
         if request.store and self._keeper is None:
             raise UnsupportedError("store: lines of batches are not kept.", param="store")
@@ -181,23 +182,23 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         return await chat_generation(self._dataplane, self._settings, request, messages, context)
 
     def _respond(
-        self, exchange: Exchange, request: ChatRequest, wanted: GenerateRequest, generation: Generation
+        self, exchange: Exchange, request: ChatRequest, text_request: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
         if request.stream:
-            return self._stream(exchange, request, wanted, generation, _frames(request, wanted))
-        return self._answer(exchange, request, wanted, generation)
+            return self._stream(exchange, request, text_request, generation, _frames(request, text_request))
+        return self._answer(exchange, request, text_request, generation)
 
     def _stream(
         self,
         exchange: Exchange,
         request: ChatRequest,
-        wanted: GenerateRequest,
+        text_request: GenerateRequest,
         generation: Generation,
         make_frames: Callable[..., Frames],
     ) -> Awaitable[None]:
         options = request.stream_options or StreamOptions()
         count, echoed = request.n or 1, echoed_text(request)
-        head = self._head("chat.completion.chunk", request, wanted)
+        head = self._head("chat.completion.chunk", request, text_request)
         collected = [Collected() for _ in range(count)]
         frames = make_frames(
             head,
@@ -223,10 +224,10 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         return stream(exchange, deltas, frames, opening=roles, ending=ending)
 
     async def _answer(
-        self, exchange: Exchange, request: ChatRequest, wanted: GenerateRequest, generation: Generation
+        self, exchange: Exchange, request: ChatRequest, text_request: GenerateRequest, generation: Generation
     ) -> None:
         collected = await collect(generation, request.n or 1)
-        head = self._head("chat.completion", request, wanted)
+        head = self._head("chat.completion", request, text_request)
         body = self._body(request, head, generation, collected)
         if request.store:
             self._keep(exchange, request, head, body)
@@ -239,7 +240,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
             extra["prompt_token_ids"] = generation.prompt_token_ids[0]
         if request.prompt_logprobs is not None and generation.prompt_logprobs is not None:
             extra["prompt_logprobs"] = prompt_logprobs(generation.prompt_logprobs[0], request.prompt_logprobs)
-        choices = [_choice(request, index, each) for index, each in enumerate(collected)]
+        choices = [_choice(request, index, choice) for index, choice in enumerate(collected)]
         return spliced(head, choices=choices, usage=chat_usage(generation.usage), **extra)
 
     def _keep(self, exchange: Exchange, request: ChatRequest, head: Head, body: bytes) -> None:
@@ -248,15 +249,15 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
             chat = StoredChat(head.id, request.model, body, messages, request.metadata or {})
             self._keeper.keep(exchange.context.tenant, chat)
 
-    def _head(self, kind: str, request: ChatRequest, wanted: GenerateRequest) -> Head:
+    def _head(self, kind: str, request: ChatRequest, text_request: GenerateRequest) -> Head:
         tier: str | msgspec.UnsetType = msgspec.UNSET
         if request.service_tier is not None:
-            tier = real_tier(request.service_tier, wanted)
+            tier = real_tier(request.service_tier, text_request)
         return new_head(ID_PREFIX, kind, request.model, self._settings.system_fingerprint, tier)
 
 
-def _frames(request: ChatRequest, wanted: GenerateRequest) -> Callable[..., Frames]:
-    if not wanted.stages:
+def _frames(request: ChatRequest, text_request: GenerateRequest) -> Callable[..., Frames]:
+    if not text_request.stages:
         return _text_frames
     forms, named = call_forms(request), _names_tool(request)
     if forms != FUNCTIONS:
@@ -282,7 +283,7 @@ def _names_tool(request: ChatRequest) -> bool:
     return isinstance(choice, dict) and not choice.keys().isdisjoint(("function", "custom", "name"))
 
 
-def other_chat(request: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> OtherChat:
+def upstream_chat(request: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> UpstreamChat:
     """`messages` are as chat templates know them; those of `request` are not read."""
     fields = msgspec.to_builtins(request)
     shows = fields.pop("include_reasoning") is not False
@@ -294,7 +295,7 @@ def other_chat(request: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> O
         if "json_schema" in form:
             form["json_schema"] = present(form["json_schema"])
         fields["response_format"] = form
-    return OtherChat(chat_fields(fields, messages), show_reasoning=shows)
+    return UpstreamChat(chat_fields(fields, messages), show_reasoning=shows)
 
 
 def present(fields: Mapping[str, Any]) -> dict[str, Any]:

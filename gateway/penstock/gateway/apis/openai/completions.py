@@ -24,8 +24,9 @@ from penstock.gateway.apis.openai.objects import (
 from penstock.gateway.apis.openai.schemas import COMPLETION, CompletionRequest, StreamOptions
 from penstock.gateway.apis.openai.validation import completion_generate_request
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import JsonBody, parse
 from penstock.gateway.generating.streams import Collected, collect, stream
+from penstock.gateway.models.entries import Kind
 from penstock.gateway.models.language.choice_output import whole_characters
 from penstock.gateway.models.language.dataplane import ChoiceDelta, GenerateRequest, Generation, TokenLogprob, Usage
 from penstock.gateway.requests.context import RequestContext
@@ -36,16 +37,16 @@ class CompletionResult:
     """A generation as the caller wants to see it: with the prompts echoed, and without the one token that an engine
     makes even where none was asked for."""
 
-    def __init__(self, request: CompletionRequest, wanted: GenerateRequest, generation: Generation) -> None:
+    def __init__(self, request: CompletionRequest, text_request: GenerateRequest, generation: Generation) -> None:
         self._request = request
-        self._n = wanted.n
-        shown = wanted.prompts if wanted.truncation is None else generation.prompt_token_ids
-        self._echo = Echo(generation, shown, wanted.n) if request.echo else None
+        self._n = text_request.n
+        shown = text_request.prompts if text_request.truncation is None else generation.prompt_token_ids
+        self._echo = Echo(generation, shown, text_request.n) if request.echo else None
         self._only_echo = request.max_tokens == 0
         self._echoed: set[int] = set()
         self._named: set[int] = set()
         self.generation = generation
-        self.choices = len(wanted.prompts) * wanted.n
+        self.choices = len(text_request.prompts) * text_request.n
 
     @property
     def usage(self) -> Usage:
@@ -166,14 +167,15 @@ def _place(shown: str, text: str, begin: int, lost: int) -> tuple[int, int] | No
     bare = shown.removeprefix(" ")
     if text.startswith(bare, begin):  # a tokenizer marks the beginning of a word, though there is no space
         return begin, begin + len(bare)
-    found = text.find(shown, begin, begin + len(shown) + lost + _FARTHEST) if lost else -1
-    return None if found < 0 else (found, found + len(shown))
+    place = text.find(shown, begin, begin + len(shown) + lost + _FARTHEST) if lost else -1
+    return None if place < 0 else (place, place + len(shown))
 
 
 class Completions(GeneratingEndpoint[CompletionRequest]):
-    text_api = "completions"
+    kind = Kind.COMPLETIONS
+    passes_body = True
 
-    def _parse(self, body: bytes) -> CompletionRequest:
+    def _parse(self, body: JsonBody) -> CompletionRequest:
         return parse(body, CompletionRequest, COMPLETION)
 
     def _model_name(self, request: CompletionRequest) -> str:
@@ -184,10 +186,10 @@ class Completions(GeneratingEndpoint[CompletionRequest]):
         return completion_generate_request(request, model, self._settings, context)
 
     def _respond(
-        self, exchange: Exchange, request: CompletionRequest, wanted: GenerateRequest, generation: Generation
+        self, exchange: Exchange, request: CompletionRequest, text_request: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
         respond = self._stream if request.stream else self._answer
-        return respond(exchange, request, CompletionResult(request, wanted, generation))
+        return respond(exchange, request, CompletionResult(request, text_request, generation))
 
     def _stream(self, exchange: Exchange, request: CompletionRequest, result: CompletionResult) -> Awaitable[None]:
         options = request.stream_options or StreamOptions()
@@ -209,6 +211,6 @@ class Completions(GeneratingEndpoint[CompletionRequest]):
     async def _answer(self, exchange: Exchange, request: CompletionRequest, result: CompletionResult) -> None:
         collected = await collect(result.deltas(), result.choices)
         head = new_head("cmpl", "text_completion", request.model, self._settings.system_fingerprint)
-        choices = [result.choice(index, each) for index, each in enumerate(collected)]
+        choices = [result.choice(index, choice) for index, choice in enumerate(collected)]
         body = spliced(head, choices=choices, usage=usage_object(result.usage))
         await exchange.respond(200, body)

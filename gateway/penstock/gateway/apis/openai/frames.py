@@ -148,7 +148,7 @@ class PartFrames(Frames):
         fields["finish_reason"] = finish_reason(
             delta.finish_reason, called=self.reports_calls and index in self._with_calls, forms=self.forms
         )
-        *before, last = [_encode(each) for each in self._shown(index, parts, ended=delta.finish_reason is not None)]
+        *before, last = [_encode(chunk) for chunk in self._shown(index, parts, ended=delta.finish_reason is not None)]
         return [*(self._chunk(index, part, _BARE) for part in before), self._chunk(index, last, fields)]
 
     def _shown(self, index: int, parts: Sequence[Part], *, ended: bool) -> Sequence[dict[str, object]]:

@@ -13,7 +13,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.openai.schemas import ChatMessage, ChatRequest, ContentPart, ToolCall
 from penstock.gateway.apis.openai.tools import custom_arguments
 from penstock.gateway.generating.answer_shape import MALFORMED
-from penstock.gateway.generating.requests import media_note
+from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.requests.bounded_json import decode_json
 from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import ANY_ROLE, ChatTemplateError, check_kwargs
@@ -161,8 +161,8 @@ def _message(
     return result
 
 
-def _role(given: str, where: str, roles: frozenset[str]) -> str:
-    role = "tool" if given in _RESULTS else _ROLES.get(given) or (given if reads_role(given, roles) else None)
+def _role(name: str, where: str, roles: frozenset[str]) -> str:
+    role = "tool" if name in _RESULTS else _ROLES.get(name) or (name if reads_role(name, roles) else None)
     if role is None:
         *known, last = [*_ROLES, *sorted(roles - {ANY_ROLE})]
         text = f"{where}.role must be {', '.join(known)} or {last}."
@@ -222,7 +222,7 @@ def _document(data: object) -> str | None:
 def _tool_calls(message: ChatMessage, number: int, calls: _OpenCalls, context: RequestContext) -> list[dict[str, Any]]:
     """With ids: a call that has none gets one by its place."""
     where = f"messages[{number}]"
-    sent = [(each, f"{where}.tool_calls[{n}]") for n, each in enumerate(message.tool_calls or ())]
+    sent = [(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls or ())]
     if message.function_call is not None:
         sent.append((ToolCall(message.function_call), f"{where}.function_call"))
     shown = []

@@ -12,17 +12,17 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, UnsupportedError
 from penstock.gateway.apis.kserve.store import ModelStore, NotExplicitError
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.errors import HttpError
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import Served
 from penstock.gateway.models.language.adapter_control import AdapterControl
-from penstock.gateway.models.language.dataplane import DataPlane, ServedModel
-from penstock.gateway.models.language.models import LoadedModel
+from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.language.models import LoadedModel, NameHolder
+from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.requests.bounded_json import decode_json
 from penstock.gateway.requests.context import Principal
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.settings import AppSettings
-from penstock.gateway.transports.http.text_models import TextModel, TextModels
 
 
 class ModelObject(msgspec.Struct):
@@ -41,23 +41,17 @@ class ModelObject(msgspec.Struct):
 class ModelObjects:
     """All models that a caller may see, of whatever kind."""
 
-    def __init__(self, dataplane: DataPlane, pooling: PoolingPlane, others: TextModels) -> None:
-        self._dataplane = dataplane
-        self._pooling = pooling
-        self._others = others
+    def __init__(self, models: Catalogue) -> None:
+        self._models = models
 
     def all(self, principal: Principal) -> list[ModelObject]:
-        objects = [_model_object(model) for model in self._dataplane.models.served()]
-        objects += [_pooling_object(name, model) for name, model in self._pooling.loaded_names()]
-        objects += [_unloaded(name) for name in self._dataplane.models.names_on_demand()]
-        objects += [_text_object(name, model) for name, model in self._others.listed().items()]
-        return [each for each in objects if principal.may_use(each.id)]
+        return [_model_object(name, served) for name, served in self._models.listed() if principal.may_use(name)]
 
     def one(self, name: str, principal: Principal) -> ModelObject:
         """Raises ModelNotFoundError, NotReadyError, PermissionDeniedError."""
-        found = self._found(name)
+        model = _model_object(name, self._models.first(name))
         principal.require_model(name)
-        return found
+        return model
 
     async def show_all(self, exchange: Exchange) -> None:
         data = self.all(exchange.context.principal)
@@ -66,19 +60,6 @@ class ModelObjects:
     async def show(self, exchange: Exchange) -> None:
         """The id is all of the path after /v1/models/: names may hold slashes."""
         await exchange.respond(200, msgspec.json.encode(self.one(exchange.names["name"], exchange.context.principal)))
-
-    def _found(self, name: str) -> ModelObject:
-        pooling = dict(self._pooling.loaded_names()).get(name)
-        if pooling is None and self._pooling.has(name):
-            pooling = self._pooling.find_own(name)  # says that it is loading
-        if pooling is not None:
-            return _pooling_object(name, pooling)
-        others = self._others.listed()
-        if name in others:
-            return _text_object(name, others[name])
-        if name in self._dataplane.models.names_on_demand():
-            return _unloaded(name)
-        return _model_object(self._dataplane.model(name))
 
 
 class ModelControl:
@@ -124,22 +105,22 @@ def _unloaded(name: str) -> ModelObject:
     return ModelObject(name, 0, name, None, None, [])
 
 
-def _model_object(model: ServedModel) -> ModelObject:
-    length = model.info.context_length
-    return ModelObject(model.name, model.created, model.root, length, model.parent, model.capabilities)
-
-
-def _pooling_object(name: str, model: PoolingModel) -> ModelObject:
-    return ModelObject(name, model.created, model.root, model.source.info.max_tokens, None, model.capabilities)
+def _model_object(name: str, served: Served | None) -> ModelObject:
+    if served is None:
+        return _unloaded(name)
+    if isinstance(served, PoolingModel):
+        length = served.source.info.max_tokens
+        return ModelObject(name, served.created, served.root, length, None, served.capabilities)
+    if isinstance(served, NameHolder):
+        model = served.describe(name)
+        length = model.info.context_length
+        return ModelObject(name, model.created, model.root, length, model.parent, model.capabilities)
+    capabilities = [_CAPABILITIES[api] for api in served.apis]
+    return ModelObject(name, served.created, served.root, None, None, capabilities, owned_by=served.owner)
 
 
 _CAPABILITIES = {"chat": "chat", "completions": "completion", "embeddings": "embedding"}
 """By what a model can be asked by."""
-
-
-def _text_object(name: str, model: TextModel) -> ModelObject:
-    capabilities = [_CAPABILITIES[api] for api in model.apis]
-    return ModelObject(name, model.created, model.root, None, None, capabilities, owned_by=model.owner)
 
 
 # POST /sleep, /wake_up and /reset_prefix_cache, and GET /is_sleeping, as vLLM's server has them.
@@ -160,7 +141,7 @@ async def control(dataplane: DataPlane, act: Act, takes: Sequence[str], exchange
         raise InvalidRequestError(f"{name[:64]} is not supported here.", param=name[:64])
     if "model" in query:
         exchange.context.principal.require_model(query["model"])
-        models = [dataplane.models.find(query["model"])[0]]
+        models = [dataplane.models.own_language(query["model"]).model]
     else:
         models = [model for _, model in dataplane.models.loaded()]
     with exchange.call() as call:

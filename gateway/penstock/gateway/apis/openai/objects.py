@@ -184,7 +184,7 @@ def completion_logprobs(entries: Sequence[TokenLogprob], begin: int) -> Completi
         else:
             candidates: list[Candidate] = [*entry.top, entry]
             result.token_logprobs.append(_finite(entry.logprob))
-            result.top_logprobs.append({each.token: _finite(each.logprob) for each in candidates})
+            result.top_logprobs.append({candidate.token: _finite(candidate.logprob) for candidate in candidates})
     return result
 
 
@@ -195,14 +195,14 @@ def prompt_logprobs(entries: Sequence[TokenLogprob | None], count: int) -> list[
 
 def _at_a_place(entry: TokenLogprob, count: int) -> dict[int, PromptLogprob]:
     likeliest = {
-        each.token_id: PromptLogprob(_finite(each.logprob), rank, each.token)
-        for rank, each in enumerate(entry.top[:count], 1)
+        candidate.token_id: PromptLogprob(_finite(candidate.logprob), rank, candidate.token)
+        for rank, candidate in enumerate(entry.top[:count], 1)
     }
     return {entry.token_id: PromptLogprob(_finite(entry.logprob), entry.rank, entry.token)} | likeliest
 
 
 def _content(entry: TokenLogprob) -> ContentLogprob:
-    top = [TopLogprob(each.token, _finite(each.logprob), each.bytes) for each in entry.top]
+    top = [TopLogprob(candidate.token, _finite(candidate.logprob), candidate.bytes) for candidate in entry.top]
     return ContentLogprob(entry.token, _finite(entry.logprob), entry.bytes, top)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -56,11 +56,12 @@ from penstock.gateway.apis.openai.tensor_requests import (
     tensor_inputs,
 )
 from penstock.gateway.apis.openai.validation import kept_metadata, with_metadata
-from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.generating.streams import Collected, collect, stream
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.entries import UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.choice_output import ChoiceDelta
-from penstock.gateway.models.language.dataplane import DataPlane, Usage
+from penstock.gateway.models.language.dataplane import Usage
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
 from penstock.gateway.models.language.sampling import stop_strings
 from penstock.gateway.requests.context import RequestContext
@@ -79,54 +80,43 @@ _FINISH = frozenset({"stop", "length"})
 
 
 class TensorModels:
-    """Keeps the text models of a server (`TextModels`) as the repository's are."""
+    """Keeps the names of such models in the catalogue as the repository's are."""
 
-    def __init__(
-        self,
-        kserve: KServe,
-        models: Callable[[], Iterable[InferModel]],
-        dataplane: DataPlane,
-        settings: AppSettings,
-    ) -> None:
-        """`models`: all that serve, by name and version."""
+    def __init__(self, kserve: KServe, catalogue: Catalogue, settings: AppSettings) -> None:
         self._kserve = kserve
-        self._models = models
-        self._dataplane = dataplane
+        self._catalogue = catalogue
         self._settings = settings
         self._known: dict[str, TensorModel] = {}
 
     def look(self) -> None:
         """To be called whenever models have come or gone."""
-        by_name = self._settings.text_models.by_name
-        newest = {model.name: model for model in self._models() if self._is_ours(model)}
+        served = [serving.by_version[""] for _, serving in self._catalogue.deployments()]
+        newest = {model.name: model for model in served if self._is_ours(model)}
         for name, known in list(self._known.items()):
-            if newest.get(name) is not known.model:
-                del self._known[name]
-                self._dataplane.models.refusals.pop(name, None)
-                if by_name.get(name) is known:  # else another server's model has the name by now
-                    del by_name[name]
+            if newest.get(name) is not known.model and self._known.pop(name, None) is known:
+                self._catalogue.remove(known)
         for name, model in newest.items():
-            if name not in by_name:
-                by_name[name] = self._known[name] = TensorModel(model, self._kserve, self._settings)
-                self._dataplane.models.refusals[name] = _REFUSAL.format(name=name)
+            if name not in self._known:
+                self._known[name] = TensorModel(model, self._kserve, self._settings)
+                self._catalogue.add(self._known[name])
 
     def _is_ours(self, model: InferModel) -> bool:
-        """Other servers' models, and others that do not generate, have reserved their names; language models of this
-        server are served as such."""
-        language = self._dataplane.models
-        taken = language.is_reserved(model.name) or language.knows(model.name)
-        return not taken and not isinstance(uncached(model), LanguageModel) and takes_text(model.signature)
+        """Not one whose name a model of another kind has taken."""
+        is_free = self._catalogue.model(model.name) in (None, self._known.get(model.name))
+        return is_free and not isinstance(uncached(model), LanguageModel) and takes_text(model.signature)
 
 
 class TensorModel:
-    """Implements TextModel and OtherModel for one model, which is found by its name again for each request."""
+    """Implements Upstream for one model, which is found by its name again for each request."""
 
     apis: tuple[str, ...] = ("chat", "completions")
     owner = "penstock"
+    refusal = _REFUSAL
+    gives_way = True
 
     def __init__(self, model: InferModel, kserve: KServe, settings: AppSettings) -> None:
         self.model = model
-        self._name = model.name
+        self.name = model.name
         self._created = int(time.time())
         self._kserve = kserve
         self._settings = settings
@@ -137,7 +127,7 @@ class TensorModel:
 
     @property
     def root(self) -> str:
-        return self._name
+        return self.name
 
     @property
     def folder(self) -> str:
@@ -151,45 +141,47 @@ class TensorModel:
         elif api == "completions":
             await self._answer_completion(exchange, parse(body, CompletionRequest, COMPLETION))
         else:
-            raise UnsupportedError(f"The model `{self._name}` gives no embeddings.", param="model")
+            raise UnsupportedError(f"The model `{self.name}` gives no embeddings.", param="model")
         return None
 
     @asynccontextmanager
     async def chat(
-        self, exchange: Exchange, chat: OtherChat, *, pulse: float | None
-    ) -> AsyncIterator[OtherAnswer | str]:
-        """As OtherModel has it."""
-        request = msgspec.convert({**chat.fields, "model": self._name, "stream": True}, ChatRequest)
-        async with self._asked(exchange, request, await self._chat_prompt(request, exchange), pulse) as answer:
+        self, exchange: Exchange, chat: UpstreamChat, *, pulse: float | None
+    ) -> AsyncIterator[UpstreamAnswer | str]:
+        """As Upstream has it."""
+        request = msgspec.convert({**chat.fields, "model": self.name, "stream": True}, ChatRequest)
+        async with self._inference(exchange, request, await self._chat_prompt(request, exchange), pulse) as answer:
             yield answer
 
     async def _answer_chat(self, exchange: Exchange, request: ChatRequest) -> None:
         context = exchange.context
         request.metadata = kept_metadata(request.metadata, context)
-        async with self._asked(exchange, request, await self._chat_prompt(request, exchange), self._pulse) as answer:
+        async with self._inference(
+            exchange, request, await self._chat_prompt(request, exchange), self._pulse
+        ) as answer:
             if request.stream:
                 head = self._head("chatcmpl", "chat.completion.chunk", request)
                 frames = _frames(head, request, opening=b'"delta":{"content":', closing=b"}")
                 ending = partial(_ending, frames, request, answer, chat_usage)
                 await stream(exchange, answer, frames, opening=partial(frames.role, 0, None), ending=ending)
                 return
-            [found] = await collect(answer, 1)
-            message = AssistantMessage(found.text)
-            choice = ChatChoice(index=0, message=message, logprobs=None, **_end_of(found))
+            [collected] = await collect(answer, 1)
+            message = AssistantMessage(collected.text)
+            choice = ChatChoice(index=0, message=message, logprobs=None, **_end_of(collected))
             usage = chat_usage(answer.usage) if answer.counted else None
             body = spliced(self._head("chatcmpl", "chat.completion", request), choices=[choice], usage=usage)
             await exchange.respond(200, with_metadata(body, request.metadata) if request.metadata else body)
 
     async def _answer_completion(self, exchange: Exchange, request: CompletionRequest) -> None:
         head = self._head("cmpl", "text_completion", request)
-        async with self._asked(exchange, request, only_prompt(request), self._pulse) as answer:
+        async with self._inference(exchange, request, only_prompt(request), self._pulse) as answer:
             if request.stream:
                 frames = _frames(head, request, opening=b'"text":')
                 ending = partial(_ending, frames, request, answer, usage_object)
                 await stream(exchange, answer, frames, ending=ending)
                 return
-            [found] = await collect(answer, 1)
-            choice = CompletionChoice(index=0, text=found.text, logprobs=None, **_end_of(found))
+            [collected] = await collect(answer, 1)
+            choice = CompletionChoice(index=0, text=collected.text, logprobs=None, **_end_of(collected))
             usage = usage_object(answer.usage) if answer.counted else None
             await exchange.respond(200, spliced(head, choices=[choice], usage=usage))
 
@@ -202,9 +194,9 @@ class TensorModel:
 
     async def _chat_prompt(self, request: ChatRequest, exchange: Exchange) -> str:
         """Raises PenstockError."""
-        exchange.context.principal.require_model(self._name)
+        exchange.context.principal.require_model(self.name)
         return await self._kserve.pools.text.run(
-            sum(len(str(each.content)) for each in request.messages), self._rendered, request, exchange.context
+            sum(len(str(message.content)) for message in request.messages), self._rendered, request, exchange.context
         )
 
     def _rendered(self, request: ChatRequest, context: RequestContext) -> str:
@@ -231,18 +223,18 @@ class TensorModel:
                 if source := files.chat_templates.get("default"):
                     return ChatTemplate(source, files.special_tokens)
         except (TokenizerError, ChatTemplateError) as error:
-            raise EngineError(f"The chat template of the model `{self._name}` cannot be used: {error}") from None
+            raise EngineError(f"The chat template of the model `{self.name}` cannot be used: {error}") from None
         return None
 
     @asynccontextmanager
-    async def _asked(
+    async def _inference(
         self, exchange: Exchange, request: CommonRequest, prompt: str, pulse: float | None
     ) -> AsyncIterator[_Answer]:
         """Raises PenstockError."""
         context = exchange.context
         plane = self._kserve.plane
         exchange.read_deadline()
-        model = await plane.find(self._name, "", context)
+        model = await plane.find(self.name, "", context)
         check_request(request)
         note_ignored(request, context)
         inner = InferRequest(inputs=tensor_inputs(model.signature, request, prompt, context))
@@ -258,7 +250,7 @@ class TensorModel:
 
 
 class _Answer:
-    """Implements OtherAnswer."""
+    """Implements UpstreamAnswer."""
 
     deltas: AsyncGenerator[list[ChoiceDelta], None]
 
@@ -390,5 +382,5 @@ def _ending(frames: Frames, request: CommonRequest, answer: _Answer, usage: Call
     return frames.end(usage(answer.usage) if shows else None)
 
 
-def _end_of(found: Collected) -> dict[str, Any]:
-    return {"finish_reason": found.finish_reason, "stop_reason": found.stop_reason}
+def _end_of(collected: Collected) -> dict[str, Any]:
+    return {"finish_reason": collected.finish_reason, "stop_reason": collected.stop_reason}

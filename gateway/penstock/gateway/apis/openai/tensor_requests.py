@@ -155,17 +155,17 @@ def _fields_as_inputs(
     signature: ModelSignature, sampling: Mapping[str, Any], context: RequestContext
 ) -> dict[str, Any]:
     """Stop strings hold anyway: the answer is cut here. Raises UnsupportedError."""
-    found: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for name, value in sampling.items():
         if name in ("stop", "include_stop_str_in_output"):
-            found[_STOPS] = [text.encode() for text in sampling.get("stop", ())]
+            inputs[_STOPS] = [text.encode() for text in sampling.get("stop", ())]
         elif name in _NUMBERS and name in signature.inputs:
-            found[name] = value
+            inputs[name] = value
         elif name in _SOFT:
             context.ignore(name, "this model has no input for it.")
         elif value or name == "seed":
             raise UnsupportedError(f"{name}: this model has no input for it.", param=name)
-    return found if found.get(_STOPS) else {name: value for name, value in found.items() if name != _STOPS}
+    return inputs if inputs.get(_STOPS) else {name: value for name, value in inputs.items() if name != _STOPS}
 
 
 def _tensor(signature: ModelSignature, tensor: TensorSignature, value: Any) -> Tensor:

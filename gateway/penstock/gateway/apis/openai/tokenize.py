@@ -20,7 +20,8 @@ from penstock.gateway.apis.openai.messages import (
 from penstock.gateway.apis.openai.schemas import CHAT, ChatMessage, ChatRequest
 from penstock.gateway.apis.openai.tools import tool_use
 from penstock.gateway.generating.answer_shape import check_tool_parser
-from penstock.gateway.generating.requests import language_model, parse
+from penstock.gateway.generating.request_reading import default_model, parse
+from penstock.gateway.models.entries import Kind
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
@@ -63,17 +64,17 @@ class _Endpoint(ABC):
     async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
         """Raises PenstockError."""
 
-    async def _arrived(self, given: str, context: RequestContext) -> str:
-        """The name of the model, which is loaded if there is one of this name."""
-        name = given or language_model(self._settings, context, self._dataplane.models)
-        await self._dataplane.models.load_on_demand(name, context)
+    async def _model_name(self, name: str, context: RequestContext) -> str:
+        """The name of the model, which is found from now on. Raises PenstockError."""
+        name = name or default_model(self._settings, context, self._dataplane.models)
+        await self._dataplane.models.find(name, Kind.TOKENS, context)
         return name
 
 
 class Tokenize(_Endpoint):
     async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
         request = parse(body, TokenizeRequest, TOKENIZE)
-        name = await self._arrived(request.model, context)
+        name = await self._model_name(request.model, context)
         tokens = await self._tokens(request, name, context)
 
         def strings(tokenizer: Tokenizer) -> list[str]:
@@ -119,7 +120,7 @@ class Tokenize(_Endpoint):
 class Detokenize(_Endpoint):
     async def _answer(self, body: bytes, context: RequestContext) -> dict[str, object]:
         request = parse(body, DetokenizeRequest, {})
-        name, tokens = await self._arrived(request.model, context), request.tokens
+        name, tokens = await self._model_name(request.model, context), request.tokens
         if tokens and not 0 <= min(tokens) <= max(tokens) < self._dataplane.model(name, context).info.vocab_size:
             raise InvalidRequestError("tokens: a token id is not in the vocabulary.", param="tokens")
 
@@ -136,9 +137,8 @@ _OF_ITS_MAKER = frozenset({"auto_map", "name_or_path"})
 async def tokenizer_info(dataplane: DataPlane, settings: AppSettings, exchange: Exchange) -> None:
     """What the model's tokenizer_config.json says, with the chat template that is used. `model` may be left out where
     there is only one."""
-    name = exchange.query.get("model") or language_model(settings, exchange.context, dataplane.models)
-    exchange.context.principal.require_model(name)
-    model = dataplane.models.find(name, context=exchange.context).model
+    name = exchange.query.get("model") or default_model(settings, exchange.context, dataplane.models)
+    model = dataplane.models.language(name, exchange.context).model
     config = {} if model.texts is None else await asyncio.to_thread(_config_of, Path(model.texts.folder))
     template = model.chat_template
     fields = {"tokenizer_class": None, **config, **model.tokenizer.special_tokens}

@@ -117,10 +117,10 @@ def custom_input(arguments: str) -> str:
     """The text that a model has written as the argument of a custom tool. Where it has written something else, or was
     cut off, all that it has written."""
     try:
-        found = msgspec.json.decode(arguments, type=dict[str, Any]).get(INPUT)
+        value = msgspec.json.decode(arguments, type=dict[str, Any]).get(INPUT)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return arguments
-    return found if isinstance(found, str) else arguments
+    return value if isinstance(value, str) else arguments
 
 
 def _chosen(request: ChatRequest, tools: list[Tool]) -> ToolUse:
@@ -147,14 +147,14 @@ def _named_tool(choice: dict[str, Any]) -> str:
 
 
 def _named(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
-    wanted = set(names)
-    unknown = wanted - {tool.name for tool in tools}
+    chosen = set(names)
+    unknown = chosen - {tool.name for tool in tools}
     if unknown:
         name = echoed(next(name for name in names if name in unknown))
         raise InvalidRequestError(f"tool_choice names {name}, which is not in tools.", param="tool_choice")
-    if not wanted:
+    if not chosen:
         raise InvalidRequestError("tool_choice names no tool.", param="tool_choice")
-    return [tool for tool in tools if tool.name in wanted]
+    return [tool for tool in tools if tool.name in chosen]
 
 
 def _converted(choice: dict[str, Any], kind: type[_C]) -> _C:

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.apis.openai.schemas import ChatRequest, CommonRequest, CompletionRequest, ServiceTier
-from penstock.gateway.generating.requests import fair_tenant, texts_or_ids
+from penstock.gateway.generating.request_reading import fair_tenant, texts_or_ids
 from penstock.gateway.models.language.dataplane import GenerateRequest, ServedModel
 from penstock.gateway.models.language.prompts import truncation
 from penstock.gateway.models.language.sampling import bad_words, bounded, priority_level, sampling_params, stop_strings
@@ -25,10 +25,10 @@ _MAX_KEY, _MAX_VALUE = 64, 512
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:
     """OpenAI's bounds. Raises InvalidRequestError."""
-    given = metadata or {}
-    if len(given) > _MAX_PAIRS:
+    pairs = metadata or {}
+    if len(pairs) > _MAX_PAIRS:
         raise InvalidRequestError(f"metadata: at most {_MAX_PAIRS} pairs are allowed.", param="metadata")
-    if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in given.items()):
+    if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in pairs.items()):
         message = f"metadata: keys may have {_MAX_KEY} characters, values {_MAX_VALUE}."
         raise InvalidRequestError(message, param="metadata")
 
@@ -68,12 +68,12 @@ def tier_priority(tier: ServiceTier | None, policy: str) -> int:
     return _LEVELS.get(tier or "", 0) if policy == "priority" else 0
 
 
-def real_tier(tier: ServiceTier | None, wanted: GenerateRequest) -> str:
+def real_tier(tier: ServiceTier | None, text_request: GenerateRequest) -> str:
     """How the request is really served, in OpenAI's words: a key may keep its requests from running early."""
-    asked, level = _LEVELS.get(tier or "", 0), wanted.level
-    if asked < 0 and level < 0:
+    requested, level = _LEVELS.get(tier or "", 0), text_request.level
+    if requested < 0 and level < 0:
         return "priority"
-    return "flex" if asked > 0 and level > 0 else "default"
+    return "flex" if requested > 0 and level > 0 else "default"
 
 
 MAX_N = 128
@@ -136,7 +136,7 @@ def completion_generate_request(
     if max_tokens != WHAT_FITS:
         bounded(max_tokens, "max_tokens", 0 if request.echo else 1, _MAX_TOKENS)
     prompts = texts_or_ids(request.prompt, model.info.vocab_size, MAX_PROMPTS, "prompt")
-    wanted = _generate_request(
+    text_request = _generate_request(
         request,
         prompts,
         model,
@@ -150,7 +150,7 @@ def completion_generate_request(
         tenant=fair_tenant(context, request.user, settings.policy),
         session=(request.user or "")[:_MAX_SESSION],
     )
-    return replace(wanted, suffix=_suffix(request, model)) if request.suffix else wanted
+    return replace(text_request, suffix=_suffix(request, model)) if request.suffix else text_request
 
 
 def _check_thinking(request: CompletionRequest, model: ServedModel, context: RequestContext) -> None:
@@ -233,10 +233,10 @@ def _generate_request(
     )
 
 
-def _max_tokens(*given: int | None) -> int:
+def _max_tokens(*limits: int | None) -> int:
     """The first of `max_completion_tokens` and `max_tokens` that is set. 0, all that the context leaves, if neither is,
     or if `max_tokens` is WHAT_FITS."""
-    for name, value in zip(("max_completion_tokens", "max_tokens"), given, strict=True):
+    for name, value in zip(("max_completion_tokens", "max_tokens"), limits, strict=True):
         if value == WHAT_FITS and name == "max_tokens":
             return 0
         if value is not None:

@@ -1,1 +1,1 @@
-"""Models that give a row of numbers for a text: embeddings, scores of pairs, classes; and the routes for them."""
+"""Routes for models that give a row of numbers for a text: embeddings, scores of pairs, classes."""

@@ -14,8 +14,6 @@ from penstock.engines.encoder.text import Vectors
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.gateway.apis.pooling.embeddings import embed
 from penstock.gateway.apis.pooling.endpoint import PoolingEndpoint, check_dimensions, written
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import (
     UNSUPPORTED,
     CohereEmbedRequest,
@@ -26,6 +24,8 @@ from penstock.gateway.apis.pooling.schemas import (
 from penstock.gateway.apis.pooling.tokenizing import Cut
 from penstock.gateway.errors import public_message, wire_shape
 from penstock.gateway.models.language.sampling import bounded
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.settings import AppSettings
 
@@ -108,12 +108,12 @@ def _texts(request: CohereEmbedRequest) -> tuple[str, list[str]]:
         raise InvalidRequestError("Give texts, or inputs instead of it.", param="texts")
     if request.texts is not None:
         return "texts", request.texts
-    return "inputs", [_text(each, f"inputs[{number}]") for number, each in enumerate(request.inputs or ())]
+    return "inputs", [_text(item, f"inputs[{number}]") for number, item in enumerate(request.inputs or ())]
 
 
-def _text(given: CohereInput, path: str) -> str:
+def _text(item: CohereInput, path: str) -> str:
     parts = []
-    for number, part in enumerate(given.content):
+    for number, part in enumerate(item.content):
         if part.type != "text" or part.text is None:
             field = f"{path}.content[{number}]"
             raise UnsupportedError(f"{field}: only parts of type text can be embedded.", param=field)

@@ -18,8 +18,6 @@ from penstock.gateway.apis.pooling.endpoint import (
     list_object,
     written,
 )
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import (
     UNSUPPORTED,
     Direction,
@@ -28,14 +26,17 @@ from penstock.gateway.apis.pooling.schemas import (
     TeiEmbedRequest,
 )
 from penstock.gateway.apis.pooling.tokenizing import Cut, tokenize_inputs, truncation
-from penstock.gateway.generating.requests import texts_or_ids
+from penstock.gateway.generating.request_reading import texts_or_ids
+from penstock.gateway.models.entries import Kind
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 
 
 class Embeddings(PoolingEndpoint[EmbeddingRequest]):
     schema = EmbeddingRequest
     needs = ("embedding", "token_embedding")
-    text_api = "embeddings"
+    kind = Kind.EMBEDDINGS
 
     async def answer(self, request: EmbeddingRequest, context: RequestContext) -> bytes:
         model = self.plane.model(request.model, context)
@@ -142,8 +143,8 @@ def _prompt(model: PoolingModel, name: str | None) -> str:
 
 def _answer(request: EmbeddingRequest, vectors: Vectors, texts: Sequence[TokenizedText]) -> bytes:
     data = [
-        {"index": index, "object": "embedding", "embedding": each}
-        for index, each in enumerate(written(vectors, request.encoding_format))
+        {"index": index, "object": "embedding", "embedding": vector}
+        for index, vector in enumerate(written(vectors, request.encoding_format))
     ]
     return list_object("embd", request.model, data, texts)
 

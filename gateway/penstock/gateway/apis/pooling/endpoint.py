@@ -15,10 +15,11 @@ import numpy as np
 
 from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import UNSUPPORTED, PoolingRequest
-from penstock.gateway.generating.requests import RequestReader, default_model, parse
+from penstock.gateway.generating.request_reading import JsonBody, RequestReader, default_model, parse
+from penstock.gateway.models.entries import Kind
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.settings import AppSettings
@@ -49,16 +50,16 @@ def list_object(prefix: str, model: str, data: object, texts: Sequence[Tokenized
     )
 
 
-def check_dimensions(asked: int | None, model: PoolingModel, field: str = "dimensions") -> None:
+def check_dimensions(dimensions: int | None, model: PoolingModel, field: str = "dimensions") -> None:
     """Raises InvalidRequestError for a length that the model's vectors cannot be cut to."""
-    if asked is None:
+    if dimensions is None:
         return
     size = model.source.info.output_size
     trained = model.dimensions
-    if trained and asked not in (*trained, size):
+    if trained and dimensions not in (*trained, size):
         shown = ", ".join(map(str, sorted({*trained, size})))
         raise InvalidRequestError(f"{field}: this model's vectors may have {shown}.", param=field)
-    if not 1 <= asked <= size:
+    if not 1 <= dimensions <= size:
         raise InvalidRequestError(f"{field} must be between 1 and {size}.", param=field)
 
 
@@ -74,8 +75,8 @@ def finished(vectors: Vectors, dimensions: int | None, *, normalize: bool) -> Ve
 
 def written(vectors: Vectors, encoding_format: str | None) -> list[str] | list[list[float]]:
     if encoding_format != "base64":
-        found: list[list[float]] = vectors.tolist()
-        return found
+        rows: list[list[float]] = vectors.tolist()
+        return rows
     little = np.ascontiguousarray(vectors, "<f4")
     return [base64.b64encode(row).decode() for row in little]
 
@@ -97,13 +98,14 @@ class PoolingEndpoint(ABC, Generic[_R]):
     needs: ClassVar[Sequence[str]] = ()
     """Capabilities that answer, the best first; empty: all do. A request without a model gets the only one that has
     one."""
-    text_api: ClassVar[str | None] = None
-    """By which models of other servers are asked with the same body; None: they are not."""
+    kind: ClassVar[Kind] = Kind.SCORES
+    """What its requests need of a model."""
 
     def __init__(self, plane: PoolingPlane, settings: AppSettings) -> None:
         self.plane = plane
         self._settings = settings
-        self._reader = RequestReader(settings, self._parse, attrgetter("model"), self._default_model, self.text_api)
+        passed = self.kind if self.kind.api else None
+        self._reader = RequestReader(plane.models, self._parse, attrgetter("model"), self._default_model, passed)
 
     async def handle(self, exchange: Exchange) -> None:
         with exchange.call() as call:
@@ -115,11 +117,11 @@ class PoolingEndpoint(ABC, Generic[_R]):
             exchange.read_deadline()
             await exchange.respond(200, await self.answer(request, exchange.context))
 
-    def _parse(self, body: bytes) -> PoolingRequest:
+    def _parse(self, body: JsonBody) -> PoolingRequest:
         return parse(body, self.schema, self.unsupported)
 
     def _default_model(self, context: RequestContext) -> str:
-        return default_model(self._settings, context, self.plane.names_with(self.needs), self.text_api or "")
+        return default_model(self._settings, context, self.plane.models, self.kind, self.needs)
 
     @abstractmethod
     async def answer(self, request: _R, context: RequestContext) -> bytes:

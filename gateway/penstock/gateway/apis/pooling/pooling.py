@@ -11,9 +11,9 @@ from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.pooling.embeddings import rows_of_inputs, vectors_of
 from penstock.gateway.apis.pooling.endpoint import PoolingEndpoint, list_object, written
-from penstock.gateway.apis.pooling.models import Head, PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import ClassifyRequest, InputRequest, PoolingTaskRequest
+from penstock.gateway.models.pooling.model import Head, PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 
 
@@ -78,9 +78,9 @@ def _check_task(request: PoolingTaskRequest, model: PoolingModel) -> None:
 
 
 def _answer(request: PoolingTaskRequest, task: str, rows: Vectors, texts: Sequence[TokenizedText]) -> bytes:
-    found: list[Any] = written(rows, request.encoding_format)
+    outputs: list[Any] = written(rows, request.encoding_format)
     if task == "token_embed":
-        values = iter(found)
-        found = [list(islice(values, len(text))) for text in texts]
-    data = [{"index": index, "object": "pooling", "data": each} for index, each in enumerate(found)]
+        values = iter(outputs)
+        outputs = [list(islice(values, len(text))) for text in texts]
+    data = [{"index": index, "object": "pooling", "data": output} for index, output in enumerate(outputs)]
     return list_object("pool", request.model, data, texts)

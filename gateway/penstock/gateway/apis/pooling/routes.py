@@ -7,9 +7,9 @@ from typing import Any
 from penstock.gateway.apis.pooling.cohere import COHERE_ERRORS, CohereEmbed
 from penstock.gateway.apis.pooling.embeddings import Embeddings, TeiEmbed
 from penstock.gateway.apis.pooling.endpoint import PoolingEndpoint
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.pooling import Classify, Pooling
 from penstock.gateway.apis.pooling.rerank import Rerank, Score
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.access import INFER
 from penstock.gateway.transports.http.routes import OPENAI, Api, Route
 from penstock.gateway.transports.http.settings import AppSettings

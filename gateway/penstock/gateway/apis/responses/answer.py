@@ -105,7 +105,7 @@ class ResponseObject:
 
 def _shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool["type"] == "namespace":
-        return {**tool, "tools": [_shown_function(each) for each in tool["tools"]]}
+        return {**tool, "tools": [_shown_function(function) for function in tool["tools"]]}
     return _shown_function(tool)
 
 

@@ -113,8 +113,8 @@ class BackgroundResponses:
     def check_room(self, tenant: str, size: int = 0) -> None:
         """For one more, of so many bytes. The store cannot let go of what is still being made: without a bound,
         everything else that it has would go, of other tenants too. Raises OverloadedError."""
-        every = [each.size for each in self._open.values()]
-        own = [each.size for each in self._open.values() if each.context.tenant == tenant]
+        every = [response.size for response in self._open.values()]
+        own = [response.size for response in self._open.values() if response.context.tenant == tenant]
         bounds = self._bounds
         many = len(every) >= self._most or len(own) >= self._most_of_tenant
         if many or sum(every) + size > bounds.most_bytes or sum(own) + size > bounds.most_bytes_of_tenant:
@@ -142,8 +142,8 @@ class BackgroundResponses:
 
     def find(self, response_id: str, tenant: str) -> BackgroundResponse | None:
         """None: it has ended, or there is none."""
-        found = self._open.get(response_id)
-        return found if found is not None and found.context.tenant == tenant else None
+        response = self._open.get(response_id)
+        return response if response is not None and response.context.tenant == tenant else None
 
     def log(self, response_id: str, tenant: str) -> EventLog | None:
         """The events, also of one that has ended; None where there are none."""

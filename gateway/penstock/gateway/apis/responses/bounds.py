@@ -61,7 +61,7 @@ class Kept:
             count, size = connection.execute(total, values).fetchone()
             if count <= most and size <= most_bytes:
                 return
-            found = connection.execute(oldest, values).fetchone()
-            if found is None:
+            row = connection.execute(oldest, values).fetchone()
+            if row is None:
                 return
-            self.forget(connection, found[0])
+            self.forget(connection, row[0])

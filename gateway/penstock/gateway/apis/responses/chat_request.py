@@ -81,18 +81,18 @@ def _known(word: str | None, words: Sequence[str], field: str, context: RequestC
 
 
 def _response_format(text: TextOptions) -> ResponseFormat | None:
-    given = text.format
-    if given is None or given.type == "text":
+    form = text.format
+    if form is None or form.type == "text":
         return None
-    if given.type == "json_object":
+    if form.type == "json_object":
         return ResponseFormat(type="json_object")
-    if given.type != "json_schema":
+    if form.type != "json_schema":
         message = "text.format.type must be text, json_object or json_schema."
         raise InvalidRequestError(message, param="text.format.type")
     for name in ("name", "schema"):
-        if getattr(given, name) is None:
+        if getattr(form, name) is None:
             raise InvalidRequestError(f"text.format.{name} is missing.", param=f"text.format.{name}")
-    schema = JsonSchema(name=given.name, description=given.description, schema=given.schema, strict=given.strict)
+    schema = JsonSchema(name=form.name, description=form.description, schema=form.schema, strict=form.strict)
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 
@@ -117,7 +117,7 @@ def in_words_of_responses(record: RequestRecord, places: Sequence[str] = ()) -> 
     names = {f"tools[{number}]": place for number, place in enumerate(places)}
 
     def renamed(text: str) -> str:
-        return _TOOL.sub(lambda found: names.get(found[0], found[0]), _renamed(text))
+        return _TOOL.sub(lambda match: names.get(match[0], match[0]), _renamed(text))
 
     before = len(record.ignored)
     try:
@@ -136,4 +136,4 @@ def name_of_responses(field: str | None) -> str | None:
 
 
 def _renamed(text: str) -> str:
-    return _CHAT_NAME.sub(lambda found: _NAMES.get(found[0], ""), text)
+    return _CHAT_NAME.sub(lambda match: _NAMES.get(match[0], ""), text)

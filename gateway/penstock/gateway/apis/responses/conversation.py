@@ -17,7 +17,7 @@ from penstock.gateway.requests.context import RequestContext
 def template_messages(
     instructions: str | None,
     earlier: Sequence[InputItem],
-    given: Sequence[InputItem],
+    items: Sequence[InputItem],
     tools: ResponseTools,
     context: RequestContext,
     before: str = "previous_response_id",
@@ -27,7 +27,7 @@ def template_messages(
     conversation = _Conversation(instructions, tools, context)
     for item in earlier:
         conversation.add(item, before)
-    for number, item in enumerate(given):
+    for number, item in enumerate(items):
         conversation.add(item, f"input[{number}]")
     return [_joined(message) for message in conversation.answered()]
 
@@ -113,7 +113,7 @@ class _Conversation:
             following = self.messages[number + 1 : number + 2]
             open_ids += [call["id"] for call in message.get("tool_calls", ()) if call["id"] in self._unanswered]
             if not following or following[0]["role"] != "tool":
-                messages += [{"role": "tool", "tool_call_id": each, "content": [_NO_OUTPUT]} for each in open_ids]
+                messages += [{"role": "tool", "tool_call_id": call_id, "content": [_NO_OUTPUT]} for call_id in open_ids]
                 open_ids = []
         return messages
 

@@ -15,7 +15,7 @@ from penstock.gateway.apis.responses.bounds import OVERHEAD, Bounds, Kept
 from penstock.gateway.apis.responses.items import fresh_item_id, id_in_message, input_items, new_id, shown_item
 from penstock.gateway.apis.responses.schemas import DEFAULT_PAGE, LONGEST_PAGE, GivenItem, InputItem, checked_query
 from penstock.gateway.database import Database
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.pages import page
@@ -96,10 +96,10 @@ class ConversationStore:
 
     async def earlier_items(self, conversation_id: str, tenant: str, more: int) -> list[InputItem]:
         """What a request goes on from. Raises InvalidRequestError where there is no room for so many bytes more."""
-        found = await self.items(conversation_id, tenant, "conversation")
-        if len(found) + more > self._bounds.most_bytes_each:
+        encoded = await self.items(conversation_id, tenant, "conversation")
+        if len(encoded) + more > self._bounds.most_bytes_each:
             raise self._too_large("conversation")
-        return msgspec.json.decode(found, type=list[InputItem])
+        return msgspec.json.decode(encoded, type=list[InputItem])
 
     async def item(self, conversation_id: str, tenant: str, item_id: str) -> bytes:
         """Its JSON."""
@@ -118,8 +118,10 @@ class ConversationStore:
                 "SELECT item FROM conversation_items AS items JOIN conversations ON conversations.id = conversation "
                 "WHERE items.id = ? AND tenant = ? ORDER BY place DESC LIMIT 1"
             )
-            rows = {each: connection.execute(query, (each, tenant)).fetchone() for each in item_ids}
-            return {each: msgspec.json.decode(row[0], type=InputItem) for each, row in rows.items() if row is not None}
+            rows = {item_id: connection.execute(query, (item_id, tenant)).fetchone() for item_id in item_ids}
+            return {
+                item_id: msgspec.json.decode(row[0], type=InputItem) for item_id, row in rows.items() if row is not None
+            }
 
         return await self._database.run(select)
 
@@ -270,10 +272,10 @@ class Conversations:
     async def _body(self, exchange: Exchange) -> bytes:
         return await exchange.body(self._max_body)
 
-    async def _checked(self, given: list[GivenItem], context: RequestContext) -> list[Item]:
-        if len(given) > _MOST_ITEMS:
+    async def _checked(self, inputs: list[GivenItem], context: RequestContext) -> list[Item]:
+        if len(inputs) > _MOST_ITEMS:
             raise InvalidRequestError(f"items: at most {_MOST_ITEMS} at a time.", param="items")
-        items = await self._look_up(input_items(given, context, "items"), context.tenant, "items")
+        items = await self._look_up(input_items(inputs, context, "items"), context.tenant, "items")
         return [shown_item(item) for item in items]
 
     async def create(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.responses.schemas import ContentPart, GivenItem, InputItem
-from penstock.gateway.generating.requests import media_note
+from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.requests.context import RequestContext
 
 # `encrypted_content` of reasoning items: the text as an opaque string, for clients that keep the conversation
@@ -80,20 +80,20 @@ def response_of(item_id: str) -> str:
     return RESPONSE_PREFIX + item_id.partition("_")[2][:_RESPONSE_CHARS]
 
 
-def id_in_message(given: str) -> str:
+def id_in_message(text: str) -> str:
     """A client's id as errors may show it: cleaned and cut."""
-    return _NOT_IN_ID.sub("", given[: 4 * _MOST_ID_CHARS])[:_MOST_ID_CHARS]
+    return _NOT_IN_ID.sub("", text[: 4 * _MOST_ID_CHARS])[:_MOST_ID_CHARS]
 
 
-def input_items(given: str | list[GivenItem], context: RequestContext, field: str = "input") -> list[InputItem]:
+def input_items(inputs: str | list[GivenItem], context: RequestContext, field: str = "input") -> list[InputItem]:
     """What models cannot be shown as it is becomes a short text, or is left out; `context` notes it. `field` is the
     request's. Raises InvalidRequestError for items that say nothing."""
-    if isinstance(given, str):
-        return [InputItem(role="user", content=given)]
-    if not given:
+    if isinstance(inputs, str):
+        return [InputItem(role="user", content=inputs)]
+    if not inputs:
         raise InvalidRequestError(f"{field} must not be empty.", param=field)
     items: list[InputItem] = []
-    for number, item in enumerate(given):
+    for number, item in enumerate(inputs):
         items += _items(item, f"{field}[{number}]", context)
     if not items:
         raise InvalidRequestError(f"{field} has no item that a model can be shown.", param=field)
@@ -130,103 +130,103 @@ def _shown_parts(content: str | list[ContentPart] | None, kind: str) -> list[dic
     return [{"type": kind, "text": part.text, **more} for part in parts]
 
 
-def _items(given: GivenItem, where: str, context: RequestContext) -> Sequence[InputItem]:
-    kind = given.type
+def _items(item: GivenItem, where: str, context: RequestContext) -> Sequence[InputItem]:
+    kind = item.type
     if kind is None:
-        is_reference = given.id is not None and given.role is None and given.content is None
+        is_reference = item.id is not None and item.role is None and item.content is None
         kind = "item_reference" if is_reference else "message"
     match kind:
         case "message":
-            return (_message(given, where, context),)
+            return (_message(item, where, context),)
         case "function_call" | "custom_tool_call":
-            return (_call(given, kind, where),)
+            return (_call(item, kind, where),)
         case "function_call_output" | "custom_tool_call_output":
-            return (_output(given, kind, given.output, f"{where}.output", context),)
+            return (_output(item, kind, item.output, f"{where}.output", context),)
         case "reasoning":
-            return (_thought(given, where, context),)
+            return (_thought(item, where, context),)
         case "item_reference":
-            if not given.id:
+            if not item.id:
                 raise InvalidRequestError(f"{where}.id is missing.", param=f"{where}.id")
-            return (InputItem(type=kind, id=given.id),)
+            return (InputItem(type=kind, id=item.id),)
     context.ignore(f"{where}.type", "items of this type are shown to models as calls of functions, or left out.")
     if kind.endswith("_call"):
-        return _foreign_call(given, kind)
+        return _foreign_call(item, kind)
     if kind.endswith("_call_output"):
-        return (_foreign_output(given, given.call_id),)
+        return (_foreign_output(item, item.call_id),)
     return ()
 
 
-def _message(given: GivenItem, where: str, context: RequestContext) -> InputItem:
-    role = given.role
+def _message(item: GivenItem, where: str, context: RequestContext) -> InputItem:
+    role = item.role
     if role is None:
         message = f"{where}.role must be user, assistant, system or developer."
         raise InvalidRequestError(message, param=f"{where}.role")
     if role == "tool":
         context.ignore(f"{where}.role", "the message is taken for the output of a tool.")
-        return _output(given, "function_call_output", given.content, f"{where}.content", context)
+        return _output(item, "function_call_output", item.content, f"{where}.content", context)
     if role not in _ROLES:
         context.ignore(f"{where}.role", "no such role: the message is shown as the user's.")
         role = "user"
-    return InputItem(id=given.id, role=role, content=_content(given.content, f"{where}.content", context))
+    return InputItem(id=item.id, role=role, content=_content(item.content, f"{where}.content", context))
 
 
-def _call(given: GivenItem, kind: str, where: str) -> InputItem:
-    if given.name is None:
+def _call(item: GivenItem, kind: str, where: str) -> InputItem:
+    if item.name is None:
         raise InvalidRequestError(f"{where}.name is missing.", param=f"{where}.name")
     call = InputItem(
         type=kind,
-        id=given.id,
-        call_id=given.call_id or new_id("call"),
-        name=given.name,
-        namespace=given.namespace or None,
+        id=item.id,
+        call_id=item.call_id or new_id("call"),
+        name=item.name,
+        namespace=item.namespace or None,
     )
     if kind == "custom_tool_call":
-        call.input = _text(given.input)
+        call.input = _text(item.input)
     else:
-        call.arguments = _text(given.arguments)
+        call.arguments = _text(item.arguments)
     return call
 
 
-def _output(given: GivenItem, kind: str, content: Any, where: str, context: RequestContext) -> InputItem:
+def _output(item: GivenItem, kind: str, content: Any, where: str, context: RequestContext) -> InputItem:
     are_parts = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
     output = _content(content, where, context) if are_parts else _text(content)
-    call_id = given.call_id or new_id("call")
+    call_id = item.call_id or new_id("call")
     return InputItem(
-        type=kind, id=given.id, call_id=call_id, name=given.name, namespace=given.namespace or None, output=output
+        type=kind, id=item.id, call_id=call_id, name=item.name, namespace=item.namespace or None, output=output
     )
 
 
-def _thought(given: GivenItem, where: str, context: RequestContext) -> InputItem:
+def _thought(item: GivenItem, where: str, context: RequestContext) -> InputItem:
     """Its content, else what is encoded, else its summary."""
-    content = _content(given.content, f"{where}.content", context)
-    if not content and given.encrypted_content:
+    content = _content(item.content, f"{where}.content", context)
+    if not content and item.encrypted_content:
         try:
-            content = [ContentPart("reasoning_text", decode_reasoning(given.encrypted_content))]
+            content = [ContentPart("reasoning_text", decode_reasoning(item.encrypted_content))]
         except ValueError:
             context.ignore(f"{where}.encrypted_content", "it is not from this server, or is damaged.")
     if not content:
-        content = _content(given.summary, f"{where}.summary", context)
-    return InputItem(type="reasoning", id=given.id, content=content)
+        content = _content(item.summary, f"{where}.summary", context)
+    return InputItem(type="reasoning", id=item.id, content=content)
 
 
-def _foreign_call(given: GivenItem, kind: str) -> Sequence[InputItem]:
+def _foreign_call(item: GivenItem, kind: str) -> Sequence[InputItem]:
     """The call of a tool that another server or its client has run, as one of a function. Without an id of its own, its
     output is part of it."""
-    inputs = {name: value for name in _INPUTS if (value := getattr(given, name)) is not None}
+    inputs = {name: value for name in _INPUTS if (value := getattr(item, name)) is not None}
     only = inputs.get("arguments")
     arguments = only if isinstance(only, str) else _encode(inputs).decode()
-    name = given.name or kind.removesuffix("_call")
-    call_id = given.call_id or new_id("call")
+    name = item.name or kind.removesuffix("_call")
+    call_id = item.call_id or new_id("call")
     call = InputItem(type="function_call", call_id=call_id, name=name, arguments=arguments)
-    has_result = any(getattr(given, name) is not None for name in _RESULTS)
-    if given.call_id is not None and not has_result:
+    has_result = any(getattr(item, name) is not None for name in _RESULTS)
+    if item.call_id is not None and not has_result:
         return (call,)
-    return call, _foreign_output(given, call_id)
+    return call, _foreign_output(item, call_id)
 
 
-def _foreign_output(given: GivenItem, call_id: str | None) -> InputItem:
-    results = [value for name in _RESULTS if (value := getattr(given, name)) is not None]
-    text = _note("input_image") if given.type == "image_generation_call" else "\n".join(map(_foreign_text, results))
+def _foreign_output(item: GivenItem, call_id: str | None) -> InputItem:
+    results = [value for name in _RESULTS if (value := getattr(item, name)) is not None]
+    text = _note("input_image") if item.type == "image_generation_call" else "\n".join(map(_foreign_text, results))
     return InputItem(type="function_call_output", call_id=call_id or new_id("call"), output=text[:_MOST_FOREIGN_CHARS])
 
 

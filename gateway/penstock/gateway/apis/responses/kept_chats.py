@@ -18,7 +18,7 @@ from penstock.gateway.apis.responses.bounds import OVERHEAD, Bounds, Kept
 from penstock.gateway.apis.responses.schemas import DEFAULT_PAGE, LONGEST_PAGE
 from penstock.gateway.database import Database
 from penstock.gateway.errors import HttpError
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.pages import page
 
@@ -82,8 +82,8 @@ class ChatStore:
     async def messages(self, chat_id: str, tenant: str) -> list[dict[str, Any]]:
         """Those of the request, the first one first."""
         [messages] = await self._row(chat_id, tenant, "messages")
-        found: list[dict[str, Any]] = msgspec.json.decode(messages)
-        return found
+        decoded: list[dict[str, Any]] = msgspec.json.decode(messages)
+        return decoded
 
     async def entries(self, tenant: str) -> list[ChatEntry]:
         """Of all chats, the oldest first."""
@@ -132,8 +132,8 @@ class ChatStore:
         def select(connection: sqlite3.Connection) -> tuple[bytes, ...] | None:
             of_chat = (chat_id, tenant)
             connection.execute(f"UPDATE chats SET used = ? WHERE {_OF_TENANT}", (time.time_ns(), *of_chat))
-            found = connection.execute(f"SELECT {columns} FROM chats WHERE {_OF_TENANT}", of_chat)
-            row: tuple[bytes, ...] | None = found.fetchone()
+            rows = connection.execute(f"SELECT {columns} FROM chats WHERE {_OF_TENANT}", of_chat)
+            row: tuple[bytes, ...] | None = rows.fetchone()
             return row
 
         row = await self._database.run(select)
@@ -145,8 +145,8 @@ def _forget(connection: sqlite3.Connection, chat_id: str) -> None:
     connection.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
 
 
-def _check_found(found: object) -> None:
-    if not found:
+def _check_found(is_kept: object) -> None:
+    if not is_kept:
         raise NotFoundError("There is no stored chat with this id.", param="completion_id")
 
 
@@ -178,9 +178,9 @@ class KeptChats:
             for entry in await self._store.entries(tenant)
             if model in (None, entry.model) and metadata.items() <= entry.metadata.items()
         ]
-        found = page(ids, query, default=DEFAULT_PAGE, most=LONGEST_PAGE, order="asc")
-        bodies = await self._store.find_all([each["id"] for each in found["data"]], tenant)
-        return msgspec.json.encode(found | {"data": [msgspec.Raw(body) for body in bodies]})
+        listing = page(ids, query, default=DEFAULT_PAGE, most=LONGEST_PAGE, order="asc")
+        bodies = await self._store.find_all([entry["id"] for entry in listing["data"]], tenant)
+        return msgspec.json.encode(listing | {"data": [msgspec.Raw(body) for body in bodies]})
 
     async def get(self, exchange: Exchange, kept_id: str, tenant: str) -> bytes:
         return await self._store.find(kept_id, tenant)
@@ -212,8 +212,8 @@ def _no_route(name: str) -> HttpError:
 
 def _asked_metadata(query: Mapping[str, str]) -> dict[str, str]:
     """Of `metadata[key]=value`. Raises InvalidRequestError."""
-    given = {name: value for name, value in query.items() if name.startswith("metadata")}
-    found = {match[1]: value for name, value in given.items() if (match := _METADATA.fullmatch(name))}
-    if len(found) < len(given):
+    texts = {name: value for name, value in query.items() if name.startswith("metadata")}
+    metadata = {match[1]: value for name, value in texts.items() if (match := _METADATA.fullmatch(name))}
+    if len(metadata) < len(texts):
         raise InvalidRequestError("metadata is asked for as metadata[key]=value.", param="metadata")
-    return found
+    return metadata

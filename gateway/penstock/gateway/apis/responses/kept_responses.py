@@ -84,16 +84,16 @@ class KeptResponses:
 
 def _wants_stream(query: Mapping[str, str]) -> bool:
     """Raises InvalidRequestError."""
-    given = query.get("stream", "false")
-    if given not in ("true", "false"):
+    text = query.get("stream", "false")
+    if text not in ("true", "false"):
         raise InvalidRequestError("stream must be true or false.", param="stream")
-    return given == "true"
+    return text == "true"
 
 
-def _starting_after(given: str | None) -> int:
+def _starting_after(text: str | None) -> int:
     """-1: from the beginning. Raises InvalidRequestError."""
-    if given is None:
+    if text is None:
         return -1
-    if not (given.isdecimal() and given.isascii() and len(given) <= _LONGEST_NUMBER):
+    if not (text.isdecimal() and text.isascii() and len(text) <= _LONGEST_NUMBER):
         raise InvalidRequestError("starting_after must be the number of an event.", param="starting_after")
-    return int(given)
+    return int(text)

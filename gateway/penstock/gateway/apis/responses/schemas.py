@@ -130,8 +130,8 @@ class ResponsesRequest(SamplingFields, kw_only=True):
 
     @property
     def conversation_id(self) -> str | None:
-        given = self.conversation
-        return given.id if isinstance(given, ConversationName) else given
+        name = self.conversation
+        return name.id if isinstance(name, ConversationName) else name
 
 
 _NOTHING = ("null",)

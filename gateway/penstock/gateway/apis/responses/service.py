@@ -49,19 +49,19 @@ class ResponseService:
     async def looked_up(self, items: list[InputItem], tenant: str, field: str = "input") -> list[InputItem]:
         """The items, with what is kept for the tenant in place of each reference to it. `field` is the request's.
         Raises NotFoundError, InvalidRequestError when they are too large together."""
-        wanted = {item.id or "": None for item in items if item.type == "item_reference"}
-        if not wanted:
+        references = {item.id or "": None for item in items if item.type == "item_reference"}
+        if not references:
             return items
-        found = await self.store.output_items(wanted, tenant)
-        found |= await self.conversations.kept_items(wanted.keys() - found.keys(), tenant)
-        for each in wanted:
-            if each not in found:
-                raise NotFoundError(f"Item with id '{id_in_message(each)}' not found.", param=field)
-        sizes = {each: len(msgspec.json.encode(item)) for each, item in found.items()}
+        kept = await self.store.output_items(references, tenant)
+        kept |= await self.conversations.kept_items(references.keys() - kept.keys(), tenant)
+        for item_id in references:
+            if item_id not in kept:
+                raise NotFoundError(f"Item with id '{id_in_message(item_id)}' not found.", param=field)
+        sizes = {item_id: len(msgspec.json.encode(item)) for item_id, item in kept.items()}
         if sum(sizes[item.id or ""] for item in items if item.type == "item_reference") > self._most_bytes_each:
             message = f"{field}: the items that it refers to have more than {self._most_bytes_each} bytes."
             raise InvalidRequestError(message, param=field)
-        return [found[item.id or ""] if item.type == "item_reference" else item for item in items]
+        return [kept[item.id or ""] if item.type == "item_reference" else item for item in items]
 
     async def _tidy(self, retention: float) -> None:
         while True:

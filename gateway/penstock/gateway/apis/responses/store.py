@@ -39,16 +39,16 @@ class StoredResponse:
 
     @property
     def response(self) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.json.decode(self.links[-1][1])
-        return found
+        decoded: dict[str, Any] = msgspec.json.decode(self.links[-1][1])
+        return decoded
 
     def conversation(self) -> list[InputItem]:
         """All items up to this response, the first ones first."""
-        given, answers = msgspec.json.Decoder(list[InputItem]), msgspec.json.Decoder(_Answer)
+        items_decoder, answers = msgspec.json.Decoder(list[InputItem]), msgspec.json.Decoder(_Answer)
         return [
             item
             for items, response in self.links
-            for some in (given.decode(items), answers.decode(response).output)
+            for some in (items_decoder.decode(items), answers.decode(response).output)
             for item in some
         ]
 
@@ -59,10 +59,10 @@ class StoredResponse:
     def input_items(self) -> list[dict[str, Any]]:
         """Those of the conversation before the response's output, as they are shown."""
         *earlier, (own, _) = self.links
-        found: list[dict[str, Any]] = []
+        items_before: list[dict[str, Any]] = []
         for items, response in earlier:
-            found += msgspec.json.decode(items) + msgspec.json.decode(response)["output"]
-        return found + list(msgspec.json.decode(own))
+            items_before += msgspec.json.decode(items) + msgspec.json.decode(response)["output"]
+        return items_before + list(msgspec.json.decode(own))
 
 
 _SCHEMA = """
@@ -124,11 +124,11 @@ class ResponseStore:
         response object, `items` of the input's."""
 
         def insert(connection: sqlite3.Connection) -> None:
-            before, given = None if previous is None else previous.id, items
+            before, row_items = None if previous is None else previous.id, items
             if previous is not None and not _exists(connection, previous.id):
-                before, given = None, _encode(previous.shown_conversation() + msgspec.json.decode(items))
-            size = len(body) + len(given) + OVERHEAD
-            row = (response_id, tenant, time.time(), time.time_ns(), True, is_open, before, size, body, given)
+                before, row_items = None, _encode(previous.shown_conversation() + msgspec.json.decode(items))
+            size = len(body) + len(row_items) + OVERHEAD
+            row = (response_id, tenant, time.time(), time.time_ns(), True, is_open, before, size, body, row_items)
             connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._kept.make_room(connection, tenant, self._bounds)
 
@@ -184,16 +184,16 @@ class ResponseStore:
 
     async def output_items(self, item_ids: Iterable[str], tenant: str) -> dict[str, InputItem]:
         """Those of the tenant's responses that have ended, by their ids."""
-        wanted = set(item_ids)
+        ids = set(item_ids)
 
         def select(connection: sqlite3.Connection) -> dict[str, InputItem]:
             query = f"SELECT response FROM responses WHERE {_OF_TENANT} AND NOT open"
-            found: dict[str, InputItem] = {}
-            for response_id in {response_of(each) for each in wanted}:
+            items: dict[str, InputItem] = {}
+            for response_id in {response_of(item_id) for item_id in ids}:
                 for (body,) in connection.execute(query, (response_id, tenant)).fetchall():
                     _use(connection, response_id, tenant)
-                    found |= {item.id: item for item in output_of(body) if item.id is not None and item.id in wanted}
-            return found
+                    items |= {item.id: item for item in output_of(body) if item.id is not None and item.id in ids}
+            return items
 
         return await self._database.run(select)
 
@@ -202,10 +202,10 @@ class ResponseStore:
 
         def delete(connection: sqlite3.Connection) -> bool:
             query = f"SELECT 1 FROM responses WHERE {_OF_TENANT}"
-            found = connection.execute(query, (response_id, tenant)).fetchone() is not None
-            if found:
+            is_kept = connection.execute(query, (response_id, tenant)).fetchone() is not None
+            if is_kept:
                 _forget(connection, response_id)
-            return found
+            return is_kept
 
         if not await self._database.run(delete):
             raise _not_found(response_id)
@@ -236,10 +236,10 @@ def _forget(connection: sqlite3.Connection, response_id: str) -> None:
     connection.execute("UPDATE responses SET shown = 0 WHERE id = ?", (response_id,))
     unused = "NOT shown AND NOT EXISTS (SELECT 1 FROM responses AS later WHERE later.previous = responses.id)"
     query = f"SELECT previous FROM responses WHERE id = ? AND {unused}"
-    each: str | None = response_id
-    while each is not None and (row := connection.execute(query, (each,)).fetchone()) is not None:
-        connection.execute("DELETE FROM responses WHERE id = ?", (each,))
-        each = row[0]
+    linked_id: str | None = response_id
+    while linked_id is not None and (row := connection.execute(query, (linked_id,)).fetchone()) is not None:
+        connection.execute("DELETE FROM responses WHERE id = ?", (linked_id,))
+        linked_id = row[0]
 
 
 def _fail_open_ones(connection: sqlite3.Connection) -> None:

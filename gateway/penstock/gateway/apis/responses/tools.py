@@ -71,14 +71,14 @@ def response_tools(request: ResponsesRequest, context: RequestContext) -> Respon
     InvalidRequestError, and UnsupportedError for a choice of such a tool."""
     if request.tools is None and request.tool_choice is None and request.max_tool_calls is None:
         return NO_TOOLS
-    given = _flat(request.tools or (), context)
-    names = _names(given)
-    callees = {name: each.callee for name, each in zip(names, given, strict=True) if each.callee is not None}
+    tools = _flat(request.tools or (), context)
+    names = _names(tools)
+    callees = {name: tool.callee for name, tool in zip(names, tools, strict=True) if tool.callee is not None}
     by_callee = {callee: name for name, callee in callees.items()}
     return ResponseTools(
-        [each.function(name, context) for name, each in zip(names, given, strict=True)] or None,
+        [tool.function(name, context) for name, tool in zip(names, tools, strict=True)] or None,
         _choice(request.tool_choice, by_callee, context),
-        [each.place for each in given],
+        [tool.place for tool in tools],
         callees,
         by_callee,
         None if request.max_tool_calls is None else bounded(request.max_tool_calls, "max_tool_calls", 1, _MOST_CALLS),
@@ -86,7 +86,7 @@ def response_tools(request: ResponsesRequest, context: RequestContext) -> Respon
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _DeclaredTool:
     """A tool that a client can run."""
 
     tool: Mapping[str, Any]
@@ -97,7 +97,7 @@ class _Given:
     """What is said of its namespace: with the first tool of it."""
 
     def function(self, name: str, context: RequestContext) -> dict[str, Any]:
-        function = {each: self.tool[each] for each in _FIELDS if self.tool.get(each) is not None}
+        function = {field: self.tool[field] for field in _FIELDS if self.tool.get(field) is not None}
         if self.callee is None:
             return {"type": "function", "function": function}
         function["name"] = name
@@ -131,46 +131,46 @@ class _Given:
         return schema | {"additionalProperties": False}, "pattern" in text, form
 
 
-def _flat(tools: Sequence[Mapping[str, Any]], context: RequestContext) -> list[_Given]:
+def _flat(tools: Sequence[Mapping[str, Any]], context: RequestContext) -> list[_DeclaredTool]:
     inner = (tool["tools"] for tool in tools if isinstance(tool.get("tools"), list))
     if len(tools) + sum(map(len, inner)) > _MOST_TOOLS:
         raise InvalidRequestError(f"At most {_MOST_TOOLS} tools are allowed.", param="tools")
-    given: list[_Given] = []
+    flat: list[_DeclaredTool] = []
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
         if _type(tool, place) == "namespace":
-            given += _inner(tool, place, context)
+            flat += _inner(tool, place, context)
         else:
-            given += _one(tool, place, context)
-    return given
+            flat += _one(tool, place, context)
+    return flat
 
 
-def _inner(namespace: Mapping[str, Any], place: str, context: RequestContext) -> list[_Given]:
+def _inner(namespace: Mapping[str, Any], place: str, context: RequestContext) -> list[_DeclaredTool]:
     name, tools = _name(namespace, place), namespace.get("tools")
     if not isinstance(tools, list):
         raise InvalidRequestError(f"{place}.tools must be a list of tools.", param=f"{place}.tools")
-    given: list[_Given] = []
+    flat: list[_DeclaredTool] = []
     description = namespace.get("description")
     about = f"About {name}: {description}" if isinstance(description, str) and description else ""
     for number, tool in enumerate(tools):
         where = f"{place}.tools[{number}]"
         if not isinstance(tool, dict):
             raise InvalidRequestError(f"{where} must be an object.", param=where)
-        given += _one(tool, where, context, name, "" if given else about)
-    return given
+        flat += _one(tool, where, context, name, "" if flat else about)
+    return flat
 
 
 def _one(
     tool: Mapping[str, Any], place: str, context: RequestContext, namespace: str | None = None, about: str = ""
-) -> tuple[_Given, ...]:
+) -> tuple[_DeclaredTool, ...]:
     """Nothing for one that is left out."""
     kind = _type(tool, place)
     if kind not in ("function", "custom"):
         context.ignore(f"{place}.type", _NO_SUCH_TYPE)
         return ()
     if kind == "function" and namespace is None:
-        return (_Given(tool, place, None),)
-    return (_Given(tool, place, Callee(_name(tool, place), namespace, kind == "custom"), about),)
+        return (_DeclaredTool(tool, place, None),)
+    return (_DeclaredTool(tool, place, Callee(_name(tool, place), namespace, kind == "custom"), about),)
 
 
 def _type(tool: Mapping[str, Any], place: str) -> str:
@@ -195,16 +195,16 @@ def _joined(namespace: str | None, name: str) -> str:
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def _names(given: Sequence[_Given]) -> list[str]:
+def _names(tools: Sequence[_DeclaredTool]) -> list[str]:
     """Of the functions. Plain ones keep theirs; others with a name that is taken get a number behind it."""
-    taken = {str(each.tool.get("name")) for each in given if each.callee is None}
+    taken = {str(declared.tool.get("name")) for declared in tools if declared.callee is None}
     names = []
     last: dict[str, int] = {}
-    for each in given:
-        if each.callee is None:
-            names.append(str(each.tool.get("name")))
+    for declared in tools:
+        if declared.callee is None:
+            names.append(str(declared.tool.get("name")))
             continue
-        own = name = _joined(each.callee.namespace, each.callee.name)
+        own = name = _joined(declared.callee.namespace, declared.callee.name)
         while name in taken:
             last[own] = last.get(own, 1) + 1
             name = f"{own}_{last[own]}"
@@ -214,13 +214,13 @@ def _names(given: Sequence[_Given]) -> list[str]:
 
 
 def _choice(
-    given: str | dict[str, Any] | None, by_callee: Mapping[Callee, str], context: RequestContext
+    choice: str | dict[str, Any] | None, by_callee: Mapping[Callee, str], context: RequestContext
 ) -> str | dict[str, Any] | None:
-    if not isinstance(given, dict):
-        return given
-    match given:
+    if not isinstance(choice, dict):
+        return choice
+    match choice:
         case {"type": "function" | "custom", "name": str()}:
-            return _function_choice(_chosen(given, by_callee))
+            return _function_choice(_chosen(choice, by_callee))
         case {"type": "allowed_tools", "mode": str(mode), "tools": list(tools)} if len(tools) <= _MOST_TOOLS:
             return _allowed(mode, tools, by_callee, context)
         case {"type": str(kind)} if kind in _HOSTED:
@@ -316,15 +316,15 @@ class CustomInput:
 
 def _unescaped(text: str) -> str:
     try:
-        found: str = json.loads(f'"{text}"', strict=False)
+        unescaped: str = json.loads(f'"{text}"', strict=False)
     except ValueError:
         return text
-    return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _other_form(text: str) -> str:
     try:
-        found = msgspec.json.decode(text)
+        decoded = msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError):
         return text
-    return found["input"] if isinstance(found, dict) and isinstance(found.get("input"), str) else text
+    return decoded["input"] if isinstance(decoded, dict) and isinstance(decoded.get("input"), str) else text

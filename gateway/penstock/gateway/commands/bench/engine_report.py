@@ -78,6 +78,8 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     prompts: list[PromptRow]
     decode: list[DecodeRow]
     left_out: list[str]
+    schema: str = "penstock-bench-engine/1"
+    """As `penstock plan --measured` reads it."""
 
 
 def table(report: EngineReport) -> str:

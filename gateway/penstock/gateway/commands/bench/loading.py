@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.engines.contract.loading import Loading
+from penstock.engines.contract.loading import Loading, silent
 from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.encoder.model_folder import makes_vectors
 from penstock.engines.errors import UnsupportedError
@@ -40,14 +40,15 @@ class LoadTimes(msgspec.Struct, frozen=True):
 def find(config: Config) -> Wanted:
     """Raises ConfigError for settings that contradict each other, UnsupportedError for a model or an engine that is not
     driven step by step."""
-    source = asyncio.run(fetch_model(config.model.model, lambda loading: None, config.model.revision))
+    model = config.models.model
+    source = asyncio.run(fetch_model(model.model, silent, model.revision))
     if makes_vectors(source.folder):
         raise UnsupportedError(f"{source.name} makes vectors; bench measures models that generate text")
     try:
         tokenizer = Tokenizer(source.folder)
     except TokenizerError as error:
         raise ConfigError(f"model: {error}") from None
-    spec = engine_spec(config, source, tokenizer)
+    spec = engine_spec(config.models, source, tokenizer)
     if spec.runner not in RUNNERS or spec.scheduling == "engine":
         raise UnsupportedError(
             f"the engine {spec.runner} runs under its own scheduler here; bench drives these step by step: "
@@ -56,10 +57,10 @@ def find(config: Config) -> Wanted:
     return Wanted(source.name, source, tokenizer, spec)
 
 
-def load(wanted: Wanted) -> tuple[ModelRunner, LoadTimes]:
+def load(target: Wanted) -> tuple[ModelRunner, LoadTimes]:
     stages = _Stages()
-    bind(wanted.spec.placement)
-    runner = load_runner(wanted.spec, stages)
+    bind(target.spec.placement)
+    runner = load_runner(target.spec, stages)
     return runner, stages.end()
 
 

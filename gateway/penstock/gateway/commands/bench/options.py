@@ -42,11 +42,9 @@ class PerplexityBench(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     stdlib: Annotated[
         Literal["docstrings", "sources"],
-        Meta(description="what of Python's standard library is the text, where no file is given"),
+        Meta(description="which part of Python's standard library is the text, without a file"),
     ] = "docstrings"
-    text_tokens: Annotated[Positive, Meta(description="tokens of the text that are looked at, from its beginning")] = (
-        8192
-    )
+    text_tokens: Annotated[Positive, Meta(description="tokens used, from the beginning of the text")] = 8192
     context_length: Annotated[
         Annotated[int, Meta(ge=2)] | None,
         Meta(description="most tokens of a window of the text; default: 512, or what the model's context allows"),
@@ -54,7 +52,7 @@ class PerplexityBench(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stride: Annotated[
         Positive | None,
         Meta(
-            description="tokens by which a window is further than the one before; only those that are new in it count; "
+            description="tokens by which windows advance; only those that are new in it count; "
             "default: half of context-length"
         ),
     ] = None

@@ -52,6 +52,7 @@ class PerplexityReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[PerplexityRow]
     without_divergence: str = ""
     """Why there is none, where it was asked for."""
+    schema: str = "penstock-bench-perplexity/1"
 
 
 def table(report: PerplexityReport) -> str:

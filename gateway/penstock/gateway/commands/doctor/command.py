@@ -54,8 +54,8 @@ def _examine(config: Config) -> DoctorReport:
         Section("Engines for language models", list(engine_findings())),
         Section("Backends for classic models", list(backend_findings())),
     ]
-    if config.model.model is not None:
-        sections.append(Section("The model", list(model_findings(config, speed))))
+    if config.models.model.model is not None:
+        sections.append(Section("The model", list(model_findings(config.models, speed))))
     return DoctorReport(versions=versions(), sections=sections)
 
 

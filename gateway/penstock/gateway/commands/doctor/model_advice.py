@@ -15,7 +15,8 @@ from penstock.engines.errors import PenstockError
 from penstock.engines.host.memory import available_memory
 from penstock.engines.registry import EngineSpec
 from penstock.gateway.commands.doctor.findings import Finding, size_text
-from penstock.gateway.configuration.config import Config, ConfigError, overlay
+from penstock.gateway.configuration.config import ConfigError, overlay
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.models.language.engine_spec import engine_spec
 from penstock.gateway.models.language.models import ModelSource, find_model, is_hub_id
 from penstock.gateway.models.memory.estimate import context_bytes, decode_bytes, estimate
@@ -46,44 +47,44 @@ class _Option:
         return "weights as stored" if self.weights == "auto" else f"weights in {self.weights}"
 
 
-def model_findings(config: Config, speed: float) -> Iterator[Finding]:
+def model_findings(settings: ModelSettings, speed: float) -> Iterator[Finding]:
     """`speed`: bytes per second that the memory is read with."""
     try:
-        source = _source(config)
+        source = _source(settings)
         if makes_vectors(source.folder):
             yield Finding(source.name, "ok", "makes vectors or scores: `penstock serve` offers it for embeddings")
             return
         tokenizer = Tokenizer(source.folder)
-        spec = engine_spec(config, source, tokenizer)
+        spec = engine_spec(settings, source, tokenizer)
     except (ConfigError, TokenizerError, PenstockError) as error:
-        yield Finding(str(config.model.model or "model"), "problem", str(error))
+        yield Finding(str(settings.model.model or "model"), "problem", str(error))
         return
     yield Finding(source.name, "ok", f"the engine is {spec.runner}; {source.folder}", {"engine": spec.runner})
     if spec.runner == "openvino":
-        yield from _on_openvino(config, source, tokenizer, speed)
+        yield from _on_openvino(settings, source, tokenizer, speed)
     else:
         yield _on_another(spec)
 
 
-def _source(config: Config) -> ModelSource:
+def _source(settings: ModelSettings) -> ModelSource:
     """Nothing is downloaded. Raises ConfigError."""
-    name = config.model.model
+    name = settings.model.model
     if name is None or not is_hub_id(name):
         return find_model(name)
     try:
-        folder = snapshot_download(name, revision=config.model.revision, local_files_only=True)
+        folder = snapshot_download(name, revision=settings.model.revision, local_files_only=True)
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError):
         raise ConfigError(f"model: {name} is not on this machine yet: penstock pull {name}") from None
     return ModelSource(Path(folder), name)
 
 
-def _on_openvino(config: Config, source: ModelSource, tokenizer: Tokenizer, speed: float) -> Iterator[Finding]:
+def _on_openvino(settings: ModelSettings, source: ModelSource, tokenizer: Tokenizer, speed: float) -> Iterator[Finding]:
     free = available_memory()
-    kinds = _WEIGHTS if config.model.weights == "auto" else (config.model.weights,)
+    kinds = _WEIGHTS if settings.model.weights == "auto" else (settings.model.weights,)
     options: list[_Option] = []
     for kind in kinds:
         try:
-            spec = engine_spec(overlay(config, {"weights": kind}), source, tokenizer)
+            spec = engine_spec(overlay(settings, {"weights": kind}), source, tokenizer)
         except ConfigError as error:
             yield Finding(f"weights in {kind}", "note", str(error))
             continue

@@ -11,29 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engines.client.engine import Engine
-from penstock.engines.contract.loading import silent
-from penstock.engines.encoder.model_folder import makes_vectors
 from penstock.gateway.apis.openai.chat import chat_generation
 from penstock.gateway.apis.openai.messages import template_messages
 from penstock.gateway.apis.openai.schemas import ChatRequest, CompletionRequest
 from penstock.gateway.apis.openai.tools import tool_use
 from penstock.gateway.apis.openai.validation import completion_generate_request
-from penstock.gateway.apis.pooling.builder import build_pooling_model
 from penstock.gateway.apis.pooling.embeddings import embed
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.schemas import EmbeddingRequest
 from penstock.gateway.commands.offline.outputs import Answer, chat_answer, completion_answer
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.generating.streams import collect
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
-from penstock.gateway.models.language.hub import fetch_draft_model, fetch_model
-from penstock.gateway.models.language.model_builder import build_model
-from penstock.gateway.models.language.models import LoadedModel, ModelSource
-from penstock.gateway.models.memory.budget import MemoryBudget
+from penstock.gateway.models.language.model_builder import ModelBuilder
+from penstock.gateway.models.language.models import LoadedModel
+from penstock.gateway.models.loader import Model, ModelEntry, ModelLoader
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.intake import WorkPools
-from penstock.gateway.requests.loading_board import LoadingBoard
 from penstock.gateway.transports.http.settings import AppSettings
 
 
@@ -42,13 +37,14 @@ class ModelHost:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        timeout = config.scheduling.request_timeout or None
+        timeout = config.models.scheduling.request_timeout or None
         pool = WorkPools(text_cost=sys.maxsize).text
         self.dataplane = DataPlane(
             request_timeout=timeout, clamp_max_tokens=config.server.clamp_max_tokens, text_pool=pool
         )
-        self.pooling = PoolingPlane(self.dataplane, request_timeout=timeout, text_pool=pool)
-        self._model: LoadedModel | PoolingModel | None = None
+        self.pooling = PoolingPlane(self.dataplane.models, request_timeout=timeout, text_pool=pool)
+        self._loader = ModelLoader(ModelBuilder(config.server), self.dataplane.models, config.embeddings)
+        self._model: Model | None = None
 
     @property
     def name(self) -> str:
@@ -70,28 +66,12 @@ class ModelHost:
 
     async def start(self) -> None:
         """Raises ConfigError, PenstockError."""
-        wanted = self.config.model
-        source = await fetch_model(wanted.model, silent, wanted.revision)
-        self.config = await fetch_draft_model(self.config, silent)
-        model = await asyncio.to_thread(self._build, source)
-        if isinstance(model, PoolingModel):
-            await model.source.start()
-            self.pooling.add(model)
-        else:
-            await model.start()
-            self.dataplane.models.add(model)
+        model = await self._loader.fetch(ModelEntry(self.config.models))
+        await self._loader.start(model)
         self._model = model
-        model.loaded = True
-
-    def _build(self, source: ModelSource) -> LoadedModel | PoolingModel:
-        if makes_vectors(source.folder):
-            return build_pooling_model(self.config, source, (source.name,), MemoryBudget(), LoadingBoard())
-        return build_model(self.config, source)
 
     async def stop(self) -> None:
-        if isinstance(self._model, PoolingModel):
-            await self._model.source.stop()
-        elif self._model is not None:
+        if self._model is not None:
             await self._model.stop()
 
 
@@ -104,8 +84,8 @@ class Answering:
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
-        self._settings = AppSettings(policy=host.config.scheduling.policy)
-        self._at_once = 2 * host.config.scheduling.max_num_seqs
+        self._settings = AppSettings(policy=host.config.models.scheduling.policy)
+        self._at_once = 2 * host.config.models.scheduling.max_num_seqs
         """Running requests, and as many that wait, so that no step is short of them."""
 
     async def completions(self, requests: Sequence[CompletionRequest]) -> list[Answer]:
@@ -119,31 +99,31 @@ class Answering:
         return await in_order(requests, self._embed, 2)
 
     async def completion_generation(self, request: CompletionRequest) -> Generation:
-        return await self._host.dataplane.generate(self._wanted_completion(request))
+        return await self._host.dataplane.generate(self._completion_request(request))
 
     async def chat_generation(self, request: ChatRequest) -> Generation:
-        return await self._host.dataplane.generate(await self._wanted_chat(request))
+        return await self._host.dataplane.generate(await self._chat_request(request))
 
-    def _wanted_completion(self, request: CompletionRequest) -> GenerateRequest:
+    def _completion_request(self, request: CompletionRequest) -> GenerateRequest:
         model = self._host.dataplane.model(request.model)
         return completion_generate_request(request, model, self._settings, RequestContext())
 
-    async def _wanted_chat(self, request: ChatRequest) -> GenerateRequest:
+    async def _chat_request(self, request: ChatRequest) -> GenerateRequest:
         model = self._host.dataplane.model(request.model)
         context = RequestContext()
         messages = template_messages(request.messages, context, model.template_roles)
         return await chat_generation(self._host.dataplane, self._settings, request, messages, context)
 
     async def _completion(self, request: CompletionRequest) -> Answer:
-        wanted = self._wanted_completion(request)
-        async with await self._host.dataplane.generate(wanted) as generation:
-            collected = await collect(generation, wanted.n)
-        return completion_answer(wanted.prompts[0], generation, collected, logprobs=request.logprobs is not None)
+        generate = self._completion_request(request)
+        async with await self._host.dataplane.generate(generate) as generation:
+            collected = await collect(generation, generate.n)
+        return completion_answer(generate.prompts[0], generation, collected, logprobs=request.logprobs is not None)
 
     async def _chat(self, request: ChatRequest) -> Answer:
-        wanted = await self._wanted_chat(request)
-        async with await self._host.dataplane.generate(wanted) as generation:
-            collected = await collect(generation, wanted.n)
+        generate = await self._chat_request(request)
+        async with await self._host.dataplane.generate(generate) as generation:
+            collected = await collect(generation, generate.n)
         return chat_answer(
             generation,
             collected,
@@ -161,11 +141,11 @@ class Answering:
 async def in_order(items: Sequence[_T], answer: Callable[[_T], Awaitable[_R]], at_once: int) -> list[_R]:
     """The answers in the items' order. The first error ends all of them and is raised."""
     numbered = enumerate(items)
-    found: dict[int, _R] = {}
+    answers: dict[int, _R] = {}
 
     async def work() -> None:
         for number, item in numbered:
-            found[number] = await answer(item)
+            answers[number] = await answer(item)
 
     workers = [asyncio.create_task(work()) for _ in range(min(at_once, len(items)))]
     try:
@@ -174,4 +154,4 @@ async def in_order(items: Sequence[_T], answer: Callable[[_T], Awaitable[_R]], a
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    return [found[number] for number in range(len(found))]
+    return [answers[number] for number in range(len(answers))]

@@ -23,26 +23,10 @@ from penstock.gateway.commands.offline.parameters import (
     embedding_request,
     prompt_list,
 )
-from penstock.gateway.configuration.config import Config, overlay
-from penstock.gateway.configuration.sections.language_model import (
-    AdapterConfig,
-    CacheConfig,
-    EngineConfig,
-    LanguageModelConfig,
-    ReplicaConfig,
-    SchedulingConfig,
-    SimulatedOptions,
-)
+from penstock.gateway.configuration.config import SECTIONS, Config, overlay
+from penstock.gateway.configuration.sections.language_model import DoorConfig, ModelSettings
 
-_SECTIONS = (
-    LanguageModelConfig,
-    ReplicaConfig,
-    EngineConfig,
-    AdapterConfig,
-    CacheConfig,
-    SchedulingConfig,
-    SimulatedOptions,
-)
+_SECTIONS = [kind for name in ModelSettings.__struct_fields__ if (kind := SECTIONS[name]) is not DoorConfig]
 _OF_SERVERS = {"model", "served_model_name", "lora_directory", "max_queued_requests", "max_queued_tokens"}
 _OTHERS = {"clamp_max_tokens", "embedding_batch_tokens", "load_timeout", "log_level", "watchdog_timeout"}
 OPTIONS = frozenset({name for section in _SECTIONS for name in section.__struct_fields__} - _OF_SERVERS | _OTHERS)
@@ -110,7 +94,7 @@ class LLM:
         /v1/chat/completions, with `logprobs` as a number. Raises as `generate`."""
         self._must_generate()
         name = adapter or self._host.name
-        requests = [chat_request(name, each, parameters) for each in conversations(messages)]
+        requests = [chat_request(name, conversation, parameters) for conversation in conversations(messages)]
         return self._thread.run(self._answering.chats(requests))
 
     def stream(self, prompt: str | Sequence[int], *, adapter: str | None = None, **parameters: Any) -> AnswerStream:
@@ -160,10 +144,10 @@ class LLM:
         self._thread.run(self._host.generating.sleep.wake())
 
     @staticmethod
-    def _one(given: list[Any], what: str) -> list[Any]:
-        if len(given) != 1:
-            raise InvalidRequestError(f"A stream takes one {what}, not {len(given)}.")
-        return given
+    def _one(items: list[Any], what: str) -> list[Any]:
+        if len(items) != 1:
+            raise InvalidRequestError(f"A stream takes one {what}, not {len(items)}.")
+        return items
 
     def _must_generate(self) -> None:
         if self._host.makes_vectors:

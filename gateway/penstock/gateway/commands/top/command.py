@@ -35,9 +35,9 @@ def add_top_command(commands: Any, formatter: Callable[..., argparse.HelpFormatt
         formatter_class=formatter,
     )
     parser.add_argument("url", nargs="?", default=_DEFAULT_URL, metavar="URL", help="the server's metrics port")
-    parser.add_argument("--api-key", metavar="KEY", help="an admin's; default: the variable OPENAI_API_KEY")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two readings")
-    parser.add_argument("--count", type=int, metavar="N", help="end after so many readings")
+    parser.add_argument("--api-key", metavar="KEY", help="an admin's key; default: the variable OPENAI_API_KEY")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="N", help="seconds between two readings")
+    parser.add_argument("--count", type=int, metavar="N", help="end after this many readings")
     parser.set_defaults(run_command=partial(_run, parser))
 
 

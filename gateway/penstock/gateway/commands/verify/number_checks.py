@@ -142,9 +142,9 @@ def exact(config: Config, weights: str = "f32") -> Config:
         weights = "auto"  # they stay as they are
     for settings in ({"weights": weights, "activations": "f32"}, {"weights": weights, "activations": "auto"}):
         with suppress(ConfigError, PenstockError):
-            found = overlay(config, floats | settings)
-            find(found)
-            return found
+            exact_config = overlay(config, floats | settings)
+            find(exact_config)
+            return exact_config
     return overlay(config, floats | {"weights": "auto", "activations": "auto"})
 
 
@@ -164,7 +164,7 @@ def check_divergence(config: Config, *, quick: bool) -> Row:
     if not fitting:
         notes.add("skipped", _lacks_memory(exact(config, "auto"), config))
         return notes.row()
-    chosen = ",".join(f"{name}={getattr(config.model, name)}" for name in _NUMBERS)
+    chosen = ",".join(f"{name}={getattr(config.models.model, name)}" for name in _NUMBERS)
     with as_file(files(__package__).joinpath(_TEXT)) as file:
         options = PerplexityBench(compare=(chosen,), text_tokens=256 if quick else 2048)
         report = perplexity_bench.run(fitting[0], options, file if quick else None)

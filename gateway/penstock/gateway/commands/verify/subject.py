@@ -10,7 +10,7 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import PenstockError
 from penstock.gateway.commands.offline.llm import LLM, OPTIONS, Messages
 from penstock.gateway.commands.offline.outputs import Answer
-from penstock.gateway.configuration.config import SECTIONS, Config
+from penstock.gateway.configuration.config import Config, changes
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.models.language.prompts import ChatText, ChatValues, chat_text
 
@@ -20,14 +20,7 @@ _AT_ONCE = 16
 
 def options_of(config: Config) -> dict[str, Any]:
     """The options of an `LLM` that are not the defaults in a configuration."""
-    options = {}
-    for section, kind in SECTIONS.items():
-        settings, defaults = getattr(config, section), kind()
-        for name in OPTIONS.intersection(kind.__struct_fields__):
-            value = getattr(settings, name)
-            if value != getattr(defaults, name):
-                options[name] = value
-    return options
+    return {name: value for name, value in changes(config).items() if name in OPTIONS}
 
 
 class Subject(LLM):
@@ -36,7 +29,7 @@ class Subject(LLM):
     def __init__(self, config: Config) -> None:
         """Raises as `LLM`."""
         # Limits here are upper bounds: a small context gives shorter answers, and not errors.
-        super().__init__(config.model.model, **options_of(config) | {"clamp_max_tokens": True})
+        super().__init__(config.models.model.model, **options_of(config) | {"clamp_max_tokens": True})
         self._must_generate()
 
     @property

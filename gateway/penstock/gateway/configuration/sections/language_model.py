@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from penstock.engines.scheduler import config as scheduler_config
 from penstock.gateway.configuration.sections.types import (
+    OWN,
     Bytes,
     File,
     Memory,
@@ -22,6 +23,7 @@ from penstock.gateway.configuration.sections.types import (
     SomeFile,
     SomeFolder,
     SomeSeconds,
+    shared,
 )
 
 
@@ -30,18 +32,23 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     model: Annotated[
         str | None,
+        OWN,
         Meta(description="a Hugging Face folder, a GGUF file or a hub id; without one, the built-in demo model"),
     ] = None
-    revision: Annotated[Name | None, Meta(description="branch, tag or commit of a hub model; default: main")] = None
+    revision: Annotated[Name | None, OWN, Meta(description="branch, tag or commit of a hub model; default: main")] = (
+        None
+    )
     sleep_idle_seconds: Annotated[
         Seconds,
         Meta(
-            description="a model without requests for so long gives its memory back, and is loaded again at the next "
+            description="seconds without requests after which a model frees its memory; it is loaded again at the next "
             "request, which waits; 0: never"
         ),
     ] = 0.0
     served_model_name: Annotated[
-        tuple[Name, ...], Meta(description="the names that clients use; metrics have the first; default: MODEL's name")
+        tuple[Name, ...],
+        OWN,
+        Meta(description="the names that clients use; metrics have the first; default: MODEL's name"),
     ] = ()
     engine: Annotated[
         Literal["auto", "openvino", "vllm", "tensorrt_llm", "torch", "simulated"],
@@ -63,6 +70,7 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     ] = None
     dtype: Annotated[
         Literal["auto", "bf16", "f16", "f32"],
+        shared("penstock", "embedding"),
         Meta(description="precision of the computation; auto: bf16 where the CPU has it, f32 for encoders"),
     ] = "auto"
     weights: Annotated[
@@ -78,24 +86,33 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         ),
     ] = "auto"
     weights_cache: Annotated[
-        Bytes, Meta(description="bytes of quantized weights kept on disk for later starts; 0: none")
+        Bytes,
+        shared("penstock", "embedding"),
+        Meta(description="bytes of quantized weights kept on disk for later starts; 0: none"),
     ] = 20 << 30
     kv_cache_dtype: Annotated[
         Literal["auto", "u8", "u8-u4", "u4", "fp8", "bf16", "f16", "f32"],
+        shared("penstock", "embedding"),
         Meta(
             description="how keys and values are kept: u8, u4, and u8-u4 (keys in 8 bits, values in 4) by openvino, "
             "fp8 by vllm and tensorrt_llm"
         ),
     ] = "auto"
-    threads: Annotated[Positive | None, Meta(description="compute threads; default: by model size and cores")] = None
+    threads: Annotated[
+        Positive | None,
+        shared("penstock", "foreign"),
+        Meta(description="compute threads; default: by model size and cores"),
+    ] = None
     cpus: Annotated[
         Name | None,
+        shared("penstock", "foreign"),
         Meta(
             extra={"metavar": "LIST"}, description="CPUs that the engine's process runs on, as 0-15,32-47; default: all"
         ),
     ] = None
     numa_nodes: Annotated[
         Name | None,
+        shared("penstock", "foreign"),
         Meta(
             extra={"metavar": "LIST"},
             description="NUMA nodes whose CPUs and memory the engine's process uses, as 0 or 0-1; auto: those of the "
@@ -104,10 +121,11 @@ class LanguageModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     ] = None
     speculative_model: Annotated[
         Name | None,
+        OWN,
         Meta(
             extra={"metavar": "MODEL"},
             description="openvino: a smaller model with the same vocabulary (a folder, a GGUF file or a hub id), or an "
-            "EAGLE-3 head, that guesses next tokens, of which several are verified in a step; answers stay the same",
+            "EAGLE-3 head, that drafts next tokens, of which several are verified in a step; answers stay the same",
         ),
     ] = None
     chat_template: Annotated[
@@ -239,6 +257,7 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     lora: Annotated[
         tuple[Name, ...],
+        OWN,
         Meta(
             extra={"metavar": "NAME=DIR"},
             description="an adapter, as NAME=FOLDER with files in PEFT's format; may be repeated",
@@ -246,6 +265,7 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     lora_directory: Annotated[
         SomeFolder | None,
+        OWN,
         Meta(description="clients may load and unload adapters in this folder at run time; default: they may not"),
     ] = None
     max_loras: Annotated[Positive, Meta(description="adapters that may be loaded at the same time")] = 8
@@ -275,6 +295,7 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     kv_events: Annotated[
         SomeAddress | None,
+        OWN,
         Meta(
             description="address, as tcp://127.0.0.1:5557, where routers learn which blocks the prefix cache has; "
             "every program that reaches it can read the tokens of all prompts; default: none"
@@ -282,10 +303,12 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     kv_events_replay: Annotated[
         SomeAddress | None,
+        OWN,
         Meta(description="address where they can ask for events that they have missed; default: none"),
     ] = None
     kv_events_topic: Annotated[
         str | None,
+        OWN,
         Meta(extra={"metavar": "NAME"}, description="topic of these events; default: kv@HOST@MODEL, as llm-d reads it"),
     ] = None
 
@@ -295,6 +318,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     scheduler: Annotated[
         Literal["auto", "penstock", "engine"],
+        shared("penstock", "foreign"),
         Meta(
             description="whose scheduler runs vllm or simulated: penstock's with its own KV cache, or the engine's own "
             "behind penstock's queue; auto: penstock's for the models that it can drive"
@@ -321,13 +345,16 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 2
     speculative: Annotated[
         Literal["off", "ngram", "mtp"],
+        shared("penstock", "foreign"),
         Meta(
             description="ngram: next tokens are guessed from the request's text so far (prompt lookup), and "
             "several are verified in a step; answers stay the same. mtp: the checkpoint's own layer for multi-token "
             "prediction guesses (openvino, MiMo)"
         ),
     ] = "off"
-    max_draft_tokens: Annotated[Positive, Meta(description="most guesses verified in one step of a request")] = 8
+    max_draft_tokens: Annotated[
+        Positive, shared("penstock", "foreign"), Meta(description="most guesses verified in one step of a request")
+    ] = 8
     policy: Annotated[
         Literal["fcfs", "priority", "fair"],
         Meta(description="fcfs: by arrival; priority: lower first, with ageing; fair: by tokens served per tenant"),
@@ -357,3 +384,16 @@ class SimulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sim_faults: Annotated[
         str, Meta(description='faults by marker token in the prompt, e.g. "kill=7,slow=8:2.5"; for tests')
     ] = ""
+
+
+class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All settings of one model."""
+
+    model: Annotated[LanguageModelConfig, shared("penstock")] = LanguageModelConfig()
+    replication: Annotated[ReplicaConfig, OWN] = ReplicaConfig()
+    engine: Annotated[EngineConfig, shared("penstock")] = EngineConfig()
+    door: Annotated[DoorConfig, OWN] = DoorConfig()
+    adapters: Annotated[AdapterConfig, shared("penstock")] = AdapterConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
+    simulated: SimulatedOptions = SimulatedOptions()

@@ -145,7 +145,7 @@ class TrafficConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Models of other servers, under this server's address."""
+    """Models on other servers, served through this one."""
 
     upstream: Annotated[
         tuple[UpstreamSettings, ...],

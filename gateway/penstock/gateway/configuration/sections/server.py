@@ -112,7 +112,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Key, ...],
         Meta(
             description="accepted bearer keys for inference, metadata and metrics; each is a tenant of its own; "
-            "default: no key is asked for"
+            "default: no key is needed"
         ),
     ] = ()
     admin_key: Annotated[
@@ -159,10 +159,17 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="origins of web pages that may use the server, as http://localhost:3000; with keys also *",
         ),
     ] = ()
+    console: Annotated[
+        bool | None,
+        Meta(
+            description="the console, a page for operators at /console; default: on a server without keys that only "
+            "this machine reaches, where it is read-only; elsewhere it needs an admin's key"
+        ),
+    ] = None
     memory_limit: Annotated[
         Memory | None,
         Meta(
-            description="what the language models may take together, as bytes, a size like 16GiB, or a share of free "
+            description="memory of all language models together, as bytes, a size like 16GiB, or a share of free "
             "memory; a model that would not fit is not loaded; default: what is free"
         ),
     ] = None
@@ -267,7 +274,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crash_dir: Annotated[
         str | None,
         Meta(
-            description="folder for what is known of processes that died, without texts of requests; the newest 10 are "
+            description="folder for reports of crashed processes, without texts of requests; the newest 10 are "
             "kept, and none with an empty name; default: ~/.cache/penstock/crashes"
         ),
     ] = None

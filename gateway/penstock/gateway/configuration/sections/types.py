@@ -32,3 +32,16 @@ Address = Annotated[str, Meta(extra={"metavar": "ADDR"})]
 SomeFile = Annotated[File, Meta(min_length=1)]
 SomeFolder = Annotated[Folder, Meta(min_length=1)]
 SomeAddress = Annotated[Address, Meta(min_length=1)]
+
+Beside = Literal["penstock", "foreign", "embedding"]
+"""Kinds of models beside MODEL: those of repositories with our settings, those with vLLM's or TensorRT-LLM's, and those
+of --embedding-model."""
+
+
+def shared(*kinds: Beside) -> Meta:
+    """For a setting of MODEL, or a section of them: the kinds of models that take its value, too, where they have none
+    of their own. Without a mark all do; that of a setting counts more than that of its section."""
+    return Meta(extra={"shared": kinds})
+
+
+OWN = shared()

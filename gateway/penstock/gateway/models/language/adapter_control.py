@@ -61,7 +61,6 @@ class AdapterControl:
             raise ModelNotFoundError(f"The adapter `{name[:64]}` does not exist.", param="lora_name")
         _directory(model)
         model.adapters.remove(adapter)
-        self._dataplane.models.changes.tell()
         logger.info("adapter %s unloaded from %s", name, model.names[0])
         used = adapter.in_flight.calls
         freed = self._carry_through(self._free(model, adapter))
@@ -76,7 +75,7 @@ class AdapterControl:
                 message = "base_model_name is missing: several models of this server take adapters."
                 raise InvalidRequestError(message, param="base_model_name")
             name = models[0].names[0]
-        model, adapter = self._dataplane.models.find(name, "base_model_name")
+        model, adapter = self._dataplane.models.own_language(name, "base_model_name")
         if adapter is not None:
             message = f"`{name[:64]}` is an adapter itself, not a model."
             raise InvalidRequestError(message, param="base_model_name")
@@ -85,8 +84,10 @@ class AdapterControl:
     def _check_free(self, name: str, owner: LoadedModel | None) -> None:
         """Raises AlreadyExistsError unless the name is free, or an adapter's of `owner`."""
         holder = self._dataplane.models.holder(name)
-        if name in self._loading or (holder is not None and (holder.adapter is None or holder.model is not owner)):
-            replaceable = holder is not None and holder.adapter is not None and owner is None
+        is_taken = self._dataplane.models.model(name) is not None
+        model = None if holder is None or holder.adapter is None else holder.model
+        if name in self._loading or (is_taken and (model is None or model is not owner)):
+            replaceable = model is not None and owner is None
             hint = "; load_inplace replaces it" if replaceable else ""
             raise AlreadyExistsError(f"The name `{name[:64]}` is taken{hint}.", param="lora_name")
 
@@ -117,16 +118,16 @@ class AdapterControl:
     async def _publish(self, model: LoadedModel, adapter: Adapter) -> None:
         """Gives it its name, unless a model that came meanwhile has it, or its own model has gone."""
         holder = self._dataplane.models.holder(adapter.name)
+        is_taken = self._dataplane.models.model(adapter.name) is not None
         error: PenstockError | None = None
         if model not in self._dataplane.models.known():
             error = ModelNotFoundError(f"The model `{model.names[0]}` was unloaded meanwhile.", param="base_model_name")
-        elif holder is not None and holder.model is not model:
+        elif is_taken and (holder is None or holder.model is not model):
             error = AlreadyExistsError(f"The name `{adapter.name[:64]}` is taken.", param="lora_name")
         if error is not None:
             await self._free(model, adapter)
             raise error
         before = model.adapters.put(adapter)
-        self._dataplane.models.changes.tell()
         logger.info("adapter %s loaded for %s", adapter.name, model.names[0])
         if before is not None:
             self._carry_through(self._free(model, before))

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,6 +109,7 @@ class AdapterSet:
         """Adapters below it may be loaded and unloaded at run time; None: not at all."""
         self.max_loaded = len(self._loaded) if max_loaded is None else max_loaded
         """What the engine has room for; 0: the model runs without LoRA."""
+        self.on_change: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self._loaded)
@@ -133,10 +134,12 @@ class AdapterSet:
         """The name means this one from now on. Returns the one that it meant before."""
         before = self._loaded.get(adapter.name)
         self._loaded[adapter.name] = adapter
+        self.on_change()
         return before
 
     def remove(self, adapter: Adapter) -> None:
         del self._loaded[adapter.name]
+        self.on_change()
 
     def follow(self, keys: Collection[str], max_loaded: int) -> None:
         """The adapters are those of an engine that another server has started, which knows them by these keys."""
@@ -151,10 +154,10 @@ class AdapterSet:
                 self.put(Adapter(name, key, Path(name), int(time.time())))
 
 
-def parse_adapters(given: Sequence[str], models: Collection[str]) -> dict[str, Path]:
+def parse_adapters(texts: Sequence[str], models: Collection[str]) -> dict[str, Path]:
     """The setting `lora`, NAME=FOLDER each, as name -> folder. `models`: names that are taken. Raises ConfigError."""
     folders: dict[str, Path] = {}
-    for text in given:
+    for text in texts:
         name, equals, path = (part.strip() for part in text.partition("="))
         if not equals or not name or not path:
             raise ConfigError(f"lora: {text!r} is not NAME=FOLDER")
@@ -168,13 +171,13 @@ def parse_adapters(given: Sequence[str], models: Collection[str]) -> dict[str, P
     return folders
 
 
-def parse_directory(given: str | None) -> Path | None:
+def parse_directory(text: str | None) -> Path | None:
     """The setting `lora_directory`. Raises ConfigError."""
-    if given is None:
+    if text is None:
         return None
-    directory = Path(given).expanduser().resolve()
+    directory = Path(text).expanduser().resolve()
     if not directory.is_dir():
-        raise ConfigError(f"lora-directory: {given} is not a folder")
+        raise ConfigError(f"lora-directory: {text} is not a folder")
     return directory
 
 

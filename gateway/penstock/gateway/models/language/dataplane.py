@@ -20,11 +20,11 @@ from penstock.engines.errors import (
     InvalidRequestError,
     UnsupportedError,
 )
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.adapters import Adapter
 from penstock.gateway.models.language.choice_output import Candidate, ChoiceDelta, TokenLogprob
 from penstock.gateway.models.language.generate_request import GenerateRequest, prompt_tokens, tokenized_params
-from penstock.gateway.models.language.generation import Generation, Usage
-from penstock.gateway.models.language.language_models import AcceptedCall, LanguageModels
+from penstock.gateway.models.language.generation import AcceptedCall, Generation, Usage
 from penstock.gateway.models.language.models import LoadedModel, ServedModel
 from penstock.gateway.models.language.prompts import ChatValues, chat_text, encode_prompts
 from penstock.gateway.requests.context import RequestContext, deadline_exceeded, until
@@ -54,11 +54,12 @@ class ChatPrompt(NamedTuple):
 
 
 class DataPlane:
-    """Validates, encodes and submits what the fronts have read. `models` are the language models that it serves."""
+    """Validates, encodes and submits what the fronts have read. `models`: the server's names. The model of a request is
+    the entry in its context; where no front has looked it up (`Catalogue.find`), it is looked up here."""
 
     def __init__(
         self,
-        models: LanguageModels | None = None,
+        models: Catalogue | None = None,
         *,
         request_timeout: float | None = None,
         clamp_max_tokens: bool = True,
@@ -67,15 +68,15 @@ class DataPlane:
     ) -> None:
         """`clamp_max_tokens`: False: no request for more tokens than the context leaves gets what it leaves (`clamps`).
         `salt_key` makes the salts of tenants; None: a new one."""
-        self.models = LanguageModels() if models is None else models
+        self.models = Catalogue() if models is None else models
         self._text_pool = text_pool or WorkPools().text
         self._request_timeout = request_timeout
         self._clamp_max_tokens = clamp_max_tokens
         self.salt_key = salt_key or secrets.token_bytes(32)
 
     def model(self, name: str, context: RequestContext | None = None) -> ServedModel:
-        """The model or adapter that gets the request of `context`. Raises as `LanguageModels.find`."""
-        return self.models.find(name, context=context).describe(name)
+        """The model or adapter that gets the request of `context`. Raises as `Catalogue.find`."""
+        return self.models.language(name, context or RequestContext()).describe(name)
 
     async def chat_prompt(
         self,
@@ -95,8 +96,8 @@ class DataPlane:
         OverloadedError, DeadlineExceededError."""
         loaded = self._used_by(context, model)
         values = ChatValues(messages, tools, documents, template_kwargs, add_generation_prompt, continue_final_message)
-        if self.models.routing is not None and context.routed is not None:
-            self.models.routing.rendered(context, values, cut=cut)
+        if self.models.traffic is not None and context.routed is not None:
+            self.models.traffic.rendered(context, values, cut=cut)
         return await self.chat_prompt_on(loaded, values, context, cut=cut)
 
     async def chat_prompt_on(
@@ -124,9 +125,8 @@ class DataPlane:
             raise InvalidRequestError(str(error), param="messages") from None
 
     def _used_by(self, context: RequestContext, name: str) -> LoadedModel:
-        """The model, which is noted in the request's record. Raises PermissionDeniedError, and as `model`."""
-        context.principal.require_model(name)
-        model, adapter = self.models.find(name, context=context)
+        """The model, which is noted in the request's record. Raises as `model`."""
+        model, adapter = self.models.language(name, context)
         if not context.record.target:
             context.record.model = model.names[0] if adapter is None else adapter.name
         return model
@@ -160,11 +160,9 @@ class DataPlane:
         Raises InvalidRequestError and errors derived from it for values that do not fit the model, OverloadedError,
         DeadlineExceededError, EngineError.
         """
-        context = request.context
-        context.principal.require_model(request.model)
-        model, adapter = self.models.find(request.model, context=context)
-        routing = self.models.routing
-        call = routing.accepted(request) if routing is not None and context.routed is not None else None
+        context, traffic = request.context, self.models.traffic
+        model, adapter = self.models.language(request.model, context)
+        call = traffic.accepted(request) if traffic is not None and context.routed is not None else None
         return await self._generate(model, adapter, request, call)
 
     async def generate_on(
@@ -183,11 +181,11 @@ class DataPlane:
         used = [model.in_flight] if adapter is None else [model.in_flight, adapter.in_flight]
 
         def end() -> None:
-            for each in used:
-                each.end()
+            for counter in used:
+                counter.end()
 
-        for each in used:  # before anything is awaited: from now on unloading waits for this call
-            each.begin()
+        for counter in used:  # before anything is awaited: from now on unloading waits for this call
+            counter.begin()
         try:
             _check_supported(request.params, model.engine.info)
             record = request.context.record
@@ -201,8 +199,8 @@ class DataPlane:
             info = model.engine.info  # if it has just woken up, its cache may be smaller than before
             adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]
             most = request.params.max_tokens  # 0 if the caller names no limit: the context may leave much
-            wanted = [min(most, info.context_length - len(prompt)) * request.n for prompt in prompts]
-            request.context.pay_tokens(sum(map(len, prompts)) + sum(wanted))
+            budgets = [min(most, info.context_length - len(prompt)) * request.n for prompt in prompts]
+            request.context.pay_tokens(sum(map(len, prompts)) + sum(budgets))
             record.enter(Stage.ENGINE)
             stream = model.engine.submit(adds)
         except BaseException as error:
@@ -257,6 +255,7 @@ class DataPlane:
             adapter="" if adapter is None else adapter.key,
             traced=request.context.record.stages is not None,
             session=request.session,
+            label=request.context.id,
         )
 
     def _deadline(self, context: RequestContext) -> float | None:
@@ -300,11 +299,11 @@ def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo, *, c
     if not prompt:
         raise InvalidRequestError("The prompt is empty.", param="prompt")
     if room < max(1, params.min_tokens, 0 if clamp else params.max_tokens):
-        asked = f" and {params.max_tokens} in the completion" if params.max_tokens else ""
+        completion = f" and {params.max_tokens} in the completion" if params.max_tokens else ""
         fits = f" At most {room} fit behind this prompt." if room > 0 else ""
         raise ContextLengthError(
             f"This model's maximum context length is {info.context_length} tokens. However, you requested "
-            f"{len(prompt) + params.max_tokens} tokens ({len(prompt)} in the prompt{asked}). Please reduce "
+            f"{len(prompt) + params.max_tokens} tokens ({len(prompt)} in the prompt{completion}). Please reduce "
             f"the length of the prompt or the completion.{fits}",
             param="prompt",
         )

@@ -17,12 +17,11 @@ from penstock.engines.host.content_digest import ModelDigests
 from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.vllm.contract import is_cpu_build
-from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.configuration.sections.language_model import (
     DoorConfig,
-    LanguageModelConfig,
+    ModelSettings,
     ReplicaConfig,
-    SchedulingConfig,
 )
 from penstock.gateway.configuration.sections.server import ServerConfig
 from penstock.gateway.models.language.adapters import AdapterSet
@@ -41,41 +40,42 @@ if TYPE_CHECKING:
     from penstock.engines.handover.memory import HandoverMemory
 
 
-def check_handover(config: Config, spec: EngineSpec | None) -> None:
+def check_handover(settings: ModelSettings, spec: EngineSpec | None) -> None:
     """Raises ConfigError where no blocks can be handed over, or nothing asks for it."""
-    given, none = config.replication, ReplicaConfig()
-    if not given.prefill_replicas:
+    replication, none = settings.replication, ReplicaConfig()
+    if not replication.prefill_replicas:
         for name in ("handover_bytes", "handover_min_tokens"):
-            if getattr(given, name) != getattr(none, name):
+            if getattr(replication, name) != getattr(none, name):
                 raise ConfigError(f"{name.replace('_', '-')}: nothing is handed over without prefill-replicas")
         return
-    if given.replica_address or spec is None:
+    if replication.replica_address or spec is None:
         raise ConfigError("prefill-replicas: blocks are handed over on one machine, so replica-address does not fit")
     if not is_block_host(spec.runner):
         raise ConfigError(f"prefill-replicas: only {BLOCK_HOSTS} hand blocks over, not {spec.runner}")
     if spec.scheduling == "engine":
         raise ConfigError("prefill-replicas: does not apply to an engine that uses its own scheduler")
-    if given.prefill_replicas >= given.replicas:
+    if replication.prefill_replicas >= replication.replicas:
         raise ConfigError(
-            f"prefill-replicas: {given.prefill_replicas} of {given.replicas} replicas leave none that generates"
+            f"prefill-replicas: {replication.prefill_replicas} of {replication.replicas} replicas leave none that "
+            "generates"
         )
-    if given.resume == "off":
+    if replication.resume == "off":
         raise ConfigError("prefill-replicas: a request goes on at another replica, so resume cannot be off")
-    if not config.cache.prefix_caching:
+    if not settings.cache.prefix_caching:
         raise ConfigError("prefill-replicas: blocks are found by way of the prefix cache, so prefix-caching must be on")
-    if config.cache.kv_offload_dir is not None:
+    if settings.cache.kv_offload_dir is not None:
         raise ConfigError("prefill-replicas: blocks come from shared memory or from kv-offload-dir, not from both")
 
 
-def handover_memory(config: Config) -> HandoverMemory | None:
+def handover_memory(settings: ModelSettings) -> HandoverMemory | None:
     """None: nothing is handed over. Raises ConfigError."""
-    given = config.replication
-    if not given.prefill_replicas:
+    replication = settings.replication
+    if not replication.prefill_replicas:
         return None
     from penstock.engines.handover.memory import HandoverMemory  # few have it
 
     try:
-        return HandoverMemory(given.prefill_replicas, given.handover_bytes)
+        return HandoverMemory(replication.prefill_replicas, replication.handover_bytes)
     except OSError as error:
         raise ConfigError(f"prefill-replicas: no shared memory: {error}") from error
 
@@ -87,21 +87,21 @@ def sharing(spec: EngineSpec, memory: HandoverMemory, number: int, num_prefill: 
 
 
 _TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9a-fA-F:.%a-z]+\]):[0-9]{1,5}")
-_KEPT = {"model", "revision", "served_model_name", "chat_template", "chat_template_content_format"}
-_KEPT |= {"special_tokens_in_content", "tool_parser", "reasoning_parser", "policy", "request_timeout"}
+KEPT = {"model", "revision", "served_model_name", "chat_template", "chat_template_content_format"}
+KEPT |= {"special_tokens_in_content", "tool_parser", "reasoning_parser", "policy", "request_timeout"}
 """Settings of a model that are the gateway's, wherever its engine runs."""
 
 
-def door_spec(config: Config, source: ModelSource) -> DoorSpec | None:
+def door_spec(settings: ModelSettings, source: ModelSource) -> DoorSpec | None:
     """Of the engine that this server starts; None: it has no door. Raises ConfigError."""
-    door = config.door
+    door = settings.door
     if door.engine_door is None:
         if door.engine_door_clients != DoorConfig().engine_door_clients:
             raise ConfigError("engine-door-clients: there is no engine-door")
-        if door.engine_key is not None and door.engine_address is None and not config.replication.replica_address:
+        if door.engine_key is not None and door.engine_address is None and not settings.replication.replica_address:
             raise ConfigError("engine-key: there is neither an engine-door nor an engine-address")
         return None
-    if config.model.sleep_idle_seconds:
+    if settings.model.sleep_idle_seconds:
         raise ConfigError("sleep-idle-seconds: an engine with a door may be in use while this server is idle")
     key = _key("engine-door", door.engine_door, door.engine_key)
     if door.engine_door.startswith("ipc://"):
@@ -109,50 +109,62 @@ def door_spec(config: Config, source: ModelSource) -> DoorSpec | None:
     return DoorSpec(address=door.engine_door, key=key, model=_digests(source), max_clients=door.engine_door_clients)
 
 
-def engine_elsewhere(config: Config, source: ModelSource) -> tuple[DoorAddress, ModelDigests] | None:
+def engine_elsewhere(
+    settings: ModelSettings, server: ServerConfig, source: ModelSource
+) -> tuple[DoorAddress, ModelDigests] | None:
     """Where the model's engine runs, if that is elsewhere, and what its files must be. Raises ConfigError, also for
     settings that an engine has where it is started."""
-    address = config.door.engine_address
+    address = settings.door.engine_address
     if address is None:
         return None
-    if config.replication != ReplicaConfig():
+    if settings.replication != ReplicaConfig():
         raise ConfigError("replicas: with engine-address there is one engine; replica-address names several")
-    _check_no_engine(config, "engine-address")
-    return DoorAddress(address, _key("engine-address", address, config.door.engine_key)), _digests(source)
+    _check_no_engine(settings, server, "engine-address")
+    return DoorAddress(address, _key("engine-address", address, settings.door.engine_key)), _digests(source)
 
 
-def replicas_elsewhere(config: Config, source: ModelSource) -> tuple[list[DoorAddress], ModelDigests]:
+def replicas_elsewhere(
+    settings: ModelSettings, server: ServerConfig, source: ModelSource
+) -> tuple[list[DoorAddress], ModelDigests]:
     """Those of a model's replicas that run elsewhere. Raises ConfigError, where all do also for settings that an engine
     has where it is started."""
-    given = config.replication
-    if not given.replicas:
-        if not given.replica_address:
-            raise ConfigError("replicas: 0 of them here needs some elsewhere (replica-address)")
-        _check_no_engine(config, "replicas=0")
-    elif config.adapters.lora or config.adapters.lora_directory:
+    replication = settings.replication
+    if not replication.replicas:
+        if not replication.replica_address:
+            raise ConfigError("replicas: 0 needs a replica-address")
+        _check_no_engine(settings, server, "replicas=0")
+    elif settings.adapters.lora or settings.adapters.lora_directory:
         raise ConfigError("replica-address: engines elsewhere do not have the adapters of this server")
-    found = []
-    for address in given.replica_address:
-        key = None if address.startswith("ipc:") else config.door.engine_key
-        found.append(DoorAddress(address, _key("replica-address", address, key)))
-    return found, _digests(source)
+    addresses = []
+    for address in replication.replica_address:
+        key = None if address.startswith("ipc:") else settings.door.engine_key
+        addresses.append(DoorAddress(address, _key("replica-address", address, key)))
+    return addresses, _digests(source)
 
 
-def _check_no_engine(config: Config, setting: str) -> None:
+def _check_no_engine(settings: ModelSettings, server: ServerConfig, setting: str) -> None:
     """Raises ConfigError for settings of an engine that is started here: by `setting` there is none."""
-    if config.door.engine_door is not None:
+    if settings.door.engine_door is not None:
         raise ConfigError(f"engine-door: with {setting} this server has no engine of its own")
-    for section in (config.model, config.engine, config.adapters, config.cache, config.scheduling, config.simulated):
+    parts = (
+        settings.model,
+        settings.engine,
+        settings.adapters,
+        settings.cache,
+        settings.scheduling,
+        settings.simulated,
+    )
+    for section in parts:
         _check_default(section, setting)
-    if config.server.stream_interval_ms != ServerConfig().stream_interval_ms:
-        raise _elsewhere("stream_interval_ms", setting)
+    if server.stream_interval_ms != ServerConfig().stream_interval_ms:
+        raise _set_at_engine("stream_interval_ms", setting)
 
 
 def attached_engine(
-    config: Config,
+    settings: ModelSettings,
+    server: ServerConfig,
     address: DoorAddress,
     model: ModelDigests,
-    watchdog: WatchdogConfig,
     on_step: Callable[[StepRecord], None],
     adapters: AdapterSet,
 ) -> AttachedEngine:
@@ -161,10 +173,10 @@ def attached_engine(
 
     return AttachedEngine(
         address,
-        watchdog,
-        name=f"{config.server.id} on {socket.gethostname()}, process {os.getpid()}",
+        watchdog_config(server),
+        name=f"{server.id} on {socket.gethostname()}, process {os.getpid()}",
         model=model,
-        policy=config.scheduling.policy,
+        policy=settings.scheduling.policy,
         on_step=on_step,
         on_adapters=adapters.follow,
     )
@@ -182,30 +194,12 @@ def watchdog_config(server: ServerConfig) -> WatchdogConfig:
 def _check_default(section: msgspec.Struct, setting: str) -> None:
     default = type(section)()
     for name in section.__struct_fields__:
-        if name not in _KEPT and getattr(section, name) != getattr(default, name):
-            raise _elsewhere(name, setting)
+        if name not in KEPT and getattr(section, name) != getattr(default, name):
+            raise _set_at_engine(name, setting)
 
 
-def _elsewhere(name: str, setting: str) -> ConfigError:
+def _set_at_engine(name: str, setting: str) -> ConfigError:
     return ConfigError(f"{name.replace('_', '-')}: with {setting}, this is set where the engine is started")
-
-
-def without_engine(config: Config) -> Config:
-    """Without the settings that only an engine of this server would have."""
-    kept = {
-        section: {name: getattr(getattr(config, section), name) for name in _KEPT & set(kind.__struct_fields__)}
-        for section, kind in (("model", LanguageModelConfig), ("scheduling", SchedulingConfig))
-    }
-    plain = Config()
-    return msgspec.structs.replace(
-        config,
-        model=LanguageModelConfig(**kept["model"]),
-        scheduling=SchedulingConfig(**kept["scheduling"]),
-        engine=plain.engine,
-        adapters=plain.adapters,
-        cache=plain.cache,
-        simulated=plain.simulated,
-    )
 
 
 def _key(setting: str, address: str, file: str | None) -> str:

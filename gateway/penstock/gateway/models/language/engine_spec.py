@@ -22,12 +22,13 @@ from penstock.engines.openvino.families import parse_config
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.queues import Policy
-from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.configuration.sections.language_model import (
     OF_OUR_SCHEDULER,
     CacheConfig,
     EngineConfig,
     LanguageModelConfig,
+    ModelSettings,
 )
 from penstock.gateway.models.language.adapters import Adapter
 from penstock.gateway.models.language.engine_sharing import BLOCK_HOSTS, door_spec, is_block_host
@@ -85,16 +86,16 @@ def _openvino_refusal(settings: dict[str, Any]) -> str | None:
 
 
 def _openvino_options(
-    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+    settings: ModelSettings, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    if config.model.device not in ("auto", "cpu"):
-        raise ConfigError(f"device: the openvino engine runs on cpu, not on {config.model.device}")
-    return _common_options(config, source, scheduler) | {
-        "weights": config.model.weights,
-        "activations": config.model.activations,
-        "weights_cache": config.model.weights_cache,
-        "draft_model_dir": _draft_folder(config.model.speculative_model),
-        "mtp": config.scheduling.speculative == "mtp",
+    if settings.model.device not in ("auto", "cpu"):
+        raise ConfigError(f"device: the openvino engine runs on cpu, not on {settings.model.device}")
+    return _common_options(settings, source, scheduler) | {
+        "weights": settings.model.weights,
+        "activations": settings.model.activations,
+        "weights_cache": settings.model.weights_cache,
+        "draft_model_dir": _draft_folder(settings.model.speculative_model),
+        "mtp": settings.scheduling.speculative == "mtp",
     }
 
 
@@ -109,42 +110,42 @@ def _draft_folder(model: str | None) -> str | None:
 
 
 def _torch_options(
-    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+    settings: ModelSettings, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    if config.model.weights != "auto":
+    if settings.model.weights != "auto":
         raise ConfigError("weights: the torch engine keeps weights in the precision of the computation (dtype)")
-    return _common_options(config, source, scheduler) | {"device": config.model.device}
+    return _common_options(settings, source, scheduler) | {"device": settings.model.device}
 
 
 def _large_options(
-    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+    settings: ModelSettings, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """Of vLLM and TensorRT-LLM."""
-    if config.model.weights != "auto":
+    if settings.model.weights != "auto":
         raise ConfigError("weights: this engine keeps them as the checkpoint does, or in the precision of dtype")
-    if config.model.device != "auto":
+    if settings.model.device != "auto":
         raise ConfigError("device: this engine runs on what it was built for; CUDA_VISIBLE_DEVICES chooses among GPUs")
-    return _common_options(config, source, scheduler) | {
-        "tensor_parallel_size": config.engine.tensor_parallel_size,
-        "pipeline_parallel_size": config.engine.pipeline_parallel_size,
-        "memory_share": config.engine.gpu_memory_utilization,
-        "quantization": config.engine.quantization,
-        "engine_args": _engine_args(config.engine.engine_args),
-        "prefix_caching": config.cache.prefix_caching,
+    return _common_options(settings, source, scheduler) | {
+        "tensor_parallel_size": settings.engine.tensor_parallel_size,
+        "pipeline_parallel_size": settings.engine.pipeline_parallel_size,
+        "memory_share": settings.engine.gpu_memory_utilization,
+        "quantization": settings.engine.quantization,
+        "engine_args": _engine_args(settings.engine.engine_args),
+        "prefix_caching": settings.cache.prefix_caching,
     }
 
 
-def _engine_args(given: str | dict[str, Any]) -> dict[str, Any]:
-    if isinstance(given, dict):
-        return given
+def _engine_args(arguments: str | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(arguments, dict):
+        return arguments
     try:
-        return msgspec.json.decode(given, type=dict[str, Any])
+        return msgspec.json.decode(arguments, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ConfigError(f"engine-args: not a JSON object: {error}") from None
 
 
-def _common_options(config: Config, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
-    model, cache = config.model, config.cache
+def _common_options(settings: ModelSettings, source: ModelSource, scheduler: SchedulerConfig) -> dict[str, Any]:
+    model, cache = settings.model, settings.cache
     return {
         "model_dir": str(source.folder),
         "dtype": model.dtype,
@@ -158,20 +159,20 @@ def _common_options(config: Config, source: ModelSource, scheduler: SchedulerCon
     }
 
 
-def adapter_options(config: Config, adapters: Sequence[Adapter]) -> dict[str, Any]:
+def adapter_options(settings: ModelSettings, adapters: Sequence[Adapter]) -> dict[str, Any]:
     """Room for all that are given, whatever the limit; for none where adapters can neither be given nor come."""
-    wanted = bool(adapters or config.adapters.lora_directory)
+    adaptable = bool(adapters or settings.adapters.lora_directory)
     return {
         "adapters": {adapter.key: str(adapter.folder) for adapter in adapters},
-        "max_loras": max(config.adapters.max_loras, len(adapters)) if wanted else 0,
-        "max_lora_rank": config.adapters.max_lora_rank,
+        "max_loras": max(settings.adapters.max_loras, len(adapters)) if adaptable else 0,
+        "max_lora_rank": settings.adapters.max_lora_rank,
     }
 
 
 def _simulated_options(
-    config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+    settings: ModelSettings, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    simulated = config.simulated
+    simulated = settings.simulated
     first, end = _plain_ids(tokenizer)
     options: dict[str, Any] = {
         "vocab_size": tokenizer.vocab_size,
@@ -185,12 +186,12 @@ def _simulated_options(
         },
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "prefix_caching": config.cache.prefix_caching,
+        "prefix_caching": settings.cache.prefix_caching,
     }
-    if config.model.max_model_len is not None:
-        options["max_model_len"] = config.model.max_model_len
-    if config.cache.num_kv_blocks is not None:
-        options["num_blocks"] = config.cache.num_kv_blocks
+    if settings.model.max_model_len is not None:
+        options["max_model_len"] = settings.model.max_model_len
+    if settings.cache.num_kv_blocks is not None:
+        options["num_blocks"] = settings.cache.num_kv_blocks
     return options
 
 
@@ -212,10 +213,10 @@ _OPTIONS = {
 
 
 def runner_options(
-    runner: str, config: Config, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
+    runner: str, settings: ModelSettings, source: ModelSource, scheduler: SchedulerConfig, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """`EngineSpec.options` without adapters. Raises ConfigError for settings that this runner would not heed."""
-    return _OPTIONS[runner](config, source, scheduler, tokenizer)
+    return _OPTIONS[runner](settings, source, scheduler, tokenizer)
 
 
 _CPU_BATCHED_TOKENS, _GPU_BATCHED_TOKENS = 512, 4096
@@ -228,46 +229,51 @@ _LARGE_ENGINES = ("vllm", "tensorrt_llm")
 
 
 def engine_spec(
-    config: Config,
+    settings: ModelSettings,
     source: ModelSource,
     tokenizer: Tokenizer,
     adapters: Sequence[Adapter] = (),
     names: Sequence[str] = (),
+    *,
+    publish_interval: float = 0.0,
 ) -> EngineSpec:
-    """What the engine process is told; `adapters` are loaded with the model, `names` are its public ones. Raises
-    ConfigError for limits that contradict each other."""
-    scheduling = config.scheduling
-    runner = _runner(config, source)
-    _check_engine_settings(config, runner)
-    batched_tokens = scheduling.max_num_batched_tokens or max(_batched_tokens(config, runner), scheduling.max_num_seqs)
+    """What the engine process is told; `adapters` are loaded with the model, `names` are its public ones, and
+    `publish_interval` is the server's `stream_interval_ms`, in seconds. Raises ConfigError for limits that contradict
+    each other."""
+    scheduling = settings.scheduling
+    runner = _runner(settings, source)
+    _check_engine_settings(settings, runner)
+    batched_tokens = scheduling.max_num_batched_tokens or max(
+        _batched_tokens(settings, runner), scheduling.max_num_seqs
+    )
     try:
         scheduler = SchedulerConfig(
             max_num_seqs=scheduling.max_num_seqs,
             max_num_batched_tokens=batched_tokens,
             itl_target_ms=scheduling.itl_target_ms,
             steps_in_flight=scheduling.steps_in_flight,
-            speculative=_speculative(config),
+            speculative=_speculative(settings),
             max_draft_tokens=scheduling.max_draft_tokens,
             policy=Policy(scheduling.policy),
             ageing_seconds=scheduling.ageing,
             max_queued_requests=scheduling.max_queued_requests,
             max_queued_tokens=scheduling.max_queued_tokens,
-            enable_prefix_caching=config.cache.prefix_caching,
-            kv_offload_dir=config.cache.kv_offload_dir or "",
-            kv_offload_bytes=config.cache.kv_offload_bytes,
-            kv_events=_kv_events(config.cache, names[0] if names else source.name),
+            enable_prefix_caching=settings.cache.prefix_caching,
+            kv_offload_dir=settings.cache.kv_offload_dir or "",
+            kv_offload_bytes=settings.cache.kv_offload_bytes,
+            kv_events=_kv_events(settings.cache, names[0] if names else source.name),
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    options = runner_options(runner, config, source, scheduler, tokenizer) | adapter_options(config, adapters)
+    options = runner_options(runner, settings, source, scheduler, tokenizer) | adapter_options(settings, adapters)
     return EngineSpec(
         runner=runner,
         scheduling=scheduling.scheduler,
         options=options,
         scheduler=scheduler,
-        publish_interval=config.server.stream_interval_ms / 1e3,
-        placement=_placement(config),
-        door=door_spec(config, source),
+        publish_interval=publish_interval,
+        placement=_placement(settings),
+        door=door_spec(settings, source),
     )
 
 
@@ -282,24 +288,24 @@ def _kv_events(cache: CacheConfig, model: str) -> KVEventsConfig | None:
     return KVEventsConfig(endpoint=cache.kv_events, replay=cache.kv_events_replay or "", topic=topic)
 
 
-def _placement(config: Config) -> Placement:
+def _placement(settings: ModelSettings) -> Placement:
     """Raises ConfigError for CPUs and nodes that this machine does not have."""
-    asked = Placement(config.model.cpus, config.model.numa_nodes)
+    placement = Placement(settings.model.cpus, settings.model.numa_nodes)
     try:
-        find_place(asked)
+        find_place(placement)
     except InvalidRequestError as error:
         raise ConfigError(f"{str(error.param).replace('_', '-')}: {error.message}") from None
-    return asked
+    return placement
 
 
-def _runner(config: Config, source: ModelSource) -> str:
-    if config.model.engine != "auto":
+def _runner(settings: ModelSettings, source: ModelSource) -> str:
+    if settings.model.engine != "auto":
         foreign = _foreign_files(source.folder)
-        if config.model.engine not in _FOREIGN_ENGINES and foreign is not None:
+        if settings.model.engine not in _FOREIGN_ENGINES and foreign is not None:
             raise ConfigError(
-                f"engine: the {config.model.engine} engine does not read {foreign}; the openvino engine does"
+                f"engine: the {settings.model.engine} engine does not read {foreign}; the openvino engine does"
             )
-        return config.model.engine
+        return settings.model.engine
     return choose_engine(source.folder)
 
 
@@ -310,58 +316,58 @@ def _foreign_files(folder: Path) -> str | None:
     return None if exported_graph(folder) is None else "OpenVINO's graphs"
 
 
-def _batched_tokens(config: Config, runner: str) -> int:
-    on_gpu = runner in _GPU_ENGINES and config.model.device != "cpu" and visible_gpus() > 0
+def _batched_tokens(settings: ModelSettings, runner: str) -> int:
+    on_gpu = runner in _GPU_ENGINES and settings.model.device != "cpu" and visible_gpus() > 0
     return _GPU_BATCHED_TOKENS if on_gpu else _CPU_BATCHED_TOKENS
 
 
-def _check_engine_settings(config: Config, runner: str) -> None:
+def _check_engine_settings(settings: ModelSettings, runner: str) -> None:
     """Raises ConfigError for a setting that this engine would not heed."""
-    scheduler = config.scheduling.scheduler
+    scheduler = settings.scheduling.scheduler
     if scheduler == "engine" and runner not in _OWN_SCHEDULER:
         raise ConfigError(f"scheduler: the {runner} engine has no scheduler of its own; penstock's runs it")
     if scheduler == "penstock" and runner == "tensorrt_llm":
         raise ConfigError("scheduler: the tensorrt_llm engine runs under its own scheduler, behind penstock's queue")
     if scheduler == "engine" or runner == "tensorrt_llm":
         for name, default in OF_OUR_SCHEDULER.items():
-            if getattr(config.scheduling, name) != default:
+            if getattr(settings.scheduling, name) != default:
                 raise ConfigError(f"{name.replace('_', '-')}: does not apply to an engine that uses its own scheduler")
-    guesses = config.scheduling.max_draft_tokens
-    draft = config.model.speculative_model
-    if draft is None and config.scheduling.speculative == "off" and guesses != OF_OUR_SCHEDULER["max_draft_tokens"]:
+    guesses = settings.scheduling.max_draft_tokens
+    draft = settings.model.speculative_model
+    if draft is None and settings.scheduling.speculative == "off" and guesses != OF_OUR_SCHEDULER["max_draft_tokens"]:
         raise ConfigError("max-draft-tokens: nothing is guessed without speculative=ngram or mtp, or speculative-model")
     if draft is not None and runner != "openvino":
         raise ConfigError(f"speculative-model: the {runner} engine has no draft models; the openvino engine does")
-    if draft is not None and config.scheduling.speculative != "off":
+    if draft is not None and settings.scheduling.speculative != "off":
         raise ConfigError("speculative-model: guesses are either those of a draft model or those of speculative")
-    if config.scheduling.speculative != "off" and runner == "vllm":
+    if settings.scheduling.speculative != "off" and runner == "vllm":
         raise ConfigError(
             "speculative: the vllm engine guesses only under its own scheduler (scheduler=engine, and "
             "speculative_config in engine-args)"
         )
-    if config.cache.kv_offload_dir is None:
-        if config.cache.kv_offload_bytes != CacheConfig().kv_offload_bytes:
+    if settings.cache.kv_offload_dir is None:
+        if settings.cache.kv_offload_bytes != CacheConfig().kv_offload_bytes:
             raise ConfigError("kv-offload-bytes: nothing is kept without kv-offload-dir")
     elif scheduler == "engine":
         raise ConfigError("kv-offload-dir: does not apply to an engine that uses its own scheduler")
     elif not is_block_host(runner):
         raise ConfigError(f"kv-offload-dir: only {BLOCK_HOSTS} have this setting, not {runner}")
-    if config.cache.kv_events is not None and (scheduler == "engine" or runner == "tensorrt_llm"):
+    if settings.cache.kv_events is not None and (scheduler == "engine" or runner == "tensorrt_llm"):
         raise ConfigError("kv-events: does not apply to an engine that uses its own scheduler")
-    if config.scheduling.speculative == "mtp" and runner != "openvino":
+    if settings.scheduling.speculative == "mtp" and runner != "openvino":
         raise ConfigError(f"speculative: the {runner} engine has no mtp; the openvino engine does")
     if runner != "openvino":
         for name in ("activations", "weights_cache"):
-            if getattr(config.model, name) != getattr(LanguageModelConfig(), name):
+            if getattr(settings.model, name) != getattr(LanguageModelConfig(), name):
                 raise ConfigError(f"{name.replace('_', '-')}: the {runner} engine does not have this setting")
     if runner in _LARGE_ENGINES:
         return
     for name in EngineConfig.__struct_fields__:
-        if getattr(config.engine, name) != getattr(EngineConfig(), name):
+        if getattr(settings.engine, name) != getattr(EngineConfig(), name):
             raise ConfigError(f"{name.replace('_', '-')}: the {runner} engine does not have this setting")
 
 
-def _speculative(config: Config) -> Literal["off", "ngram", "draft_model"]:
+def _speculative(settings: ModelSettings) -> Literal["off", "ngram", "draft_model"]:
     """A draft head is a draft model for the scheduler."""
-    named = config.scheduling.speculative
-    return "draft_model" if named == "mtp" or config.model.speculative_model is not None else named
+    named = settings.scheduling.speculative
+    return "draft_model" if named == "mtp" or settings.model.speculative_model is not None else named

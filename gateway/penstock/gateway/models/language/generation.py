@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.messages import RequestOutput
@@ -23,8 +23,21 @@ from penstock.gateway.models.language.model_metrics import ModelMetrics
 from penstock.gateway.requests.record import Outcome, Stage, outcome_of
 from penstock.tokenizers import StopStrings, Tokenizer
 
-if TYPE_CHECKING:
-    from penstock.gateway.models.language.language_models import AcceptedCall
+
+class AcceptedCall(Protocol):
+    """A request, from its acceptance by the target that serves it."""
+
+    watched: bool
+    """Whether `took` is to be called."""
+
+    def took(self, deltas: list[ChoiceDelta]) -> None:
+        """Its generation has given these out. The list may change afterwards."""
+
+    def responded(self) -> None:
+        """There is a first token. Idempotent."""
+
+    def end(self, outcome: Outcome) -> None:
+        """Idempotent."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.engines.contract.loading import Loading, Report
-from penstock.gateway.configuration.config import Config, ConfigError, overlay
+from penstock.gateway.configuration.config import ConfigError, overlay
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.models.language.models import ModelSource, find_model, is_hub_id
 
 
@@ -23,22 +24,22 @@ async def fetch_model(model: str | None, report: Report, revision: str | None = 
     return ModelSource(await _download(model, revision, report), model)
 
 
-async def fetch_draft_model(config: Config, report: Report) -> Config:
+async def fetch_draft_model(settings: ModelSettings, report: Report) -> ModelSettings:
     """The settings with a folder in place of a draft model's hub id. Raises ConfigError."""
-    name = config.model.speculative_model
+    name = settings.model.speculative_model
     if name is None or not is_hub_id(name):
-        return config
+        return settings
     try:
         folder = await _download(name, None, report)
     except ConfigError as error:
         raise ConfigError(f"speculative-{error}") from None
-    return overlay(config, {"speculative_model": str(folder)})
+    return overlay(settings, {"speculative_model": str(folder)})
 
 
 def check_revision(model: str | None, revision: str | None) -> None:
     """Raises ConfigError for a revision of what is not on the hub."""
     if revision is not None and not is_hub_id(model):
-        raise ConfigError("revision: only models of the hub have one, and MODEL is none")
+        raise ConfigError("revision: only hub models have revisions, and MODEL is not one")
 
 
 async def _download(hub_id: str, revision: str | None, report: Report) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from penstock.engines.offload.folder import secret_key
 from penstock.engines.process.liveness import Liveness, Watched
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.state import Replicated
-from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections.language_model import LanguageModelConfig
-from penstock.gateway.models.language.adapters import Adapter, AdapterSet, new_adapter, parse_adapters, parse_directory
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.sections.language_model import LanguageModelConfig, ModelSettings
+from penstock.gateway.configuration.sections.server import ServerConfig
+from penstock.gateway.models.language.adapters import AdapterSet, new_adapter, parse_adapters, parse_directory
 from penstock.gateway.models.language.engine_sharing import (
     attached_engine,
     check_handover,
@@ -80,142 +81,135 @@ def read_tokenizer(settings: TextSettings) -> Tokenizer:
 
 def read_texts(settings: TextSettings, tokenizer: Tokenizer) -> ModelTexts:
     """The rest, which needs the tokenizer. Raises ConfigError."""
-    given = settings.chat_template_content_format
-    template = load_chat_template(tokenizer, settings.chat_template, None if given == "auto" else given)
+    form = settings.chat_template_content_format
+    template = load_chat_template(tokenizer, settings.chat_template, None if form == "auto" else form)
     parsers = choose_parsers(settings.tool_parser, settings.reasoning_parser, template, tokenizer)
     templates = {} if template is None else template.by_name
     guard = None
     if templates and not settings.special_tokens_in_content:
-        sources = "\n".join(each.source for each in templates.values())
+        sources = "\n".join(template.source for template in templates.values())
         guard = tokenizer.special_text_guard(sources, parsers.own_tags)
-    needs = {name: each.needs for name, each in templates.items() if each.needs != TemplateNeeds()}
+    needs = {name: one.needs for name, one in templates.items() if one.needs != TemplateNeeds()}
     return ModelTexts(tokenizer, template, parsers, guard, default_params(Path(settings.folder)), needs)
 
 
-def build_model(
-    config: Config,
-    source: ModelSource,
-    names: Sequence[str] = (),
-    budget: MemoryBudget | None = None,
-    board: LoadingBoard | None = None,
-    new_door: Callable[[], DoorSpec] | None = None,
-) -> LoadedModel:
-    """A model that is ready to be started: `await model.engine.start()`. Raises ConfigError.
+@dataclass(frozen=True, slots=True)
+class ModelBuilder:
+    """Builds models from their settings, with what all models of a server have in common."""
 
-    `budget` is that of all models of a server; None: it has the machine for itself. `board` is told how far it is.
-    `new_door`: where other processes of this server use the engine, unless it has a door already.
-    """
-    about_texts = text_settings(config.model, source)
-    tokenizer = read_tokenizer(about_texts)
-    names = tuple(names) or public_names(config, source.name)
-    observed: list[ModelMetrics] = []
-    built: list[LoadedModel] = []
+    server: ServerConfig = field(default_factory=ServerConfig)
+    budget: MemoryBudget = field(default_factory=MemoryBudget)
+    """Of all models together; without one, each has the machine for itself."""
+    board: LoadingBoard = field(default_factory=LoadingBoard)
+    """Told how far a model is."""
+    new_door: Callable[[], DoorSpec] | None = None
+    """Where other processes of this server use an engine, unless it has a door already."""
 
-    def on_step(step: StepRecord) -> None:
-        observed[0].step(step)
+    def build(self, settings: ModelSettings, source: ModelSource, names: Sequence[str] = ()) -> LoadedModel:
+        """A model that is ready to be started: `await model.start()`. Raises ConfigError."""
+        about_texts = text_settings(settings.model, source)
+        tokenizer = read_tokenizer(about_texts)
+        names = tuple(names) or settings.model.served_model_name or (source.name,)
+        observed: list[ModelMetrics] = []
+        built: list[LoadedModel] = []
 
-    given = [new_adapter(*each) for each in parse_adapters(config.adapters.lora, names).items()]
-    make = partial(_one_engine, config, budget or MemoryBudget(), names, board, on_step)
-    engine, adapters = _engine(config, source, names, tokenizer, given, make, on_step, new_door)
-    observed.append(
-        ModelMetrics(
-            names[0],
-            stats=lambda: engine.stats,
-            ready=lambda: engine.ready,
-            asleep=lambda: built[0].sleep.asleep,
-            adapters=adapters,
-            liveness=_liveness(engine),
-            replicas=engine if isinstance(engine, Replicated) else None,
+        def on_step(step: StepRecord) -> None:
+            observed[0].step(step)
+
+        engine, adapters = self._engine(settings, source, names, tokenizer, on_step)
+        observed.append(
+            ModelMetrics(
+                names[0],
+                stats=lambda: engine.stats,
+                ready=lambda: engine.ready,
+                asleep=lambda: built[0].sleep.asleep,
+                adapters=adapters,
+                liveness=_liveness(engine),
+                replicas=engine if isinstance(engine, Replicated) else None,
+            )
         )
-    )
-    texts = read_texts(about_texts, tokenizer)
-    for template, needs in texts.template_needs.items():
-        logger.info("%s: its chat template (%s) gets messages in the form that it needs: %s", names[0], template, needs)
-    model = LoadedModel(
-        names=names,
-        root=source.name,
-        engine=engine,
-        tokenizer=tokenizer,
-        chat_template=texts.chat_template,
-        parsers=texts.parsers,
-        guard=texts.guard,
-        metrics=observed[0],
-        default_params=texts.default_params,
-        texts=about_texts,
-        adapters=adapters,
-        max_num_seqs=config.scheduling.max_num_seqs * _engines(config),
-        sleep_idle_seconds=config.model.sleep_idle_seconds,
-        salt_key=_salt_key(config.cache.kv_offload_dir),
-    )
-    built.append(model)
-    return model
+        texts = read_texts(about_texts, tokenizer)
+        for template, needs in texts.template_needs.items():
+            logger.info(
+                "%s: its chat template (%s) gets messages in the form that it needs: %s", names[0], template, needs
+            )
+        model = LoadedModel(
+            names=names,
+            root=source.name,
+            engine=engine,
+            tokenizer=tokenizer,
+            chat_template=texts.chat_template,
+            parsers=texts.parsers,
+            guard=texts.guard,
+            metrics=observed[0],
+            default_params=texts.default_params,
+            texts=about_texts,
+            adapters=adapters,
+            max_num_seqs=settings.scheduling.max_num_seqs * _engines(settings),
+            sleep_idle_seconds=settings.model.sleep_idle_seconds,
+            salt_key=_salt_key(settings.cache.kv_offload_dir),
+        )
+        built.append(model)
+        return model
+
+    def _engine(
+        self,
+        settings: ModelSettings,
+        source: ModelSource,
+        names: Sequence[str],
+        tokenizer: Tokenizer,
+        on_step: Callable[[StepRecord], None],
+    ) -> tuple[Engine, AdapterSet]:
+        """One engine, here or elsewhere, or several that look like one; and the adapters that it has. Raises
+        ConfigError."""
+        adapters = AdapterSet()
+        remote = engine_elsewhere(settings, self.server, source)
+        if remote is not None:
+            return attached_engine(settings, self.server, *remote, on_step, adapters), adapters
+        make = partial(self._one_engine, names, on_step)
+        replication = settings.replication
+        spec = None
+        if replication.replicas:
+            loaded = [new_adapter(*adapter) for adapter in parse_adapters(settings.adapters.lora, names).items()]
+            interval = self.server.stream_interval_ms / 1e3
+            spec = engine_spec(settings, source, tokenizer, loaded, names, publish_interval=interval)
+            if spec.scheduler.kv_events is not None and replication.replica_address:
+                raise ConfigError("kv-events: engines elsewhere publish theirs where they are started")
+            check_handover(settings, spec)
+            directory, room = parse_directory(settings.adapters.lora_directory), spec.options.get("max_loras", 0)
+            adapters = AdapterSet(loaded, directory=directory, max_loaded=room)
+            if replication.replicas == 1 and replication.resume != "on" and not replication.replica_address:
+                if self.new_door is not None and spec.door is None:
+                    spec = msgspec.structs.replace(spec, door=self.new_door())
+                return make(0, spec, 1), adapters
+        from penstock.gateway.models.language.replicas import replicated_engine
+
+        return replicated_engine(settings, self.server, source, spec, make, on_step), adapters
+
+    def _one_engine(
+        self, names: Sequence[str], on_step: Callable[[StepRecord], None], number: int, spec: EngineSpec, one_of: int
+    ) -> BudgetedEngine:
+        """Number `number` of a model's. The first one tells the board how far it is."""
+        return BudgetedEngine(
+            self.budget,
+            names[0],
+            spec,
+            watchdog_config(self.server),
+            one_of=one_of,
+            log_level=self.server.logging_level,
+            crash_folder=self.server.crash_folder,
+            on_step=on_step,
+            on_loading=silent if number else self.board.reporter(names),
+        )
 
 
-def _engines(config: Config) -> int:
+def _engines(settings: ModelSettings) -> int:
     """That share the model's requests."""
-    return max(1, config.replication.replicas + len(config.replication.replica_address))
-
-
-def _engine(
-    config: Config,
-    source: ModelSource,
-    names: Sequence[str],
-    tokenizer: Tokenizer,
-    given: Sequence[Adapter],
-    make: Callable[[int, EngineSpec, int], BudgetedEngine],
-    on_step: Callable[[StepRecord], None],
-    new_door: Callable[[], DoorSpec] | None,
-) -> tuple[Engine, AdapterSet]:
-    """One engine, here or elsewhere, or several that look like one; and the adapters that it has. `make`: see
-    `_one_engine`. Raises ConfigError."""
-    adapters = AdapterSet()
-    elsewhere = engine_elsewhere(config, source)
-    if elsewhere is not None:
-        return attached_engine(config, *elsewhere, watchdog_config(config.server), on_step, adapters), adapters
-    replication = config.replication
-    spec = None
-    if replication.replicas:
-        spec = engine_spec(config, source, tokenizer, given, names)
-        if spec.scheduler.kv_events is not None and replication.replica_address:
-            raise ConfigError("kv-events: engines elsewhere publish theirs where they are started")
-        check_handover(config, spec)
-        directory, room = parse_directory(config.adapters.lora_directory), spec.options.get("max_loras", 0)
-        adapters = AdapterSet(given, directory=directory, max_loaded=room)
-        if replication.replicas == 1 and replication.resume != "on" and not replication.replica_address:
-            if new_door is not None and spec.door is None:
-                spec = msgspec.structs.replace(spec, door=new_door())
-            return make(0, spec, 1), adapters
-    from penstock.gateway.models.language.replicas import replicated_engine
-
-    return replicated_engine(config, source, spec, make, watchdog_config(config.server), on_step), adapters
+    return max(1, settings.replication.replicas + len(settings.replication.replica_address))
 
 
 def _liveness(engine: Engine) -> Callable[[], Liveness] | None:
     return (lambda: engine.liveness) if isinstance(engine, Watched) else None
-
-
-def _one_engine(
-    config: Config,
-    budget: MemoryBudget,
-    names: Sequence[str],
-    board: LoadingBoard | None,
-    on_step: Callable[[StepRecord], None],
-    number: int,
-    spec: EngineSpec,
-    one_of: int,
-) -> BudgetedEngine:
-    """Number `number` of a model's. The first one tells the board how far it is."""
-    return BudgetedEngine(
-        budget,
-        names[0],
-        spec,
-        watchdog_config(config.server),
-        one_of=one_of,
-        log_level=config.server.logging_level,
-        crash_folder=config.server.crash_folder,
-        on_step=on_step,
-        on_loading=silent if board is None or number else board.reporter(names),
-    )
 
 
 def _salt_key(offload_dir: str | None) -> bytes | None:
@@ -226,8 +220,3 @@ def _salt_key(offload_dir: str | None) -> bytes | None:
         return secret_key(Path(offload_dir), "salts")
     except (OSError, ValueError) as error:
         raise ConfigError(f"kv-offload-dir: {error}") from None
-
-
-def public_names(config: Config, source_name: str) -> tuple[str, ...]:
-    """Of the model that the command names."""
-    return config.model.served_model_name or (source_name,)

@@ -12,7 +12,7 @@ from penstock.engines.contract.engine_stats import EngineStats
 from penstock.engines.contract.messages import StepRecord
 from penstock.engines.process.liveness import Liveness
 from penstock.engines.replicas.state import ReplicaState, Replicated
-from penstock.gateway.metrics.requests import Histogram
+from penstock.gateway.metrics.request_metrics import Histogram
 from penstock.gateway.models.language.adapters import AdapterSet
 
 _LATENCY = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -217,13 +217,13 @@ def replica_metrics(engine: Replicated, labels: dict[str, str]) -> Iterator[Metr
     names, values, state = [*labels, "replica"], list(labels.values()), engine.replica_states()
     for name, text, value in (*_REPLICA_GAUGES, *(_HANDOVER_GAUGES if engine.has_roles else ())):
         gauge = GaugeMetricFamily(f"penstock_replica_{name}", text, labels=names)
-        for each in state:
-            gauge.add_metric([*values, str(each.replica)], value(each))
+        for replica in state:
+            gauge.add_metric([*values, str(replica.replica)], value(replica))
         yield gauge
     for name, text, value in (*_REPLICA_COUNTERS, *(_HANDOVER_COUNTERS if engine.has_roles else ())):
         counter = CounterMetricFamily(f"penstock_replica_{name}", text, labels=names)
-        for each in state:
-            counter.add_metric([*values, str(each.replica)], value(each))
+        for replica in state:
+            counter.add_metric([*values, str(replica.replica)], value(replica))
         yield counter
     if engine.has_roles:
         handovers = CounterMetricFamily(

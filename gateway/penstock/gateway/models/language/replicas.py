@@ -14,12 +14,13 @@ from penstock.engines.door.spec import DoorSpec
 from penstock.engines.host.content_digest import ModelDigests
 from penstock.engines.host.cores import shares
 from penstock.engines.host.gpus import visible_gpus
-from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
 from penstock.engines.vllm.contract import is_cpu_build
-from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.sections.language_model import ModelSettings
+from penstock.gateway.configuration.sections.server import ServerConfig
 from penstock.gateway.models.language.adapters import AdapterSet
 from penstock.gateway.models.language.engine_sharing import (
     attached_engine,
@@ -36,43 +37,43 @@ _OF_CPUS = ("openvino", "torch", "vllm")
 
 
 def replicated_engine(
-    config: Config,
+    settings: ModelSettings,
+    server: ServerConfig,
     source: ModelSource,
     spec: EngineSpec | None,
     make: Callable[[int, EngineSpec, int], BudgetedEngine],
-    watchdog: WatchdogConfig,
     on_step: Callable[[StepRecord], None],
 ) -> ReplicatedEngine:
     """`spec` is that of the engines that are started here, None where there are none. `make` makes one of them: of its
     number, its own specification, and of how many share its devices. Raises ConfigError."""
-    given, engines = config.replication, list[Engine]()
+    replication, engines = settings.replication, list[Engine]()
     if spec is None:
-        check_handover(config, spec)
-    memory = handover_memory(config)
+        check_handover(settings, spec)
+    memory = handover_memory(settings)
     if spec is not None:
-        _check(config, spec)
+        _check(settings, spec)
         on_gpus = _is_on_gpus(spec)
-        specs = replica_specs(spec, given.replicas, on_gpus=on_gpus)
+        specs = replica_specs(spec, replication.replicas, on_gpus=on_gpus)
         if memory is not None:
-            specs = [sharing(each, memory, number, given.prefill_replicas) for number, each in enumerate(specs)]
-        engines += [make(number, each, 1 if on_gpus else given.replicas) for number, each in enumerate(specs)]
+            specs = [sharing(one, memory, number, replication.prefill_replicas) for number, one in enumerate(specs)]
+        engines += [make(number, one, 1 if on_gpus else replication.replicas) for number, one in enumerate(specs)]
     fingerprint = _same
-    if given.replica_address or spec is None:
-        addresses, digests = replicas_elsewhere(config, source)
+    if replication.replica_address or spec is None:
+        addresses, digests = replicas_elsewhere(settings, server, source)
         no_adapters = AdapterSet()
-        engines += [attached_engine(config, each, digests, watchdog, on_step, no_adapters) for each in addresses]
+        engines += [attached_engine(settings, server, address, digests, on_step, no_adapters) for address in addresses]
         if spec is not None:
             fingerprint = partial(_fingerprint, spec, digests)
-    settings = ReplicaSettings(
-        policy=RoutingPolicy(given.replica_routing),
-        resume=given.resume != "off",
-        resume_required=given.resume == "on",
-        resume_wait=given.resume_wait,
-        num_prefill=given.prefill_replicas,
-        handover_min_tokens=given.handover_min_tokens,
+    routing = ReplicaSettings(
+        policy=RoutingPolicy(replication.replica_routing),
+        resume=replication.resume != "off",
+        resume_required=replication.resume == "on",
+        resume_wait=replication.resume_wait,
+        num_prefill=replication.prefill_replicas,
+        handover_min_tokens=replication.handover_min_tokens,
     )
     return ReplicatedEngine(
-        engines, settings, num_elsewhere=len(given.replica_address), fingerprint=fingerprint, memory=memory
+        engines, routing, num_elsewhere=len(replication.replica_address), fingerprint=fingerprint, memory=memory
     )
 
 
@@ -88,11 +89,11 @@ def _fingerprint(spec: EngineSpec, model: ModelDigests, info: ModelInfo) -> str:
     return engine_fingerprint(spec, info, model)
 
 
-def _check(config: Config, spec: EngineSpec) -> None:
-    given = config.replication
-    if given.resume == "on" and (spec.scheduling == "engine" or spec.runner == "tensorrt_llm"):
+def _check(settings: ModelSettings, spec: EngineSpec) -> None:
+    replication = settings.replication
+    if replication.resume == "on" and (spec.scheduling == "engine" or spec.runner == "tensorrt_llm"):
         raise ConfigError("resume: an engine that uses its own scheduler cannot go on with what another has begun")
-    if given.replicas == 1:
+    if replication.replicas == 1:
         return
     if spec.runner == "tensorrt_llm" or (spec.runner == "vllm" and not _has_one_device(spec)):
         raise ConfigError(
@@ -102,7 +103,7 @@ def _check(config: Config, spec: EngineSpec) -> None:
         device, gpus = spec.options["device"], visible_gpus()
         if device not in ("auto", "cuda"):
             raise ConfigError(f"replicas: each takes a GPU of its own, so device cannot be {device}")
-        if given.replicas > gpus:
+        if replication.replicas > gpus:
             raise ConfigError(f"replicas: each takes a GPU of its own, and there are {gpus}")
 
 
@@ -123,29 +124,29 @@ def replica_specs(spec: EngineSpec, count: int, *, on_gpus: bool) -> list[Engine
     tier behind the KV cache, and with ports of its own for KV events. Raises ConfigError."""
     if count == 1:
         return [spec]
-    asked = spec.placement
-    is_placed = asked.cpus is not None or asked.numa_nodes is not None
-    places = [asked] * count
+    placement = spec.placement
+    is_placed = placement.cpus is not None or placement.numa_nodes is not None
+    places = [placement] * count
     if is_placed or (spec.runner in _OF_CPUS and not on_gpus and spec.options["threads"] is None):
-        places = shares(asked, count)
+        places = shares(placement, count)
     specs = [msgspec.structs.replace(spec, placement=place) for place in places]
     if on_gpus:
         specs = [
-            msgspec.structs.replace(each, options=each.options | {"device": f"cuda:{number}"})
-            for number, each in enumerate(specs)
+            msgspec.structs.replace(one, options=one.options | {"device": f"cuda:{number}"})
+            for number, one in enumerate(specs)
         ]
     tier = spec.scheduler
     if tier.kv_offload_dir:
         specs = [
             msgspec.structs.replace(
-                each,
+                one,
                 scheduler=msgspec.structs.replace(
                     tier,
                     kv_offload_dir=f"{tier.kv_offload_dir}/replica-{number}",
                     kv_offload_bytes=tier.kv_offload_bytes // count,
                 ),
             )
-            for number, each in enumerate(specs)
+            for number, one in enumerate(specs)
         ]
     events = tier.kv_events
     if events is not None:
@@ -154,12 +155,12 @@ def replica_specs(spec: EngineSpec, count: int, *, on_gpus: bool) -> list[Engine
         except ValueError as error:
             raise ConfigError(str(error)) from None
         specs = [
-            msgspec.structs.replace(each, scheduler=msgspec.structs.replace(each.scheduler, kv_events=each_events))
-            for each, each_events in zip(specs, own, strict=True)
+            msgspec.structs.replace(one, scheduler=msgspec.structs.replace(one.scheduler, kv_events=its_events))
+            for one, its_events in zip(specs, own, strict=True)
         ]
     if spec.door is not None:
         doors = [_door(spec.door, number) for number in range(count)]
-        specs = [msgspec.structs.replace(each, door=door) for each, door in zip(specs, doors, strict=True)]
+        specs = [msgspec.structs.replace(one, door=door) for one, door in zip(specs, doors, strict=True)]
     return specs
 
 

@@ -25,8 +25,13 @@ class Loads(Protocol):
         """Whether a repository has the model. Looks again for a name that it does not know, but not each time."""
         ...
 
-    def is_language_model(self, name: str) -> bool | None:
-        """None: not known before it has been loaded, as it lies in a store far away."""
+    def generates(self, name: str) -> bool | None:
+        """Whether chats may be for it: a language model, or another server's. None: not known before it has been
+        loaded, as it lies in a store far away."""
+        ...
+
+    def is_upstream(self, name: str) -> bool:
+        """Whether it is another server's, as far as it is known."""
         ...
 
     def stored(self) -> list[str]:

@@ -139,7 +139,7 @@ class OnDemand:
 
     def would_load(self, name: str, *, generates: bool = False) -> bool:
         """Whether a request would load this model, which is not loaded, as far as it is known. `generates`: only
-        language models count. Raises NotReadyError as `offers`."""
+        those that chats may be for count. Raises NotReadyError as `offers`."""
         if name in self._held_out or not self._loads.knows(name):
             return False
         if generates and not self.may_generate(name):
@@ -147,17 +147,21 @@ class OnDemand:
         self._check_failure(name)
         return True
 
-    def language_models(self) -> list[str]:
+    def generating_models(self) -> list[str]:
         """Those that are not loaded and would be."""
         return [
             name
             for name in self._loads.stored()
-            if self._loads.is_language_model(name) and not self._loads.serves(name) and name not in self._held_out
+            if self._loads.generates(name) and not self._loads.serves(name) and name not in self._held_out
         ]
 
     def may_generate(self, name: str) -> bool:
         """False for a model that is known to be of another kind than those that generate."""
-        return self._loads.is_language_model(name) is not False
+        return self._loads.generates(name) is not False
+
+    def is_upstream(self, name: str) -> bool:
+        """Whether it is known to be another server's."""
+        return self._loads.is_upstream(name)
 
     async def use(self, name: str, context: RequestContext, version: str = "") -> None:
         """Returns when the model serves; it stays until the request has ended. For a model that there is not, or that
@@ -275,7 +279,7 @@ class OnDemand:
         together = _together.get() - {name}
         stays = self._residents.kept() | together
         try:
-            check([each for each in self._loads.stored() if each not in stays and each != name])
+            check([other for other in self._loads.stored() if other not in stays and other != name])
         except MemoryBudgetError as error:
             if not together:
                 raise
@@ -305,7 +309,7 @@ class OnDemand:
                         return False
                     load.needs_room = True
                     used = _without({name, *together}, self._residents.replaceable(now, self._loads.keeps_sequences))
-                    used.sort(key=lambda each: each not in self._closing)  # they do not all close as uses of them end
+                    used.sort(key=lambda other: other not in self._closing)  # they do not all close as uses of them end
                     closed |= self._close(choose(used, enough) or ())
                     safe_until = self._residents.next_end_of_safety(now)
                     await self._change(_LOOK_SECONDS if safe_until is None else min(_LOOK_SECONDS, safe_until - now))
@@ -319,9 +323,9 @@ class OnDemand:
 
     def _close(self, names: Iterable[str]) -> set[str]:
         """Those that were not closed before."""
-        found = set(names) - self._closing
-        self._closing |= found
-        return found
+        closing = set(names) - self._closing
+        self._closing |= closing
+        return closing
 
     # Waiting and loading
 
@@ -475,7 +479,7 @@ def no_use() -> None:
 
 
 def _without(staying: Collection[str], names: Iterable[str]) -> list[str]:
-    return [each for each in names if each not in staying]
+    return [name for name in names if name not in staying]
 
 
 def _not_loaded(name: str, reason: str, seconds: float) -> NotReadyError:
@@ -483,5 +487,5 @@ def _not_loaded(name: str, reason: str, seconds: float) -> NotReadyError:
 
 
 def _no_room(name: str) -> NotReadyError:
-    told = f"there is no room for model '{name}' now: the models that would have to go are in use"
-    return NotReadyError(told, retry_after=_RETRY_AFTER)
+    message = f"there is no room for model '{name}' now: the models that would have to go are in use"
+    return NotReadyError(message, retry_after=_RETRY_AFTER)

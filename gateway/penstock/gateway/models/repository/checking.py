@@ -20,10 +20,10 @@ from penstock.classic.signature import ModelSignature
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.gateway.configuration.config import LISTS, SECTIONS, Config, ConfigError, load_config
 from penstock.gateway.configuration.flags import add_sections
-from penstock.gateway.models.repository.catalogue import Catalogue
 from penstock.gateway.models.repository.config_fields import FIELDS, Fate, field_lines, set_paths
 from penstock.gateway.models.repository.config_file import config_path
 from penstock.gateway.models.repository.layout import available_versions, select_versions
+from penstock.gateway.models.repository.listing import RepositoryListing
 from penstock.gateway.models.repository.loading import Loaders, plan_model, version_config
 from penstock.gateway.models.repository.settings import RepositorySettings
 from penstock.gateway.models.repository.storage import Repository
@@ -92,7 +92,7 @@ class RepositoryCheck:
         beside: Sequence[ModelConfig] = (),
     ) -> None:
         """`beside`: models of the server that belong to no repository, of which ensembles may be made."""
-        self._beside = {each.name: _Model(each.name, config=each, versions=(1,)) for each in beside}
+        self._beside = {config.name: _Model(config.name, config=config, versions=(1,)) for config in beside}
         self._settings = settings
         self._backends = backends
         self._has_cache = has_cache
@@ -100,17 +100,17 @@ class RepositoryCheck:
 
     def verdicts(self, repositories: Sequence[Repository]) -> list[Verdict]:
         """One for each model, by name. Raises EngineError for a repository that cannot be read."""
-        catalogue = Catalogue(repositories)
-        catalogue.refresh()
-        models = {name: self._described(catalogue, name) for name in sorted(catalogue.names)}
+        listing = RepositoryListing(repositories)
+        listing.refresh()
+        models = {name: self._described(listing, name) for name in sorted(listing.names)}
         for model in models.values():
             _check_ensemble(model, self._beside | models, ())
         return [self._verdict(model) for model in models.values()]
 
-    def _described(self, catalogue: Catalogue, name: str) -> _Model:
+    def _described(self, listing: RepositoryListing, name: str) -> _Model:
         model = _Model(name)
         try:
-            local = catalogue.find(name).fetch(name)
+            local = listing.find(name).fetch(name)
             try:
                 self._describe(model, local.folder)
             finally:
@@ -154,8 +154,8 @@ def _check_ensemble(model: _Model, models: Mapping[str, _Model], above: tuple[st
         return
     try:
         if model.name in above:
-            told = " -> ".join((*above[above.index(model.name) :], model.name))
-            raise InvalidRequestError(f"circular dependency between ensembles: {told}")
+            path = " -> ".join((*above[above.index(model.name) :], model.name))
+            raise InvalidRequestError(f"circular dependency between ensembles: {path}")
         plan = make_plan(model.config)
         for name in sorted(plan.models):
             if name in models:
@@ -167,13 +167,13 @@ def _check_ensemble(model: _Model, models: Mapping[str, _Model], above: tuple[st
 
 
 def _step_model(step: Step, models: Mapping[str, _Model]) -> InferModel:
-    found = models.get(step.model)
-    if found is None or found.refused is not None or found.config is None:
+    model = models.get(step.model)
+    if model is None or model.refused is not None or model.config is None:
         raise ModelNotFoundError(f"model '{step.model}' would not serve")
-    if step.version != -1 and step.version not in found.versions:
+    if step.version != -1 and step.version not in model.versions:
         raise ModelNotFoundError(f"model '{step.model}' would not serve version {step.version}")
-    signature = ModelSignature(found.config)
-    return cast(InferModel, _Described(found.name, found.config, signature, not signature.decoupled))
+    signature = ModelSignature(model.config)
+    return cast(InferModel, _Described(model.name, model.config, signature, not signature.decoupled))
 
 
 CheckModels = Callable[[Config, int | None], "Sequence[Verdict]"]
@@ -199,7 +199,7 @@ def add_check_command(commands: Any, formatter: Any, check: CheckModels) -> None
         formatter_class=formatter,
     )
     parser.add_argument("model_repository", nargs="+", metavar="REPO", help="folder, s3://, gs:// or as:// location")
-    parser.add_argument("--gpus", type=int, metavar="N", help="as on a machine with N GPUs (default: this one)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="check as if the machine had N GPUs (default: this one)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     add_sections(parser, SECTIONS, lists=LISTS, only=_SETTINGS)
     parser.set_defaults(run_command=lambda settings: _run(parser, settings, check))

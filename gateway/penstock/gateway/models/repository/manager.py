@@ -24,11 +24,13 @@ from penstock.engines.errors import (
     from_code,
 )
 from penstock.gateway.apis.kserve.store import IndexEntry, NotExplicitError
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.on_demand.on_demand import OnDemand
-from penstock.gateway.models.repository.catalogue import DUPLICATE, Catalogue, DuplicateModelError, KnownModels
 from penstock.gateway.models.repository.config_file import check_files, write_files
 from penstock.gateway.models.repository.host import ModelMetrics, RepositoryHost
+from penstock.gateway.models.repository.known_models import KnownModels
 from penstock.gateway.models.repository.layout import check_model_name
+from penstock.gateway.models.repository.listing import DUPLICATE, DuplicateModelError, RepositoryListing
 from penstock.gateway.models.repository.loading import (
     EnsembleLoader,
     LoadError,
@@ -51,7 +53,6 @@ from penstock.gateway.models.repository.on_demand_loads import OnDemandLoads
 from penstock.gateway.models.repository.operations import STOPPING, Operations, poll_forever
 from penstock.gateway.models.repository.settings import ALL_MODELS, RepositorySettings
 from penstock.gateway.models.repository.storage import LocalModel, Repository
-from penstock.gateway.requests.changes import Changes
 from penstock.gateway.requests.loading_board import LoadingBoard
 
 logger = logging.getLogger("penstock")
@@ -60,10 +61,10 @@ logger = logging.getLogger("penstock")
 class ModelRepository:
     """The ModelStore of a server; `host` is what its models may ask. Lives on the event loop.
 
-    `loaders` gives the loader for a backend's name and raises ValueError for unknown ones; `metrics` keeps those
-    that models report; `cache` keeps responses of models that ask for it, and is closed at the end; `observe` is called
-    with each model version before it serves. `on_demand` is there where requests load models; `language_backends` are
-    the names of the backends whose models it takes for language models.
+    `loaders` gives the loader for a backend's name and raises ValueError for unknown ones; what serves is in
+    `catalogue`; `metrics` keeps those that models report; `cache` keeps responses of models that ask for it, and is
+    closed at the end; `observe` is called with each model version before it serves. `on_demand` is there where requests
+    load models; `generating`: as OnDemandLoads has it.
     """
 
     def __init__(
@@ -72,30 +73,30 @@ class ModelRepository:
         loaders: Loaders,
         repositories: Sequence[Repository],
         *,
+        catalogue: Catalogue | None = None,
         metrics: ModelMetrics | None = None,
         board: LoadingBoard | None = None,
         cache: ResponseCache | None = None,
         observe: Callable[[InferModel], None] | None = None,
         on_demand: OnDemand | None = None,
-        language_backends: Sequence[str] = (),
+        generating: Sequence[str] = (),
     ) -> None:
-        self.changes = Changes()
-        """Told when models come and go."""
         self._settings = settings
         self._on_demand = on_demand
         self._cache = cache
         self._observe = observe
         self.host = RepositoryHost(self, metrics, on_demand)
-        self._catalogue = Catalogue(repositories)
+        self._listing = RepositoryListing(repositories)
         ensembles = EnsembleLoader(self, self._load_composing)
         self._loading = ModelLoading(settings, loaders, self.host, ensembles, cache, observe)
-        self._known = known = KnownModels(self._catalogue, board or LoadingBoard())
-        self._dependencies = Dependencies(known.serving.get)
+        self._catalogue = Catalogue() if catalogue is None else catalogue
+        self._known = KnownModels(self._listing, self._catalogue, board or LoadingBoard())
+        self._dependencies = Dependencies(self._catalogue.deployment)
         self._kept: frozenset[str] = frozenset()
         """Loaded at the start: loading on demand does not unload them."""
         self._implied: set[str] = set()
         """Loaded for an ensemble only."""
-        self._wanted: set[str] = set()
+        self._requested: set[str] = set()
         """What strict readiness waits for."""
         self._started = False
         self._stopping = False
@@ -103,7 +104,7 @@ class ModelRepository:
         self._operations = Operations()
         self._drains: set[asyncio.Task[None]] = set()
         self._revivals: set[asyncio.Task[None]] = set()
-        self._demand_loads = OnDemandLoads(self, self._catalogue, self._loading.slots, settings, language_backends)
+        self._demand_loads = OnDemandLoads(self, self._listing, self._loading.slots, settings, generating)
         if on_demand is not None:
             on_demand.attach(self._demand_loads)
 
@@ -123,7 +124,7 @@ class ModelRepository:
         return self._known.load_seconds()
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
-        self._catalogue.refresh_local()
+        self._listing.refresh_local()
         return self._known.index(ready=ready)
 
     def cache_counters(self) -> CacheCounters | None:
@@ -136,21 +137,18 @@ class ModelRepository:
             return False
         if not self._settings.strict_readiness:
             return True
-        serving = self._known.serving
-        return not self._settings.missing and all(
-            name in serving and serving[name].reports_ready for name in (*self._wanted, *self._known.added)
-        )
+        needed = map(self.deployment, (*self._requested, *self._known.added))
+        return not self._settings.missing and all(serving is not None and serving.reports_ready for serving in needed)
 
     def add(self, model: InferModel) -> None:
         """A model that belongs to no repository: its owner starts and stops it. Raises AlreadyExistsError."""
         name = model.name
-        if name in self._known.serving or name in self._known.entries or name in self._catalogue.names:
+        if self.deployment(name) is not None or name in self._known.entries or name in self._listing.names:
             raise AlreadyExistsError(f"there is already a model '{name}'")
         if self._observe is not None:
             self._observe(model)
         self._known.added.add(name)
-        self._known.serving[name] = Deployment({model.version: model})
-        self.changes.tell()
+        self._catalogue.publish(name, Deployment({model.version: model}))
 
     # What changes it
 
@@ -160,18 +158,20 @@ class ModelRepository:
         follow then."""
         if self._cache is not None:
             await self._cache.start()
-        await asyncio.to_thread(self._catalogue.refresh)
-        if taken := sorted(self._known.added & self._catalogue.names):
+        await asyncio.to_thread(self._listing.refresh)
+        if taken := sorted(self._known.added & self._listing.names):
             raise AlreadyExistsError(f"model '{taken[0]}' is in a model repository, too: it needs another name")
         if self._on_demand is not None:
             await self._demand_loads.look()
             self._on_demand.start()
         names = self._first_models()
-        self._wanted = set(names)
+        self._requested = set(names)
         self._kept = frozenset(names)
         loads = [self._operations.run(name, self._load_stored(name)) for name in names]
         results = await asyncio.gather(*loads, return_exceptions=True)
-        failed = {name: each for name, each in zip(names, results, strict=True) if isinstance(each, BaseException)}
+        failed = {
+            name: result for name, result in zip(names, results, strict=True) if isinstance(result, BaseException)
+        }
         if failed and self._settings.exit_on_error:
             raise EngineError(load_failures({name: self._known.reason(name, error) for name, error in failed.items()}))
         self._started = True
@@ -202,7 +202,7 @@ class ModelRepository:
         if self._on_demand is not None:
             self._on_demand.asked_for(name)
         if not files:
-            await self._operations.asked(name, self._load_stored(name, config))
+            await self._operations.request(name, self._load_stored(name, config))
         elif config is None:
             raise poll_error(name, InvalidRequestError("files need a configuration with them"))
         else:
@@ -210,7 +210,7 @@ class ModelRepository:
                 check_files(files)
             except InvalidRequestError as error:
                 raise poll_error(name, error) from None
-            await self._operations.asked(name, self._load_files(name, config, files))
+            await self._operations.request(name, self._load_files(name, config, files))
         await self._revived()
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
@@ -219,19 +219,19 @@ class ModelRepository:
         held_out = [name, *self._known.all_ensembles_of(name)]
         self._hold_out(held_out)
         if name not in self._known.entries:
-            self._wanted.discard(name)
+            self._requested.discard(name)
             return
-        models = composing(self._known.serving.get(name)) & self._implied
-        await self._operations.asked(name, self._unload(self._known.entries[name]))
+        models = composing(self.deployment(name)) & self._implied
+        await self._operations.request(name, self._unload(self._known.entries[name]))
         self._hold_out(held_out)  # it may have been loaded meanwhile
         if unload_dependents:
-            for each in sorted(models - self._known.used()):
-                await self._operations.asked(each, self._unload(self._known.entries[each]))
+            for model in sorted(models - self._known.used()):
+                await self._operations.request(model, self._unload(self._known.entries[model]))
 
     # What loading on demand needs, beside `load_stored`
 
     def deployment(self, name: str) -> Deployment | None:
-        return self._known.serving.get(name)
+        return self._catalogue.deployment(name)
 
     def is_changing(self, name: str) -> bool:
         entry = self._known.entries.get(name)
@@ -240,7 +240,7 @@ class ModelRepository:
     async def load_stored(self, name: str) -> None:
         """Returns when the model serves. Raises PenstockError, with a message for every caller."""
         try:
-            await self._operations.asked(name, self._load_stored(name))
+            await self._operations.request(name, self._load_stored(name))
         except PenstockError as error:
             public = self._known.public_reason(name)
             if public is None:
@@ -252,7 +252,7 @@ class ModelRepository:
         accepted has ended and it is unloaded."""
         before = set(self._drains)
         if (entry := self._known.entries.get(name)) is not None:
-            self._wanted.discard(name)
+            self._requested.discard(name)
             self._dependencies.forget(name)
             self._withdraw(entry, reason)
         return _all_done(self._drains - before)
@@ -260,8 +260,8 @@ class ModelRepository:
     async def poll(self) -> None:
         """Loads what is new or has changed, unloads what is gone. Raises EngineError when a repository cannot be read:
         nothing changes then."""
-        await asyncio.to_thread(self._catalogue.refresh)
-        present = self._catalogue.names
+        await asyncio.to_thread(self._listing.refresh)
+        present = self._listing.names
         for name in present & self._known.added:
             logger.error("model '%s' is in a model repository, too: it needs another name", name)
         present -= self._known.added
@@ -274,7 +274,7 @@ class ModelRepository:
         for entry in gone:
             if not entry.versions:
                 del self._known.entries[entry.name]
-        self._wanted = present
+        self._requested = present
 
     # Loads and unloads, one at a time for a model
 
@@ -282,7 +282,7 @@ class ModelRepository:
         """`only_changed`, for polls: files that could not be loaded are not tried again, and a second model of the name
         makes the first unavailable, while a load request that finds one leaves what serves alone, as in Triton."""
         try:
-            repository = await asyncio.to_thread(self._catalogue.find, name)
+            repository = await asyncio.to_thread(self._listing.find, name)
         except DuplicateModelError:
             entry = self._known.entry(name)
             async with entry.lock:
@@ -323,10 +323,9 @@ class ModelRepository:
             self._dependencies.end(entry.name)
         old = entry.loaded
         retired = entry.published(deployment, fingerprint)
-        self._known.serving[entry.name] = deployment
-        self.changes.tell()
+        self._catalogue.publish(entry.name, deployment)
         self._dependencies.published(entry.name, deployment)
-        self._wanted.add(entry.name)
+        self._requested.add(entry.name)
         if self._on_demand is not None:
             # what did not come from the repository could not be loaded again as it is
             kept = entry.name in self._kept or fingerprint is None
@@ -340,7 +339,7 @@ class ModelRepository:
 
     async def _unload(self, entry: ModelEntry) -> None:
         async with entry.lock:
-            self._wanted.discard(entry.name)
+            self._requested.discard(entry.name)
             self._dependencies.forget(entry.name)
             self._withdraw(entry)
 
@@ -350,8 +349,7 @@ class ModelRepository:
         if old is not None:
             for ensemble in self._known.ensembles_of(entry.name):
                 self._withdraw_ensemble(ensemble, f"its model '{entry.name}' was unloaded")
-            del self._known.serving[entry.name]
-            self.changes.tell()
+            self._catalogue.publish(entry.name, None)
             if self._on_demand is not None:
                 self._on_demand.left(entry.name)
             self._drain(entry.name, old, entry.withdrawn(), reason)
@@ -375,23 +373,25 @@ class ModelRepository:
         """Raises InvalidRequestError, in Triton's words, when one of an ensemble's models cannot be had."""
         self._dependencies.begin(ensemble, models)
         explicit = self._settings.control_mode == "explicit"
-        await asyncio.to_thread(self._catalogue.refresh)
-        unknown = sorted(models - self._catalogue.names - self._known.added)
+        await asyncio.to_thread(self._listing.refresh)
+        unknown = sorted(models - self._listing.names - self._known.added)
         for name in filter(self.host.is_public, unknown):
-            told = f"ensemble {ensemble}: '{name}' is a name with traffic rules, which no step can have; name a model"
-            raise InvalidRequestError(told)
+            message = (
+                f"ensemble {ensemble}: '{name}' is a name with traffic rules, which no step can have; name a model"
+            )
+            raise InvalidRequestError(message)
         if unknown:
             raise InvalidRequestError(
                 f"ensemble {ensemble} contains models that are not available or ambiguous: {', '.join(unknown)}"
             )
-        names = [name for name in sorted(models - self._known.added) if name not in self._known.serving or not explicit]
+        names = [name for name in sorted(models - self._known.added) if self.deployment(name) is None or not explicit]
         if explicit:
-            self._implied.update(name for name in names if name not in self._wanted)
+            self._implied.update(name for name in names if name not in self._requested)
         with self._on_demand.together(models) if self._on_demand is not None else nullcontext():
             loads = [self._operations.run(name, self._load_stored(name, only_changed=not explicit)) for name in names]
         results = dict(zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True))
         for name in sorted(models):
-            if name not in self._known.serving:
+            if self.deployment(name) is None:
                 known = self._known.entries[name].reason if name in self._known.entries else ""
                 reason = self._known.public_reason(name) or results.get(name) or known or "it is not loaded"
                 raise InvalidRequestError(
@@ -402,8 +402,8 @@ class ModelRepository:
     def _adapt_ensembles(self, name: str) -> None:
         """A model serves, for the first time or in new versions: those made of it fit it, or serve no longer, and
         those that lacked only this one are loaded."""
-        for model in sorted(composing(self._known.serving[name])):
-            if model not in self._known.serving:  # unloaded while this ensemble was being loaded
+        for model in sorted(composing(self.deployment(name))):
+            if self.deployment(model) is None:  # unloaded while this ensemble was being loaded
                 self._withdraw_ensemble(name, f"its model '{model}' was unloaded")
                 return
         self._wire_ensembles_of(name)
@@ -414,12 +414,13 @@ class ModelRepository:
     def _wire_ensembles_of(self, name: str) -> None:
         """Those above them, too: an ensemble is decoupled when one of its models is."""
         for ensemble in self._known.ensembles_of(name):
-            if ensemble not in self._known.serving:  # withdrawn with another ensemble that it is made of, too
+            deployment = self.deployment(ensemble)
+            if deployment is None:  # withdrawn with another ensemble that it is made of, too
                 continue
             try:
-                wire_again(self._known.serving[ensemble])
+                wire_again(deployment)
             except PenstockError as error:
-                logger.error("ensemble '%s' serves no longer: %s", ensemble, error)
+                logger.error("ensemble '%s' no longer serves: %s", ensemble, error)
                 self._withdraw_ensemble(ensemble, error.message)
             else:
                 self._wire_ensembles_of(ensemble)
@@ -431,16 +432,16 @@ class ModelRepository:
 
     def _withdraw_ensemble(self, name: str, reason: str) -> None:
         """Nothing happens if it has gone already, with another ensemble that it is made of, too."""
-        if name not in self._known.serving:
+        if self.deployment(name) is None:
             return
-        self._dependencies.lost(name, composing(self._known.serving[name]))
-        self._wanted.discard(name)
+        self._dependencies.lost(name, composing(self.deployment(name)))
+        self._requested.discard(name)
         self._withdraw(self._known.entries[name], reason)
 
     def _hold_out(self, names: Sequence[str]) -> None:
         """Requests load them no more."""
         if self._on_demand is not None:
-            self._on_demand.hold_out(set(names) & self._catalogue.names)
+            self._on_demand.hold_out(set(names) & self._listing.names)
 
     # Details
 
@@ -457,7 +458,7 @@ class ModelRepository:
     def _first_models(self) -> list[str]:
         if self._settings.control_mode == "explicit" and ALL_MODELS not in self._settings.load_models:
             return sorted(set(self._settings.load_models))
-        return sorted(self._catalogue.names)
+        return sorted(self._listing.names)
 
 
 def _failed(entry: ModelEntry, failure: LoadError) -> PenstockError:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from penstock.classic.classic_model import ClassicModel
 from penstock.engines.errors import EngineError, PenstockError
-from penstock.gateway.models.repository.catalogue import Catalogue
 from penstock.gateway.models.repository.config_file import read_config
+from penstock.gateway.models.repository.listing import RepositoryListing
 from penstock.gateway.models.repository.loading import LoadSlots
 from penstock.gateway.models.repository.models import Deployment
 from penstock.gateway.models.repository.settings import RepositorySettings
@@ -40,22 +40,24 @@ class Operations(Protocol):
 
 
 class OnDemandLoads:
-    """Implements Loads. `language_backends`: the names of the backends of language models."""
+    """Implements Loads. `generating`: the names of the backends of language models, and that of other servers' models
+    last."""
 
     def __init__(
         self,
         operations: Operations,
-        catalogue: Catalogue,
+        listing: RepositoryListing,
         slots: LoadSlots,
         settings: RepositorySettings,
-        language_backends: Iterable[str],
+        generating: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._operations = operations
-        self._catalogue = catalogue
+        self._listing = listing
         self._slots = slots
         self._settings = settings
-        self._language_backends = frozenset(language_backends)
+        self._generating = frozenset(generating)
+        self._upstream = generating[-1] if generating else None
         self._clock = clock
         self._looked = clock()
         self._looking: asyncio.Task[None] | None = None
@@ -68,34 +70,37 @@ class OnDemandLoads:
 
     async def exists(self, name: str) -> bool:
         idle = self._looking is None or self._looking.done()
-        if name not in self._catalogue and idle and self._clock() - self._looked >= _LOOK_SECONDS:
+        if name not in self._listing and idle and self._clock() - self._looked >= _LOOK_SECONDS:
             self._looked = self._clock()
             self._looking = asyncio.create_task(self._look_again())
-        if name not in self._catalogue and self._looking is not None:
+        if name not in self._listing and self._looking is not None:
             left = self._looked + _LONGEST_LOOK_SECONDS - self._clock()
             await asyncio.wait((self._looking,), timeout=max(0.0, left))  # one look for all that ask
-        return name in self._catalogue
+        return name in self._listing
 
     async def _look_again(self) -> None:
         try:
-            await asyncio.to_thread(self._catalogue.refresh)
+            await asyncio.to_thread(self._listing.refresh)
         except EngineError as error:
-            logger.warning("the model repositories could not be looked at: %s", error.message)
+            logger.warning("the model repositories could not be read: %s", error.message)
         else:
             await self.look()
 
-    def is_language_model(self, name: str) -> bool | None:
+    def generates(self, name: str) -> bool | None:
         serving = self._operations.deployment(name)
         if serving is not None:
-            return any(model.config.backend in self._language_backends for model in serving.models.values())
+            return any(model.config.backend in self._generating for model in serving.models.values())
         backend = self._backends.get(name)
-        return None if backend is None else backend in self._language_backends
+        return None if backend is None else backend in self._generating
+
+    def is_upstream(self, name: str) -> bool:
+        return self._upstream is not None and self._backends.get(name) == self._upstream
 
     def stored(self) -> list[str]:
-        return sorted(self._catalogue.names)
+        return sorted(self._listing.names)
 
     def knows(self, name: str) -> bool:
-        return name in self._catalogue
+        return name in self._listing
 
     def serves(self, name: str) -> bool:
         return self._operations.deployment(name) is not None
@@ -122,9 +127,9 @@ class OnDemandLoads:
         return self._slots.lent()
 
     def _read_backends(self) -> None:
-        names = self._catalogue.names
+        names = self._listing.names
         for name in names - self._backends.keys():
-            folder = self._catalogue.local_folder(name)
+            folder = self._listing.local_folder(name)
             if folder is not None:
                 try:
                     config = read_config(folder, name, override=None, config_name=self._settings.config_name)

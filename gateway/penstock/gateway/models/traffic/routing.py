@@ -1,4 +1,4 @@
-"""Public names for the APIs of texts and vectors: which target a request goes to, whatever kind of model that is.
+"""Public names with traffic rules: which target a request goes to, whatever kind of model that is.
 
 A target is a model of this server, loaded or to be loaded by the request, or a model of another server. It is chosen
 once, noted in the request's context, and from there on the request is handled as one for that model.
@@ -7,106 +7,65 @@ once, noted in the request's context, and from there on the request is handled a
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, PenstockError
 from penstock.gateway.apis.kserve.store import ModelStore
-from penstock.gateway.apis.pooling.models import PoolingModel
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.traffic_rules import Target
-from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat, OtherModel
+from penstock.gateway.models.entries import Kind, Served, Upstream, UpstreamAnswer, UpstreamChat, upstream_of
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.generate_request import GenerateRequest
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
 from penstock.gateway.models.language.models import NameHolder
 from penstock.gateway.models.language.prompts import ChatValues
 from penstock.gateway.models.on_demand.on_demand import OnDemand
+from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.traffic.shadows import Result
-from penstock.gateway.models.traffic.table import Choice, PublicName, RoutedCall, TrafficTable, choice_in
+from penstock.gateway.models.traffic.table import Choice, PublicName, TrafficTable, choice_in
 from penstock.gateway.models.traffic.text_shadows import AskInside, LanguageCall, begin_shadow, begin_text_shadow
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.record import Outcome, outcome_of
 from penstock.gateway.transports.http.exchange import Exchange
-from penstock.gateway.transports.http.text_models import TextModel, TextModels
-
-_M = TypeVar("_M")
 
 
-class Available(NamedTuple, Generic[_M]):
-    """A target that would serve a request now; with neither of both, its first request loads it."""
+class TrafficRouting:
+    """Implements Traffic. Targets are models and their versions, never public names: no circles."""
 
-    own: _M | None = None
-    upstream: TextModel | None = None
-
-
-class Routing(ABC, Generic[_M]):
-    """One kind of models of this server, and those of other servers that do the same."""
-
-    passes_over_others: ClassVar[bool]
-    """Targets of another kind get no requests; else they are an error."""
-
-    def __init__(self, table: TrafficTable, texts: TextModels) -> None:
+    def __init__(
+        self, table: TrafficTable, dataplane: DataPlane, store: ModelStore, on_demand: OnDemand | None = None
+    ) -> None:
         self._table = table
-        self._texts = texts
+        self._dataplane = dataplane
+        self._models = dataplane.models
+        self._store = store
+        self._on_demand = on_demand
         self.ask_inside: AskInside | None = None
         """For shadows of requests that another server answers, or is to answer as well; None: they have none."""
 
-    @abstractmethod
-    def resolve(self, target: Target) -> _M:
-        """A model of this server. Raises ModelNotFoundError and NotReadyError, and InvalidRequestError for a model of
-        another kind."""
+    def has(self, name: str) -> bool:
+        return name in self._table.names
 
-    @abstractmethod
-    def own(self, target: Target) -> _M | None:
-        """As `resolve`, for one that is ready; None for a model that a request would load."""
+    # Which target
 
-    @abstractmethod
-    def upstream(self, target: Target) -> TextModel | None:
-        """The model of another server that the target is."""
+    def target(self, name: str, kind: Kind, context: RequestContext) -> Target:
+        choice = context.routed
+        if not (isinstance(choice, Choice) and choice.name == name):
+            choice = self._choose(self._table.names[name], kind, context)
+        return choice.target
 
-    def available(self, public: PublicName) -> dict[str, Available[_M]]:
-        """By id. Raises InvalidRequestError where a target is of another kind, unless those are passed over."""
-        found: dict[str, Available[_M]] = {}
-        missing: dict[str, str] = {}
-        for target in public.rule.targets:
-            try:
-                upstream = self.upstream(target)
-                found[target.id] = Available(None if upstream else self.own(target), upstream)
-            except PenstockError as error:
-                if type(error) is InvalidRequestError and not self.passes_over_others:
-                    raise
-                missing[target.id] = error.message
-        public.unavailable = missing
-        return found
-
-    def first(self, name: str) -> Available[_M]:
-        """What describes a public name: its first target that is loaded, or else the first one. Raises PenstockError
-        where none would serve a request."""
-        found = list(self.available(self._table.names[name]).values())
-        if not found:
-            raise NotReadyError(f"The model `{name[:64]}` has no target to answer.", retry_after=2)
-        return next((each for each in found if each.own is not None), found[0])
-
-    def choose(self, name: str, context: RequestContext, api: str | None = None) -> Choice:
-        """The same at each call for a request, even if the rule was removed meanwhile. `api`: by which models of other
-        servers would be asked; None: they cannot be. Raises PenstockError."""
-        known = context.routed
-        if isinstance(known, Choice) and known.name == name:
-            return known
-        public = self._table.names[name]
-        context.principal.require_model(name)
-        found = self.available(public)
-        able = [id for id, each in found.items() if each.upstream is None or api in each.upstream.apis]
-        if found and not able:
-            if api is None:  # says what models of other servers cannot do
-                self.resolve(public.route.targets[next(iter(found))])
-            able = list(found)  # the model that is chosen says what it can
-        chosen = public.route.choose(public.key(context), found, self._table.clock(), able)
+    def _choose(self, public: PublicName, kind: Kind, context: RequestContext) -> Choice:
+        available = self._available(public, kind)
+        upstreams = {id: upstream_of(served) for id, served in available.items()}
+        able = [id for id, upstream in upstreams.items() if upstream is None or kind.api in upstream.apis]
+        if available and not able:
+            if kind.api is None:
+                self._resolve(public.route.targets[next(iter(available))], kind)  # says what other servers cannot do
+            able = list(available)  # the model that is chosen says what it can
+        name = public.rule.name
+        chosen = public.route.choose(public.key(context), available, self._table.clock(), able)
         if chosen is None:
             reasons = " ".join(public.unavailable.values()) or "None with a share of the requests is available."
             raise NotReadyError(f"The model `{name[:64]}` has no target to answer. {reasons}", retry_after=2)
@@ -114,97 +73,109 @@ class Routing(ABC, Generic[_M]):
         context.record.model, context.record.target = name, chosen
         return choice
 
-    def text_model(self, name: str, context: RequestContext, api: str, body: bytes | None) -> TextModel | None:
-        """As TextRouting has it. Nothing is chosen yet where no model of another server is concerned."""
-        rule = self._table.names[name].rule
-        concerned = (Target(name), *rule.targets, *(() if rule.shadow is None else (rule.shadow,)))
-        if not any(map(self.upstream, concerned)):
+    def _available(self, public: PublicName, kind: Kind) -> dict[str, Served | None]:
+        """The targets that would serve a request now, by id; None: its first request loads it.
+
+        Raises InvalidRequestError for a target of another kind; where rows are computed, others are chosen then, if
+        there are any."""
+        available: dict[str, Served | None] = {}
+        missing: dict[str, PenstockError] = {}
+        for target in public.rule.targets:
+            try:
+                available[target.id] = self._upstream(target, kind) or self._own(target, kind)
+            except PenstockError as error:
+                missing[target.id] = error
+        wrong = [error for error in missing.values() if type(error) is InvalidRequestError]
+        if wrong and not (kind.pools and len(wrong) < len(public.rule.targets)):
+            raise wrong[0]
+        public.unavailable = {id: error.message for id, error in missing.items()}
+        return available
+
+    # What a target is
+
+    def serving(self, context: RequestContext, kind: Kind) -> Served:
+        choice = choice_in(context)
+        upstream = self._upstream(choice.target, kind)
+        if upstream is None:
+            return self._resolve(choice.target, kind)
+        return RoutedUpstream(self._table, choice, upstream, self.ask_inside)
+
+    def _upstream(self, target: Target, kind: Kind) -> Upstream | None:
+        """The model of another server that the target is."""
+        model = upstream_of(self._models.model(target.model)) if target.version is None else None
+        if model is None or model.gives_way:
             return None
-        choice = self.choose(name, context, api)
-        if body is not None and choice.public.shadows is not None and api != "embeddings":
-            choice.body = api, body
-        model = self.upstream(choice.target)
-        return None if model is None else RoutedText(self._table, choice, model, self.ask_inside)
+        fits = "embeddings" in model.apis if kind.pools else model.apis != ("embeddings",)
+        return model if fits else None
 
-
-class LanguageRouting(Routing[NameHolder]):
-    """Implements NameRouting."""
-
-    passes_over_others = False
-
-    def __init__(
-        self,
-        table: TrafficTable,
-        texts: TextModels,
-        dataplane: DataPlane,
-        models: ModelStore,
-        on_demand: OnDemand | None,
-    ) -> None:
-        super().__init__(table, texts)
-        self._dataplane = dataplane
-        self._models = models
-        self._on_demand = on_demand
-
-    def has(self, name: str) -> bool:
-        return name in self._table.names
-
-    def resolve(self, target: Target) -> NameHolder:
+    def _resolve(self, target: Target, kind: Kind) -> NameHolder | PoolingModel:
+        """A model of this server. Raises ModelNotFoundError, NotReadyError, and InvalidRequestError for a model of
+        another kind."""
+        if kind.pools:
+            return self._pooling_model(target)
         version = "" if target.version is None else str(target.version)
-        if not version and (self._dataplane.models.holder(target.model) or not self._models.versions(target.model)):
-            return self._dataplane.models.find_own(target.model)
-        model = self._models.model(target.model, version)
+        if not version and (self._models.model(target.model) or not self._store.versions(target.model)):
+            return self._models.own_language(target.model)
+        model = self._store.model(target.model, version)
         if not isinstance(model, LanguageModel):
             raise InvalidRequestError(f"The model `{target.id}` generates no text.", param="model")
         return NameHolder(model.loaded_model)
 
-    def own(self, target: Target) -> NameHolder | None:
+    def _pooling_model(self, target: Target) -> PoolingModel:
+        if target.version is not None:
+            raise InvalidRequestError(f"The model `{target.id}`: embedding models have no versions.", param="model")
+        model = self._models.own(target.model, Kind.SCORES).served
+        assert isinstance(model, PoolingModel)
+        return model
+
+    def _own(self, target: Target, kind: Kind) -> NameHolder | PoolingModel | None:
+        """As `_resolve`, for one that is ready; None for a model that a request would load."""
         try:
-            holder = self.resolve(target)
+            served = self._resolve(target, kind)
         except (ModelNotFoundError, NotReadyError):
-            if self._on_demand is not None and self._on_demand.would_load(target.model, generates=True):
+            if self._would_load(target, kind):
                 return None
             raise
-        if not holder.model.ready:
+        is_ready = served.source.ready if isinstance(served, PoolingModel) else served.model.ready
+        if not is_ready:
             raise NotReadyError(f"The model `{target.id}` is not ready.", retry_after=2)
-        return holder
+        return served
 
-    def upstream(self, target: Target) -> TextModel | None:
-        is_upstream = target.version is None and self._dataplane.models.is_reserved(target.model)
-        model = self._texts.by_name.get(target.model) if is_upstream else None
-        return None if model is None or model.apis == ("embeddings",) else model
+    def _would_load(self, target: Target, kind: Kind) -> bool:
+        """Raises NotReadyError while it is not tried again."""
+        demand, name = self._on_demand, target.model
+        may_answer = demand is not None and (not kind.pools or (kind.api is not None and demand.is_upstream(name)))
+        return demand is not None and may_answer and demand.would_load(name, generates=True)
 
-    def described(self) -> list[tuple[str, Available[NameHolder]]]:
-        """The names that serve texts now, without those that are a model's own name as well, each with what describes
-        it."""
-        found = []
+    # What a name is
+
+    def is_upstream(self, name: str, kind: Kind) -> bool:
+        rule = self._table.names[name].rule
+        concerned = (Target(name), *rule.targets, *(() if rule.shadow is None else (rule.shadow,)))
+        demand = self._on_demand
+        stored = demand is not None and any(demand.is_upstream(target.model) for target in concerned)
+        return stored or any(self._upstream(target, kind) is not None for target in concerned)
+
+    def first(self, name: str) -> Served | None:
+        public = self._table.names[name]
+        try:
+            available = self._available(public, Kind.TOKENS)
+        except InvalidRequestError:
+            available = self._available(public, Kind.EMBEDDINGS)
+        if not available:
+            raise NotReadyError(f"The model `{name[:64]}` has no target to answer.", retry_after=2)
+        own = (served for served in available.values() if isinstance(served, NameHolder | PoolingModel))
+        return next(own, next(iter(available.values())))
+
+    def listed(self) -> list[tuple[str, Served | None]]:
+        listed = []
         for name in sorted(self._table.names):
-            if self._dataplane.models.holder(name) is None and name not in self._texts.by_name:
+            if self._models.model(name) is None:
                 with suppress(InvalidRequestError, NotReadyError):
-                    found.append((name, self.first(name)))
-        return found
+                    listed.append((name, self.first(name)))
+        return listed
 
-    def names(self) -> list[str]:
-        return [name for name, first in self.described() if first.own is not None]
-
-    def names_on_demand(self) -> list[str]:
-        return [name for name, first in self.described() if first == Available()]
-
-    def find(self, name: str, context: RequestContext | None) -> NameHolder:
-        if context is not None and context.routed is not None and context.routed.name == name:
-            return self.resolve(choice_in(context).target)
-        if not self.has(name):
-            return self._dataplane.models.find_own(name)
-        if context is not None:
-            return self.resolve(self.choose(name, context).target)
-        first = self.first(name)
-        if first.own is not None:
-            return first.own
-        if first.upstream is not None:
-            raise InvalidRequestError(f"The model `{name[:64]}` is another server's.", param="model")
-        raise NotReadyError(f"No target of the model `{name[:64]}` is loaded.", retry_after=2)
-
-    def model_to_load(self, name: str, context: RequestContext) -> str:
-        return self.choose(name, context).target.model
+    # What a target does
 
     def rendered(self, context: RequestContext, values: ChatValues, *, cut: bool) -> None:
         if isinstance(context.routed, Choice):
@@ -216,74 +187,33 @@ class LanguageRouting(Routing[NameHolder]):
         rule = choice.public.rule.shadow
         if choice.is_shadow or rule is None:
             return LanguageCall(call)
-        if self.upstream(rule) is not None:
+        if self._upstream(rule, Kind.CHAT) is not None:
             return LanguageCall(call, *begin_text_shadow(choice, request.context, self.ask_inside))
-        tokenizer = self.resolve(choice.target).model.tokenizer
+        tokenizer = self._models.language(choice.name, request.context).model.tokenizer
         return LanguageCall(call, *begin_shadow(self._dataplane, self._shadow, choice, request, tokenizer))
 
     async def _shadow(self, target: Target, context: RequestContext) -> NameHolder:
         """Which is loaded first if need be. Raises PenstockError."""
-        if self._on_demand is not None and self.own(target) is None:
+        if self._on_demand is not None and self._own(target, Kind.TOKENS) is None:
             await self._on_demand.use_allowed(target.model, context)
-        return self.resolve(target)
+        served = self._resolve(target, Kind.TOKENS)
+        assert isinstance(served, NameHolder)
+        return served
 
-
-class EmbeddingRouting(Routing[PoolingModel]):
-    """Implements PoolingRouting."""
-
-    passes_over_others = True
-
-    def __init__(self, table: TrafficTable, texts: TextModels, pooling: PoolingPlane) -> None:
-        super().__init__(table, texts)
-        self._pooling = pooling
-
-    def has(self, name: str) -> bool:
-        """Whether one of the name's targets is a model of this server that gives vectors or scores."""
-        public = self._table.names.get(name)
-        return public is not None and any(self._pooling.has(target.model) for target in public.rule.targets)
-
-    def names(self) -> list[tuple[str, PoolingModel]]:
-        """Of those that are served now, without those that are a model's own name as well."""
-        found = []
-        for name in sorted(self._table.names):
-            if self.has(name) and not self._pooling.has(name):
-                with suppress(NotReadyError):
-                    first = self.first(name).own
-                    found += [] if first is None else [(name, first)]
-        return found
-
-    def find(self, name: str, context: RequestContext) -> PoolingModel:
-        return self.resolve(self.choose(name, context).target)
-
-    def resolve(self, target: Target) -> PoolingModel:
-        if target.version is not None:
-            raise InvalidRequestError(f"The model `{target.id}`: embedding models have no versions.", param="model")
-        return self._pooling.find_own(target.model)
-
-    def own(self, target: Target) -> PoolingModel:
-        model = self.resolve(target)
-        if not model.source.ready:
-            raise NotReadyError(f"The model `{target.id}` is not ready.", retry_after=2)
-        return model
-
-    def upstream(self, target: Target) -> TextModel | None:
-        model = self._texts.by_name.get(target.model) if target.version is None else None
-        return model if model is not None and "embeddings" in model.apis else None
-
-    def accepted(self, context: RequestContext) -> RoutedCall:
+    def accepted_rows(self, context: RequestContext) -> LanguageCall:
         choice = choice_in(context)
         shadows = choice.public.shadows
         if shadows is not None and shadows.wants(choice.public.key(context)):
             shadows.results[Result.SKIPPED] += 1
-        return choice.call(self._table)
+        return LanguageCall(choice.call(self._table))
 
 
-class RoutedText:
-    """A model of another server as the target of a request. Implements TextModel and OtherModel."""
+class RoutedUpstream:
+    """A model of another server as the target of a request. Implements Upstream."""
 
-    def __init__(self, table: TrafficTable, choice: Choice, model: TextModel, ask_inside: AskInside | None) -> None:
-        self.apis, self.created, self.root = model.apis, model.created, model.root
-        self.owner, self.folder = model.owner, model.folder
+    def __init__(self, table: TrafficTable, choice: Choice, model: Upstream, ask_inside: AskInside | None) -> None:
+        self.name, self.apis, self.created, self.root = model.name, model.apis, model.created, model.root
+        self.owner, self.folder, self.refusal, self.gives_way = model.owner, model.folder, model.refusal, False
         self._table = table
         self._choice = choice
         self._model = model
@@ -298,14 +228,13 @@ class RoutedText:
 
     @asynccontextmanager
     async def chat(
-        self, exchange: Exchange, chat: OtherChat, *, pulse: float | None
-    ) -> AsyncIterator[OtherAnswer | str]:
-        """As OtherModel has it."""
-        model = cast("OtherModel", self._model)
+        self, exchange: Exchange, chat: UpstreamChat, *, pulse: float | None
+    ) -> AsyncIterator[UpstreamAnswer | str]:
+        """As Upstream has it."""
         if self._choice.public.shadows is not None:
-            self._choice.body = "chat", msgspec.json.encode({**chat.fields, "model": self._choice.name})
+            self._choice.keep("chat", msgspec.json.encode({**chat.fields, "model": self._choice.name}))
         with self._counted(exchange.context) as call:
-            async with model.chat(exchange, chat, pulse=pulse) as answer:
+            async with self._model.chat(exchange, chat, pulse=pulse) as answer:
                 if isinstance(answer, str):
                     _goes_to_own_model(call, exchange.context)
                 yield answer
@@ -330,4 +259,4 @@ class RoutedText:
 def _goes_to_own_model(call: LanguageCall, context: RequestContext) -> None:
     """The fallback answers under its own name, and counts there."""
     call.end(Outcome.SERVER_ERROR)
-    context.routed = None
+    context.entry = context.routed = None

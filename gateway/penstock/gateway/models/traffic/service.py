@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.gateway.apis.kserve.store import ModelStore
 from penstock.gateway.apis.pooling.kserve_model import is_offered
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.traffic_rules import TrafficRule
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.on_demand.on_demand import OnDemand
-from penstock.gateway.models.traffic.routing import EmbeddingRouting, LanguageRouting
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.traffic.routing import TrafficRouting
 from penstock.gateway.models.traffic.shadows import Result
 from penstock.gateway.models.traffic.shift import ShiftState
 from penstock.gateway.models.traffic.store import TrafficStore
 from penstock.gateway.models.traffic.table import Choice, PublicName, TrafficTable
-from penstock.gateway.requests.call import RequestJournal
-from penstock.gateway.requests.context import Principal, RequestContext
-from penstock.gateway.transports.http.inner_request import InnerAnswer, ask_in_background
+from penstock.gateway.requests.context import Principal
+from penstock.gateway.transports.http.inner_request import InnerRequest
 from penstock.gateway.transports.http.routes import Handle
 from penstock.gateway.transports.http.settings import AppSettings
-from penstock.gateway.transports.http.text_models import TextModel, TextModels
 
 _LABELS = ["name", "target"]
 
@@ -91,61 +88,39 @@ _ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 class TrafficService:
-    """Implements TextRouting."""
-
     def __init__(
         self,
         rules: Iterable[TrafficRule],
         models: ModelStore,
         dataplane: DataPlane,
-        pooling: PoolingPlane,
-        texts: TextModels | None = None,
         on_demand: OnDemand | None = None,
     ) -> None:
         self.table = TrafficTable(rules)
-        self.models = TrafficStore(models, self.table, self._is_elsewhere, on_demand)
+        self.models = TrafficStore(models, self.table, self._in_other_apis, on_demand)
         """For the KServe fronts, in place of `models`."""
         self.metrics = TrafficMetrics(self.table)
-        self._texts = texts or TextModels()
-        self._language = LanguageRouting(self.table, self._texts, dataplane, models, on_demand)
-        self._embeddings = EmbeddingRouting(self.table, self._texts, pooling)
-        self._dataplane = dataplane
-        self._pooling = pooling
+        self._routing = TrafficRouting(self.table, dataplane, models, on_demand)
+        self._catalogue = dataplane.models
         self._on_demand = on_demand
         self.table.on_change(self._wire)
 
     def answer_by(self, endpoints: Mapping[str, Handle], settings: AppSettings) -> None:
         """By these, which are known by their routes, the server asks shadows what it asks another server."""
-        unnoticed = replace(settings, journal=RequestJournal())
 
-        async def ask(api: str, body: bytes, choice: Choice, tenant: str) -> InnerAnswer:
+        def ask(api: str, body: bytes, choice: Choice, tenant: str) -> InnerRequest:
             route = _ROUTES[api]
-            return await ask_in_background(
-                endpoints[route], route, body, Principal(tenant=tenant), unnoticed, routed=choice
-            )
+            return InnerRequest(endpoints[route], route, body, Principal(tenant=tenant), settings.drain, routed=choice)
 
-        self._language.ask_inside = ask
+        self._routing.ask_inside = ask
 
-    def text_model(self, name: str, context: RequestContext, api: str, body: bytes | None) -> TextModel | None:
-        if name not in self.table.names:
-            return None
-        side = self._embeddings if api == "embeddings" else self._language
-        return side.text_model(name, context, api, body)
-
-    def text_names(self) -> list[tuple[str, TextModel]]:
-        return [(name, first.upstream) for name, first in self._language.described() if first.upstream is not None]
-
-    def _is_elsewhere(self, name: str) -> bool:
+    def _in_other_apis(self, name: str) -> bool:
         """Whether the other APIs have a model of this name that KServe never has."""
-        if self._dataplane.models.holder(name) is not None or self._texts.by_name.get(name) is not None:
-            return True
-        return any(name in model.names and not is_offered(model) for model in self._pooling.known_models())
+        model = self._catalogue.model(name)
+        return model is not None and not (isinstance(model, PoolingModel) and is_offered(model))
 
     def _wire(self) -> None:
         """Before the first rule nobody asks here."""
         if self.table.names:
-            self._dataplane.models.routing = self._language
-            self._pooling.routing = self._embeddings
-            self._texts.routing = self
+            self._catalogue.traffic = self._routing
             if self._on_demand is not None:
                 self._on_demand.public = self.models

@@ -1,14 +1,16 @@
-"""Shadows: requests that are also sent to a model whose answer is only compared. Nobody waits for them: each is a task
-of its own, bounded in number and time, and its errors are only counted."""
+"""Shadows: requests that are also sent to a model whose answer is only compared. Nobody waits for them: each is a
+`Detached` request, bounded in number and time, and its errors are only counted."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from penstock.classic.tensors import Tensor
 from penstock.engines.errors import DeadlineExceededError, OverloadedError
 from penstock.gateway.configuration.traffic_rules import ShadowRule
 from penstock.gateway.models.traffic.route import fraction
+from penstock.gateway.requests.call import Detached, RequestJournal
+from penstock.gateway.requests.context import Principal, RequestContext
 
 logger = logging.getLogger("penstock.traffic")
 
@@ -63,6 +67,7 @@ class Shadow(Generic[_A]):
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[_A | None] = asyncio.get_running_loop().create_future()
+        self.result = Result.UNCOMPARED
 
     def answered(self, answer: _A | None) -> None:
         """None: there was no answer, or none to compare with. Idempotent."""
@@ -76,54 +81,61 @@ class Shadows:
     def __init__(self, rule: ShadowRule) -> None:
         self.rule = rule
         self.results: Counter[Result] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._journal = RequestJournal()
+        """Their own: they are in no log, and count for no key."""
+        self._running: dict[Shadow[Any], Detached] = {}
         self._stopped = False
 
     @property
     def in_flight(self) -> int:
-        return len(self._tasks)
+        return len(self._running)
 
     def wants(self, key: bytes) -> bool:
         """Whether this request is one of the share."""
         return fraction(key, f"shadow {self.rule.id}") * 100 <= self.rule.percent
 
-    def begin(self, ask: Callable[[], Awaitable[_A]], same: Callable[[_A, _A], Awaitable[bool]]) -> Shadow[_A] | None:
-        """Both are called in a task; `same` compares the target's answer with what `ask` gives. None where it is
-        dropped."""
-        if self._stopped or len(self._tasks) >= self.rule.max_in_flight:
+    def context(self, tenant: str) -> RequestContext:
+        """For a shadow of this tenant's request: it is computed while no other request is."""
+        deadline = time.monotonic() + self.rule.timeout_s
+        return RequestContext(principal=Principal(tenant=tenant), background=True, deadline=deadline)
+
+    def begin(
+        self, context: RequestContext, ask: Callable[[], Awaitable[_A]], same: Callable[[_A, _A], Awaitable[bool]]
+    ) -> Shadow[_A] | None:
+        """Both are called in a task; `same` compares the target's answer with what `ask` gives. `context` is the
+        shadow's own. None where it is dropped."""
+        if self._stopped or len(self._running) >= self.rule.max_in_flight:
             self.results[Result.DROPPED] += 1
             return None
         shadow = Shadow[_A]()
-        task = asyncio.create_task(self._run(ask, same, shadow))
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        detached = Detached(
+            context, self._journal, partial(self._compare, ask, same, shadow), partial(self._ended, shadow)
+        )
+        self._running[shadow] = detached
+        detached.start()
         return shadow
 
     def stop(self) -> None:
         """Ends all of them, and begins no more."""
         self._stopped = True
-        for task in self._tasks:
-            task.cancel()
+        for detached in self._running.values():
+            detached.cancel()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            self.results[Result.DROPPED] += 1
-
-    async def _run(
+    async def _compare(
         self, ask: Callable[[], Awaitable[_A]], same: Callable[[_A, _A], Awaitable[bool]], shadow: Shadow[_A]
     ) -> None:
-        try:
-            async with asyncio.timeout(self.rule.timeout_s):
-                theirs = await ask()
-            ours = await shadow.answer
-            if ours is None:
-                result = Result.UNCOMPARED
-            else:
-                result = Result.EQUAL if await same(ours, theirs) else Result.DIFFERENT
-        except (TimeoutError, OverloadedError, DeadlineExceededError):
-            result = Result.DROPPED
-        except Exception as error:
-            logger.debug("a shadow request to %s failed: %s", self.rule.id, error)
-            result = Result.FAILED
-        self.results[result] += 1
+        async with asyncio.timeout(self.rule.timeout_s):
+            theirs = await ask()
+        ours = await shadow.answer
+        if ours is not None:
+            shadow.result = Result.EQUAL if await same(ours, theirs) else Result.DIFFERENT
+
+    def _ended(self, shadow: Shadow[Any], error: BaseException | None) -> None:
+        del self._running[shadow]
+        self.results[shadow.result if error is None else self._failure(error)] += 1
+
+    def _failure(self, error: BaseException) -> Result:
+        if isinstance(error, asyncio.CancelledError | TimeoutError | OverloadedError | DeadlineExceededError):
+            return Result.DROPPED
+        logger.debug("a shadow request to %s failed: %s", self.rule.id, error)
+        return Result.FAILED

@@ -4,7 +4,6 @@ are counted, loaded for and, some of them, sent to a shadow as well."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -16,12 +15,12 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Tensor
-from penstock.gateway.apis.kserve.store import ServedByOthers
+from penstock.gateway.apis.kserve.store import ServedByModels
 from penstock.gateway.apis.pooling.kserve_model import VectorModel
 from penstock.gateway.configuration.traffic_rules import ShadowRule
-from penstock.gateway.models.traffic.shadows import Result, Shadow, Shadows, same_tensors
+from penstock.gateway.models.traffic.shadows import Result, Shadow, same_tensors
 from penstock.gateway.models.traffic.table import PublicName, RoutedCall, TrafficTable
-from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.record import Outcome, outcome_of
 
 _LARGE = 1 << 16
@@ -120,15 +119,16 @@ class TargetModel:
         if request.correlation_id or self.signature.decoupled or isinstance(self.model, VectorModel):
             shadows.results[Result.SKIPPED] += 1
             return None
-        return shadows.begin(partial(_ask, self._find, request, shadows), partial(_same, shadows.rule))
+        caller = shadows.context(request.tenant)
+        return shadows.begin(caller, partial(_ask, self._find, request, caller), partial(_same, shadows.rule))
 
 
 def _unfit(first: ModelSignature, other: ModelSignature, name: str) -> str | None:
-    if any(getattr(first, each) != getattr(other, each) for each in ("batched", "decoupled", "sequences")):
+    if any(getattr(first, item) != getattr(other, item) for item in ("batched", "decoupled", "sequences")):
         return f"it batches, streams or has sequences unlike '{name}'"
     for kind in ("inputs", "outputs"):
         ours, theirs = (
-            {tensor.name: tensor.datatype for tensor in getattr(each, kind).values()} for each in (first, other)
+            {tensor.name: tensor.datatype for tensor in getattr(item, kind).values()} for item in (first, other)
         )
         if ours != theirs:
             return f"its {kind} are not those of '{name}'"
@@ -194,25 +194,20 @@ class _LateStream(CancellableStream, AdmittedLater):
             self._end = None
 
 
-async def _ask(find: FindShadow, request: InferRequest, shadows: Shadows) -> _Answer:
+async def _ask(find: FindShadow, request: InferRequest, caller: RequestContext) -> _Answer:
     """The shadow's answer to the same request, with the last place in every queue."""
-    deadline = time.monotonic() + shadows.rule.timeout_s
-    caller = RequestContext(principal=Principal(tenant=request.tenant), background=True, deadline=deadline)
-    try:
-        model = await find(caller)
-        copy = replace(
-            request,
-            inputs=dict(request.inputs),
-            parameters=dict(request.parameters),
-            priority=model.config.dynamic_batching.priority_levels,
-            deadline=deadline,
-            caller=caller,
-            trace=None,
-            timings=None,
-        )
-        response = await model.infer(copy)
-    finally:
-        caller.end()
+    model = await find(caller)
+    copy = replace(
+        request,
+        inputs=dict(request.inputs),
+        parameters=dict(request.parameters),
+        priority=model.config.dynamic_batching.priority_levels,
+        deadline=caller.deadline,
+        caller=caller,
+        trace=None,
+        timings=None,
+    )
+    response = await model.infer(copy)
     if response.error is not None:
         raise response.error
     return response.outputs or []
@@ -278,7 +273,7 @@ class _CountedStream(CancellableStream):
         _tell(self._shadow, None)
 
 
-class PublicModel(TargetModel, ServedByOthers, SaysReady):
+class PublicModel(TargetModel, ServedByModels, SaysReady):
     """A public name before a request is there: looks like the first of its targets that is there."""
 
     def __init__(self, targets: list[TargetModel]) -> None:
@@ -286,16 +281,16 @@ class PublicModel(TargetModel, ServedByOthers, SaysReady):
         self._targets = targets
         self.name, self.model = targets[0].name, targets[0].model
 
-    def others(self) -> list[InferModel]:
+    def serving_models(self) -> list[InferModel]:
         return [target.model for target in self._targets]
 
     @property
     def config(self) -> ModelConfig:
         """Under the public name."""
-        found = ModelConfig()
-        found.CopyFrom(self.model.config)
-        found.name = self.name
-        return found
+        config = ModelConfig()
+        config.CopyFrom(self.model.config)
+        config.name = self.name
+        return config
 
     @property
     def ready(self) -> bool:
@@ -303,7 +298,7 @@ class PublicModel(TargetModel, ServedByOthers, SaysReady):
 
     @property
     def says_ready(self) -> bool:
-        return any(map(reports_ready, self.others()))
+        return any(map(reports_ready, self.serving_models()))
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Of the first target, for callers that have not let the store choose."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,17 +20,16 @@ from penstock.gateway.models.language.models import NameHolder
 from penstock.gateway.models.language.prompts import ChatValues
 from penstock.gateway.models.traffic.shadows import Result, Shadow
 from penstock.gateway.models.traffic.table import Choice, RoutedCall
-from penstock.gateway.requests.context import Principal, RequestContext
+from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.record import Outcome
-from penstock.gateway.transports.http.inner_request import InnerAnswer
+from penstock.gateway.transports.http.inner_request import InnerRequest
 from penstock.tokenizers import Tokenizer
 
 _MOST_TEXT = 1 << 20
 """Characters of an answer that are kept; a longer one is not compared."""
 _NOT_FOR_SHADOWS = ("stream_options", "store", "metadata")
-AskInside = Callable[[str, bytes, Choice, str], Awaitable[InnerAnswer]]
-"""Answers a request by an API, with a choice made before, in the name of a tenant. It is not in the log, and counts for
-no key."""
+AskInside = Callable[[str, bytes, Choice, str], InnerRequest]
+"""A request by an API, with a choice made before, in the name of a tenant."""
 Resolve = Callable[[Target, RequestContext], Awaitable[NameHolder]]
 
 
@@ -115,9 +113,9 @@ def begin_shadow(
     shadows = choice.public.shadows
     if shadows is None or not shadows.wants(choice.public.key(request.context)):
         return ()
-    rule = shadows.rule
-    ask = partial(_ask, dataplane, resolve, rule, rule.timeout_s, request, choice.chat)
-    shadow = shadows.begin(ask, _same)
+    context = shadows.context(request.context.tenant)
+    ask = partial(_ask, dataplane, resolve, shadows.rule, context, request, choice.chat)
+    shadow = shadows.begin(context, ask, _same)
     if shadow is None:
         return ()
     if request.params.is_random and request.params.seed is None:
@@ -129,27 +127,21 @@ async def _ask(
     dataplane: DataPlane,
     resolve: Resolve,
     target: Target,
-    seconds: float,
+    context: RequestContext,
     request: GenerateRequest,
     chat: tuple[ChatValues, bool] | None,
 ) -> Tokens | Texts:
-    """The shadow's answer, computed while no other request is."""
-    principal = Principal(tenant=request.context.tenant)
-    context = RequestContext(principal=principal, background=True, deadline=time.monotonic() + seconds)
-    try:
-        model, adapter = await resolve(target, context)
-        prompts = request.prompts
-        if chat is not None:
-            prompts = [(await dataplane.chat_prompt_on(model, chat[0], context, cut=chat[1])).token_ids]
-        wanted = replace(request, prompts=prompts, context=context, stages=(), pulse=None)
-        tokens = Tokens(model.tokenizer, [[] for _ in range(len(prompts) * request.n)])
-        name = None if adapter is None else adapter.name
-        async with await dataplane.generate_on(model, wanted, adapter=name) as generation:
-            async for deltas in generation:
-                tokens.add(deltas)
-        return tokens
-    finally:
-        context.end()
+    model, adapter = await resolve(target, context)
+    prompts = request.prompts
+    if chat is not None:
+        prompts = [(await dataplane.chat_prompt_on(model, chat[0], context, cut=chat[1])).token_ids]
+    copy = replace(request, prompts=prompts, context=context, stages=(), pulse=None)
+    tokens = Tokens(model.tokenizer, [[] for _ in range(len(prompts) * request.n)])
+    name = None if adapter is None else adapter.name
+    async with await dataplane.generate_on(model, copy, adapter=name) as generation:
+        async for deltas in generation:
+            tokens.add(deltas)
+    return tokens
 
 
 async def _same(answered: Tokens | Texts, other: Tokens | Texts) -> bool:
@@ -172,9 +164,9 @@ def begin_text_shadow(choice: Choice, context: RequestContext, ask_inside: AskIn
         shadows.results[Result.UNCOMPARED] += 1
         return ()
     kept = {name: value for name, value in fields.items() if name not in _NOT_FOR_SHADOWS}
-    asked = msgspec.json.encode({**kept, "stream": False})
     target = Choice(choice.public, shadows.rule, is_shadow=True)
-    shadow = shadows.begin(partial(_ask_text, ask_inside, api, asked, target, context.tenant), _same)
+    request = ask_inside(api, msgspec.json.encode({**kept, "stream": False}), target, context.tenant)
+    shadow = shadows.begin(request.context, partial(_ask_text, request), _same)
     if shadow is None:
         return ()
     if sampling.temperature != 0 and sampling.seed is None:
@@ -201,9 +193,10 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice]
 
 
-async def _ask_text(ask_inside: AskInside, api: str, body: bytes, target: Choice, tenant: str) -> Tokens | Texts:
+async def _ask_text(request: InnerRequest) -> Tokens | Texts:
     """Raises OverloadedError, EngineError."""
-    answer = await ask_inside(api, body, target, tenant)
+    await request.run()
+    answer = request.answer
     if answer.status in (429, 503):
         raise OverloadedError("the shadow has no room")
     if answer.status != 200:

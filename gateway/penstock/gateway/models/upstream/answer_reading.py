@@ -172,17 +172,17 @@ class AnswerReader:
     def read_usage(self, raw: msgspec.Raw) -> None:
         """What cannot be read is passed over: the answer is good without."""
         try:
-            found = _usage.decode(raw)
+            counts = _usage.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
             return
         self.has_usage = True
         usage = self.usage
-        usage.prompt_tokens = _count(found.prompt_tokens)
-        usage.completion_tokens = _count(found.completion_tokens)
-        if found.prompt_tokens_details is not None:
-            usage.cached_tokens = min(usage.prompt_tokens, _count(found.prompt_tokens_details.cached_tokens))
-        if found.completion_tokens_details is not None:
-            usage.reasoning_tokens = _count(found.completion_tokens_details.reasoning_tokens)
+        usage.prompt_tokens = _count(counts.prompt_tokens)
+        usage.completion_tokens = _count(counts.completion_tokens)
+        if counts.prompt_tokens_details is not None:
+            usage.cached_tokens = min(usage.prompt_tokens, _count(counts.prompt_tokens_details.cached_tokens))
+        if counts.completion_tokens_details is not None:
+            usage.reasoning_tokens = _count(counts.completion_tokens_details.reasoning_tokens)
 
 
 def _count(value: object) -> int:

@@ -45,7 +45,8 @@ class Question:
     """Until the first byte."""
     redact: Redactor
     prefix: Sequence[int] = ()
-    """About as many numbers as the prompt has tokens; equal where prompts are."""
+    """The prompt's tokens, or about as many numbers of its text; equal where prompts are."""
+    has_tokens: bool = False
     session: str = ""
     own_key: bool = True
     """All requests show the server the same key: what it says of that key holds for all of them."""

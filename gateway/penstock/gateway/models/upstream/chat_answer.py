@@ -55,16 +55,18 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class ChatAnswer:
-    """Implements OtherAnswer. To be closed."""
+    """Implements UpstreamAnswer. To be closed."""
 
-    def __init__(self, asked: CountedAnswer, context: RequestContext, bounds: Bounds, *, show_reasoning: bool) -> None:
-        self.usage = asked.reader.usage
-        self._asked = asked
+    def __init__(
+        self, counted: CountedAnswer, context: RequestContext, bounds: Bounds, *, show_reasoning: bool
+    ) -> None:
+        self.usage = counted.reader.usage
+        self._counted = counted
         self._context = context
         self._bounds = bounds
         self._show_reasoning = show_reasoning
-        self._reader = StreamReader(asked.reader, shows_usage=False)
-        self._first = asked.answer.first
+        self._reader = StreamReader(counted.reader, shows_usage=False)
+        self._first = counted.answer.first
         self._ready: list[ChoiceDelta] | None = None
         self._calls: set[int] = set()
         """That have begun."""
@@ -90,13 +92,13 @@ class ChatAnswer:
             return await self._next()
         except PenstockError as error:
             self._over = True
-            self._asked.failed(error)
+            self._counted.failed(error)
             raise
 
     def close(self) -> None:
         """Idempotent. What has not come is given up."""
         self._over = True
-        self._asked.end()
+        self._counted.end()
 
     async def _next(self) -> list[ChoiceDelta]:
         """Raises PenstockError."""
@@ -111,7 +113,7 @@ class ChatAnswer:
                 note_first_token(self._context)
             if self._over:
                 self._context.record.finish_reasons = self._reader.finish_reasons
-                self._asked.answer.end("200")
+                self._counted.answer.end("200")
                 return [_delta(parts, "length" if self._finish == "length" else "stop", self._stopped_by)]
             if parts:
                 return [_delta(parts)]
@@ -122,19 +124,19 @@ class ChatAnswer:
             first, self._first = self._first, b""
             return first
         idle, pulse = self._bounds
-        connection, loop = self._asked.answer.connection, asyncio.get_running_loop()
+        connection, loop = self._counted.answer.connection, asyncio.get_running_loop()
         left = idle - (loop.time() - connection.arrived)
         try:
             async with asyncio.timeout(min(left, pulse) if pulse else left):
                 return await connection.chunk()
         except TimeoutError:
             if loop.time() - connection.arrived >= idle:
-                raise silent(self._asked.reader.model, idle) from None
+                raise silent(self._counted.reader.model, idle) from None
             return None
         except BrokenAnswer as reason:
             if self._reader.complete:
                 return b""
-            raise broken_answer(self._asked.reader.model, str(reason)) from None
+            raise broken_answer(self._counted.reader.model, str(reason)) from None
 
     def _parts(self, piece: bytes) -> list[Part]:
         """Raises UpstreamError."""
@@ -155,7 +157,7 @@ class ChatAnswer:
         try:
             choices = _decode(event).choices or ()
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise broken_answer(self._asked.reader.model, "its choices cannot be read") from None
+            raise broken_answer(self._counted.reader.model, "its choices cannot be read") from None
         for choice in choices:
             if choice.index:
                 continue
@@ -165,18 +167,18 @@ class ChatAnswer:
                 self._finish, self._stopped_by = choice.finish_reason, choice.stop_reason
 
     def _of(self, delta: _Delta) -> list[Part]:
-        found: list[Part] = []
+        parts: list[Part] = []
         thought = delta.reasoning_content or delta.reasoning
         if thought and self._show_reasoning:
-            found.append(ReasoningPart(thought))
-        found += [TextPart(text) for text in (delta.content, delta.refusal) if text]
-        found += [self._call(call) for call in delta.tool_calls or ()]
-        return found
+            parts.append(ReasoningPart(thought))
+        parts += [TextPart(text) for text in (delta.content, delta.refusal) if text]
+        parts += [self._call(call) for call in delta.tool_calls or ()]
+        return parts
 
     def _call(self, call: _Call) -> ToolCallPart:
         """Some servers repeat a call's name and id with each of its pieces."""
         if not 0 <= call.index < _MAX_CALLS:
-            raise broken_answer(self._asked.reader.model, "its tool calls cannot be read")
+            raise broken_answer(self._counted.reader.model, "its tool calls cannot be read")
         function = call.function or _Function()
         if call.index in self._calls:
             return ToolCallPart(call.index, function.arguments or "")

@@ -65,15 +65,15 @@ class Redactor:
 
 def failed_answer(model: str, status: int, retry_after: float | None, body: bytes, redact: Redactor) -> AttemptFailed:
     """For an answer with an error's status. `model` is the public name."""
-    told = _told(body, redact)
+    report = _report(body, redact)
     kind, server = str(status), f"The server behind `{model}`"
-    says = f": {told.message}" if told.message else "."
+    says = f": {report.message}" if report.message else "."
     if status in (400, 413, 422):
         # its own words: what a client knows of OpenAI's errors it finds in them
-        message = told.message or f"{server} refused the request with status {status}."
+        message = report.message or f"{server} refused the request with status {status}."
         refusal: type[InvalidRequestError] = PayloadTooLargeError if status == 413 else InvalidRequestError
-        refusal = ContextLengthError if told.is_about_length else refusal
-        return AttemptFailed(refusal(message, param=told.param), kind, again=False, unhealthy=False)
+        refusal = ContextLengthError if report.is_about_length else refusal
+        return AttemptFailed(refusal(message, param=report.param), kind, again=False, unhealthy=False)
     error: PenstockError
     match status:
         case 401 | 403:
@@ -100,14 +100,14 @@ def failed_answer(model: str, status: int, retry_after: float | None, body: byte
 
 def in_band_error(model: str, error: bytes, redact: Redactor) -> PenstockError:
     """For an error that came as an event of a stream, or with status 200; `error` is the field of this name."""
-    told = _told(b'{"error":' + error + b"}", redact)
-    if told.is_about_length:
-        return ContextLengthError(told.message, param=told.param)
-    if told.code in _REFUSALS:
+    report = _report(b'{"error":' + error + b"}", redact)
+    if report.is_about_length:
+        return ContextLengthError(report.message, param=report.param)
+    if report.code in _REFUSALS:
         return InvalidRequestError(
-            told.message or f"The server behind `{model}` refused the request.", param=told.param
+            report.message or f"The server behind `{model}` refused the request.", param=report.param
         )
-    says = f": {told.message}" if told.message else "."
+    says = f": {report.message}" if report.message else "."
     return UpstreamError(f"The server behind `{model}` ended its answer with an error{says}")
 
 
@@ -130,7 +130,7 @@ def retry_seconds(value: bytes | None) -> float | None:
     return min(max(0.0, seconds), _MOST_RETRY_AFTER) if math.isfinite(seconds) else None
 
 
-class _Told(NamedTuple):
+class _ErrorReport(NamedTuple):
     """What an error's body says."""
 
     message: str = ""
@@ -143,19 +143,19 @@ class _Told(NamedTuple):
         return self.code == _CONTEXT_LENGTH or "maximum context length" in self.message
 
 
-def _told(body: bytes, redact: Redactor) -> _Told:
+def _report(body: bytes, redact: Redactor) -> _ErrorReport:
     """In the forms of OpenAI, vLLM, Ollama and FastAPI."""
     try:
-        found: Any = msgspec.json.decode(body)
+        content: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-        return _Told()
-    if isinstance(found, dict) and isinstance(found.get("error"), dict | str):
-        found = found["error"]
-    fields = {"message": found} if isinstance(found, str) else found
+        return _ErrorReport()
+    if isinstance(content, dict) and isinstance(content.get("error"), dict | str):
+        content = content["error"]
+    fields = {"message": content} if isinstance(content, str) else content
     if not isinstance(fields, dict):
-        return _Told()
+        return _ErrorReport()
     message, param = fields.get("message") or fields.get("detail"), fields.get("param")
-    return _Told(
+    return _ErrorReport(
         " ".join(redact(message).split())[:_MAX_DETAIL] if isinstance(message, str) else "",
         fields.get("code"),
         redact(param)[:_MAX_DETAIL] if isinstance(param, str) and param else None,

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from penstock.engines.kv_events.index import PromptHashes
+from penstock.engines.kv_events.subscriber import FollowedServer
 from penstock.engines.replicas.routing import ReplicaLoad, RoutedRequest, Router
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 from penstock.gateway.errors import UpstreamUnavailableError
 from penstock.gateway.models.upstream.attempts import OpenAnswer, Question, attempt
 from penstock.gateway.models.upstream.failures import AttemptFailed
 from penstock.gateway.models.upstream.server import UpstreamServer
+from penstock.kvcache import BlockHasher
 
 # How many requests may be tried again: a part of all, so that retries cannot multiply the load of a server in
 # trouble.
@@ -28,7 +32,7 @@ class RetryBudget:
         self._ratio = ratio
         self._left = _MOST if ratio else 0.0
 
-    def asked(self) -> None:
+    def note_request(self) -> None:
         """There is a new request."""
         self._left = min(_MOST, self._left + self._ratio)
 
@@ -59,7 +63,26 @@ class Fleet:
         self._settings = settings
         self._budget = RetryBudget(settings.retry_ratio)
         self._chance = chance
-        self._router = Router(settings.routing, [_KNOWN_BLOCKS] * len(self.servers), _BLOCK_TOKENS)
+        self._hasher = BlockHasher()
+        self._router = Router(settings.routing, [_KNOWN_BLOCKS] * len(self.servers), _BLOCK_TOKENS, self._hasher)
+        self.followed = {
+            number: FollowedServer(source, self._hasher, settings.model or settings.name, self.servers[number].label)
+            for number, source in enumerate(settings.events_of_urls)
+            if source is not None
+        }
+        """Servers that tell what they have cached."""
+
+    def start(self) -> None:
+        """On the event loop, once."""
+        for followed in self.followed.values():
+            followed.start()
+
+    def stop(self) -> None:
+        """Ends what runs beside requests. Idempotent."""
+        for followed in self.followed.values():
+            followed.stop()
+        for server in self.servers:
+            server.pool.close()
 
     @property
     def available(self) -> bool:
@@ -68,8 +91,8 @@ class Fleet:
 
     async def ask(self, question: Question) -> OpenAnswer:
         """The first answer that begins. Raises PenstockError."""
-        self._budget.asked()
-        request = self._router.request(question.prefix, session=question.session)
+        self._budget.note_request()
+        request = self._routed(question)
         tried: list[UpstreamServer] = []
         pauses = 0
         while True:
@@ -89,6 +112,15 @@ class Fleet:
             pauses += 1
             await asyncio.sleep(pause)
 
+    def _routed(self, question: Question) -> RoutedRequest:
+        salt = "" if question.has_tokens else "text"
+        request = self._router.request(question.prefix, salt=salt, session=question.session)
+        if not question.has_tokens or not self.followed:
+            return request
+        prompt = PromptHashes(self._hasher, question.prefix)
+        reported = {number: followed.matched(prompt) for number, followed in self.followed.items() if followed.live}
+        return replace(request, reported=reported)
+
     def _best(self, request: RoutedRequest, tried: Sequence[UpstreamServer] = ()) -> UpstreamServer | None:
         """Of those that take requests and were not tried for this one."""
         now = asyncio.get_running_loop().time()
@@ -103,12 +135,14 @@ class Fleet:
         """Raises AttemptFailed."""
         number = self.servers.index(server)
         waiting = self._router.to_compute(request, number)
+        server.count_cached(request.num_tokens, request.num_tokens - waiting, request.reported.get(number, 0))
         self._router.sent(request, number)
         server.waiting_tokens += waiting
         try:
             return await attempt(server, question)
         finally:
             server.waiting_tokens -= waiting
+            self._router.computed(request, number)
 
     def _pause(self, failure: AttemptFailed, tried: list[UpstreamServer], pauses: int) -> float | None:
         """Seconds before the next try; None: there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -41,7 +42,7 @@ from penstock.gateway.models.upstream.answer_reading import StreamReader
 from penstock.gateway.models.upstream.attempts import CountedAnswer
 from penstock.gateway.models.upstream.model import UpstreamModel
 from penstock.gateway.models.upstream.relay import Bounds, next_piece, note_first_token
-from penstock.gateway.models.upstream.requests import UpstreamRequest
+from penstock.gateway.models.upstream.request_writing import UpstreamRequest
 from penstock.gateway.models.upstream.service import Upstreams
 from penstock.gateway.requests.context import RequestContext, until
 
@@ -248,11 +249,11 @@ class KServeUpstream:
         streams, excluded = bool(flag(request, "stream")), flag(request, "exclude_input_in_output")
         if streams and excluded is False:
             raise InvalidRequestError("When streaming, exclude_input_in_output = false is not allowed.")
-        given = _parameters(request)
-        for name in given:
+        parameters = _parameters(request)
+        for name in parameters:
             if name in _WRITTEN_HERE:
                 raise UnsupportedError(f"The sampling parameter '{name}' is not supported.")
-        body = msgspec.json.encode({**given, "prompt": prompt, "stream": True})
+        body = msgspec.json.encode({**parameters, "prompt": prompt, "stream": True})
         prefix = "" if streams or excluded else prompt
         return _Completion(UpstreamRequest(body, "completions"), context_of(request), prefix, streams)
 
@@ -263,9 +264,9 @@ class KServeUpstream:
 
 def _parameters(request: InferRequest) -> dict[str, Any]:
     """The tensor's JSON if there is one, else the request's parameters without headers, which are for this server."""
-    given = sampling_object(request)
-    if given is not None:
-        return given
+    sampling = sampling_object(request)
+    if sampling is not None:
+        return sampling
     headers = context_of(request).headers
     return {name: value for name, value in request.parameters.items() if name.lower().encode() not in headers}
 
@@ -276,7 +277,7 @@ def _parameters(request: InferRequest) -> dict[str, Any]:
 # may set those that are no lists or tables.
 
 _FILE = "model.json"
-_FILES = ("api_key_file", "ca_file")
+_FILES = ("api_key_file", "ca_file", "tokenizer")
 
 
 class UpstreamLoader:
@@ -295,22 +296,23 @@ class UpstreamLoader:
         check_one_instance(context.config)
         context.config.model_transaction_policy.decoupled = True  # also where nothing completes configurations
         upstreams = self._upstreams()
-        model = upstreams.build(upstream_settings(context.config, context.version_folder))
+        settings = upstream_settings(context.config, context.version_folder)
+        model = await asyncio.to_thread(upstreams.build, settings)  # it may read a tokenizer
         upstreams.add(model)
         return KServeUpstream(upstreams, model, version=context.version, config=context.config)
 
 
 def upstream_settings(config: ModelConfig, folder: Path) -> UpstreamSettings:
     """Of a model's folder. Raises ConfigError."""
-    given: dict[str, Any] = read_settings(folder / _FILE, json.loads, "JSON") or {}
-    given |= {name: value.string_value for name, value in config.parameters.items()}
-    if "name" in given:
+    fields: dict[str, Any] = read_settings(folder / _FILE, json.loads, "JSON") or {}
+    fields |= {name: value.string_value for name, value in config.parameters.items()}
+    if "name" in fields:
         raise ConfigError("'name' is the folder's")
     for name in _FILES:
-        if isinstance(given.get(name), str):
-            given[name] = beside(given[name], folder)
+        if isinstance(fields.get(name), str):
+            fields[name] = beside(fields[name], folder)
     try:
-        plain = plain_settings(UpstreamSettings, {**given, "name": config.name})
+        plain = plain_settings(UpstreamSettings, {**fields, "name": config.name})
         return msgspec.convert(plain, UpstreamSettings, strict=False)
     except ValueError as error:  # msgspec's among them
         raise ConfigError(explain(str(error))) from None

@@ -20,15 +20,16 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings
 from penstock.gateway.errors import UpstreamUnavailableError
-from penstock.gateway.generating.endpoint import OtherAnswer, OtherChat
+from penstock.gateway.models.entries import UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.adapters import CallCounter
 from penstock.gateway.models.language.generation import Usage
 from penstock.gateway.models.upstream.answer_reading import AnswerReader, HeldAnswer, HeldAnswers
 from penstock.gateway.models.upstream.attempts import CountedAnswer
 from penstock.gateway.models.upstream.chat_answer import ChatAnswer
 from penstock.gateway.models.upstream.fleet import Fleet
+from penstock.gateway.models.upstream.prompt_tokens import PromptEncoder
 from penstock.gateway.models.upstream.relay import Bounds, pass_on, relay
-from penstock.gateway.models.upstream.requests import PATHS, RequestWriter, UpstreamRequest
+from penstock.gateway.models.upstream.request_writing import PATHS, RequestWriter, UpstreamRequest
 from penstock.gateway.requests.context import RequestContext, until
 from penstock.gateway.requests.record import Stage
 from penstock.gateway.transports.http.exchange import Exchange
@@ -39,6 +40,10 @@ IsOwn = Callable[[str, Api], bool]
 """Whether a model of this server has the name, and can be asked so."""
 
 _T = TypeVar("_T")
+_REFUSAL = (
+    "The model `{name}` is another server's. It can be asked by chats of every API, /v1/completions and "
+    "/v1/embeddings. Only that server could do this."
+)
 _LATE = "The request's time was over."
 _CALLERS_ERRORS = (InvalidRequestError, DeadlineExceededError, AuthenticationError)
 """Errors that no other model would answer differently."""
@@ -56,18 +61,26 @@ class Surroundings:
 
 
 class UpstreamModel:
-    """Implements TextModel."""
+    """Implements Upstream."""
 
     owner = "upstream"
     folder = ""
+    gives_way = False
 
     def __init__(
-        self, settings: UpstreamSettings, fleet: Fleet, writer: RequestWriter, surroundings: Surroundings
+        self,
+        settings: UpstreamSettings,
+        fleet: Fleet,
+        writer: RequestWriter,
+        surroundings: Surroundings,
+        encoder: PromptEncoder | None = None,
     ) -> None:
+        """`encoder`: None where prompts are told apart by their text."""
         self.settings = settings
         self.name = settings.name
         self.apis = settings.apis
         self.root = settings.model or settings.name
+        self.refusal = _REFUSAL
         self.created = int(time.time())
         self.fleet = fleet
         self.calls = CallCounter()
@@ -77,17 +90,20 @@ class UpstreamModel:
         """prompt, completion."""
         self._writer = writer
         self._surroundings = surroundings
+        self._encoder = encoder
 
     def probe_headers(self) -> list[tuple[str, str]]:
         return self._writer.probe_headers()
 
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
         context = exchange.context
-        asked = cast("Api", api)
-        request = self._admitted(exchange, asked, body)
+        known_api = cast("Api", api)
+        request = self._admitted(exchange, known_api, body)
         try:
             async with until(context.deadline, DeadlineExceededError(_LATE)):
-                await self._first_good(exchange, asked, lambda model: model._answer_itself(exchange, request, asked))
+                await self._first_good(
+                    exchange, known_api, lambda model: model._answer_itself(exchange, request, known_api)
+                )
         except _OwnModel as own:
             context.pay_tokens(-request.expected_tokens)  # that model does it, too
             return request.renamed(own.name)
@@ -95,9 +111,9 @@ class UpstreamModel:
 
     @asynccontextmanager
     async def chat(
-        self, exchange: Exchange, chat: OtherChat, *, pulse: float | None
-    ) -> AsyncIterator[OtherAnswer | str]:
-        """As OtherModel has it."""
+        self, exchange: Exchange, chat: UpstreamChat, *, pulse: float | None
+    ) -> AsyncIterator[UpstreamAnswer | str]:
+        """As Upstream has it."""
         context = exchange.context
         body = msgspec.json.encode({**chat.fields, "model": self.name, "stream": True})
         request = self._admitted(exchange, "chat", body)
@@ -139,7 +155,7 @@ class UpstreamModel:
         return request
 
     def _not_offered(self, api: Api) -> UnsupportedError:
-        offered = ", ".join(f"/v1/{PATHS[each]}" for each in self.apis)
+        offered = ", ".join(f"/v1/{PATHS[api]}" for api in self.apis)
         return UnsupportedError(
             f"The model `{self.name}` of another server cannot be asked by /v1/{PATHS[api]}, only by {offered}.",
             param="model",
@@ -179,20 +195,20 @@ class UpstreamModel:
 
     async def _answer_itself(self, exchange: Exchange, request: UpstreamRequest, api: Api) -> None:
         """Raises PenstockError."""
-        asked = await self.begin(exchange.context, request, api, exchange.context.record.model)
+        counted = await self.begin(exchange.context, request, api, exchange.context.record.model)
         bounds = Bounds(self.settings.idle_timeout, self._surroundings.heartbeat_s)
         try:
             if request.streams:
-                await relay(exchange, asked.answer, asked.reader, bounds, shows_usage=request.shows_usage)
+                await relay(exchange, counted.answer, counted.reader, bounds, shows_usage=request.shows_usage)
             else:
-                await pass_on(exchange, asked.answer, asked.reader, bounds, has_choices=api != "embeddings")
+                await pass_on(exchange, counted.answer, counted.reader, bounds, has_choices=api != "embeddings")
         except PenstockError as error:
-            asked.failed(error)
+            counted.failed(error)
             if not exchange.started:
                 exchange.context.record.usage = None
             raise
         finally:
-            asked.end()
+            counted.end()
 
     async def begin(self, context: RequestContext, request: UpstreamRequest, api: Api, shown: str) -> CountedAnswer:
         """An answer that has begun, and is to be ended. `shown` is the public name in it. Raises PenstockError."""
@@ -200,10 +216,11 @@ class UpstreamModel:
             message = f"The model `{self.name}` has {self.settings.max_in_flight} requests in flight, its most."
             raise UpstreamUnavailableError(message, retry_after=1)
         context.record.enter(Stage.UPSTREAM)
-        question = self._writer.question(context, request, api)
         usage = context.record.usage = Usage(prompt_tokens=request.prompt_estimate)
         self.calls.begin()
         try:
+            tokens = () if self._encoder is None else await self._encoder.tokens(request, api)
+            question = self._writer.question(context, request, api, tokens)
             answer = await self.fleet.ask(question)
         except BaseException as error:
             self.calls.end()

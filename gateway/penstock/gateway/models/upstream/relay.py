@@ -10,12 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.gateway.errors import UpstreamTimeoutError
-from penstock.gateway.generating.streams import COMMENT, StreamDriver
+from penstock.gateway.generating.streams import COMMENT, FrameDriver
 from penstock.gateway.models.upstream.answer_reading import LAST, AnswerReader, StreamReader
 from penstock.gateway.models.upstream.attempts import OpenAnswer
 from penstock.gateway.models.upstream.failures import broken_answer
 from penstock.gateway.models.upstream.http_connection import BrokenAnswer, HttpConnection
-from penstock.gateway.models.upstream.requests import BYTES_OF_TOKEN
+from penstock.gateway.models.upstream.request_writing import BYTES_OF_TOKEN
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.record import Stage
 from penstock.gateway.transports.http.exchange import Exchange, StreamWriter
@@ -43,7 +43,7 @@ def note_first_token(context: RequestContext) -> None:
         context.record.enter(Stage.DECODING)
 
 
-class Relay(StreamDriver):
+class Relay(FrameDriver):
     """Implements Sink. While the client is slow, the connection stops reading, and the other server waits."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Relay(StreamDriver):
         if self._context.record.first_token_at is None and self._reader.has_text:
             note_first_token(self._context)
         if self._reader.done:
-            self._stop(frames)
+            self._wake(frames)
         elif self._reader.error is not None:
             self.fail(self._reader.error, frames)
         elif frames:
@@ -98,7 +98,7 @@ class Relay(StreamDriver):
         except Exception as reason:
             self.fail(reason)
         else:
-            self._stop(b"")
+            self._wake(b"")
 
     def _check_silence(self) -> None:
         now, (idle, heartbeat) = self._loop.time(), self._bounds
@@ -111,7 +111,7 @@ class Relay(StreamDriver):
             if now - self._shown >= heartbeat:
                 self._shown = now
                 if not self._writer.write_body(COMMENT):
-                    self._stop(None)
+                    self._wake(None)
                     return
             wait = min(wait, self._shown + heartbeat - now)
         self._timer = self._loop.call_later(max(wait, _SHORTEST_WAIT), self._check_silence)

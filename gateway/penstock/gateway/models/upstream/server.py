@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from penstock.gateway.configuration.upstream_settings import BaseUrl, UpstreamSettings, base_url
-from penstock.gateway.metrics.requests import Histogram
+from penstock.gateway.metrics.request_metrics import Histogram
 from penstock.gateway.models.upstream.http_connection import ConnectionPool
 
 _MOST_SECONDS = 60.0
@@ -102,10 +102,17 @@ class UpstreamServer:
         """About so many tokens of prompts, of requests without a first byte, are not in its cache."""
         self.trials = 0
         """Attempts that began while it was ejected, until their first byte."""
+        self.routed_tokens: Counter[str] = Counter()
+        """Of prompts that it was sent, by who says that it has them cached: `events`, `sent`, `no`."""
         self.ended: Counter[str] = Counter()
         """Requests, by the status of their answer or what went wrong."""
         text = "Seconds until the first byte of a stream, or until the head of another answer."
         self.first_byte = Histogram("penstock_upstream_first_byte_seconds", text, _FIRST_BYTE)
+
+    def count_cached(self, tokens: int, cached: int, reported: int) -> None:
+        """A prompt, what is expected to be cached of it, and what its events say."""
+        by_events = min(reported, cached)
+        self.routed_tokens.update(events=by_events, sent=cached - by_events, no=tokens - cached)
 
     def takes_requests(self, now: float) -> bool:
         return self.health.takes_requests(now, self.trials)

@@ -13,20 +13,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.engines.errors import AlreadyExistsError
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.configuration.upstream_settings import Api, UpstreamSettings
-from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.language.models import NameHolder
+from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.upstream.answer_reading import HeldAnswers
 from penstock.gateway.models.upstream.fleet import Fleet
 from penstock.gateway.models.upstream.model import Surroundings, UpstreamModel
-from penstock.gateway.models.upstream.requests import ApiKey, RequestWriter
+from penstock.gateway.models.upstream.prompt_tokens import PromptEncoder
+from penstock.gateway.models.upstream.request_writing import ApiKey, RequestWriter
 from penstock.gateway.models.upstream.server import UpstreamServer, probe
-from penstock.gateway.transports.http.text_models import TextModels
 
 logger = logging.getLogger("penstock")
-
-_REFUSAL = (
-    "The model `{name}` is another server's. It can be asked by chats of every API, /v1/completions and "
-    "/v1/embeddings. Only that server could do this."
-)
 
 
 class _Watched(NamedTuple):
@@ -40,8 +37,7 @@ class Upstreams:
 
     def __init__(
         self,
-        models: TextModels,
-        dataplane: DataPlane,
+        models: Catalogue,
         *,
         version: str,
         heartbeat_s: float,
@@ -50,7 +46,6 @@ class Upstreams:
     ) -> None:
         """`answer_memory`: bytes of all answers that may be in memory until more of them has come."""
         self._models = models
-        self._dataplane = dataplane
         self._user_agent = f"penstock/{version}"
         self._surroundings = Surroundings(
             find_fallback=self._find,
@@ -61,63 +56,64 @@ class Upstreams:
         )
         self._watched: dict[str, list[_Watched]] = {}
         """The newest last: the one that it replaces stays until it is removed, as the load may still fail."""
-        self.metrics = UpstreamMetrics(lambda: [each[-1].model for each in self._watched.values()])
+        self.metrics = UpstreamMetrics(lambda: [versions[-1].model for versions in self._watched.values()])
 
     def build(self, settings: UpstreamSettings) -> UpstreamModel:
         """Reads the files that the settings name. Raises ConfigError."""
         key = ApiKey(settings.api_key_file, settings.api_key_env)
         tls = _tls(settings)
         fleet = Fleet(settings, [UpstreamServer(settings, url, tls) for url in settings.urls])
-        return UpstreamModel(settings, fleet, RequestWriter(settings, key, self._user_agent), self._surroundings)
+        writer = RequestWriter(settings, key, self._user_agent)
+        encoder = None if settings.tokenizer is None else PromptEncoder(settings.tokenizer)
+        return UpstreamModel(settings, fleet, writer, self._surroundings, encoder)
 
     def add(self, model: UpstreamModel) -> None:
         """From now on its name is known; one of this kind that had it is replaced. Raises AlreadyExistsError."""
-        if model.name not in self._watched:
-            self._dataplane.models.reserve(model.name, _REFUSAL.format(name=model.name))
+        self._models.add(model)
         watching = asyncio.create_task(_watch(model)) if model.settings.health else None
+        model.fleet.start()
         self._watched.setdefault(model.name, []).append(_Watched(model, watching))
-        self._models.by_name[model.name] = model
 
     async def remove(self, model: UpstreamModel) -> None:
         """Its name is unknown, unless another model has it; returns when what runs has ended."""
         known = self._watched.get(model.name, [])
-        for each in [each for each in known if each.model is model]:
-            known.remove(each)
-            if each.task is not None:
-                each.task.cancel()
+        for watched in [watched for watched in known if watched.model is model]:
+            known.remove(watched)
+            if watched.task is not None:
+                watched.task.cancel()
             if known:
-                self._models.by_name[model.name] = known[-1].model
+                self._models.add(known[-1].model)
             else:
-                del self._watched[model.name], self._models.by_name[model.name]
-                self._dataplane.models.release(model.name)
+                del self._watched[model.name]
+                self._models.remove(model)
         await model.calls.wait_idle()
-        for server in model.fleet.servers:
-            server.pool.close()
+        model.fleet.stop()
 
     def stop(self) -> None:
         """At the server's end: closes what is idle."""
-        for model, task in (each for known in self._watched.values() for each in known):
+        for model, task in (watched for known in self._watched.values() for watched in known):
             if task is not None:
                 task.cancel()
-            for server in model.fleet.servers:
-                server.pool.close()
+            model.fleet.stop()
 
     def start(self, settings: Iterable[UpstreamSettings]) -> None:
         """Raises ConfigError."""
-        for each in settings:
+        for upstream in settings:
             try:
-                self.add(self.build(each))
+                self.add(self.build(upstream))
             except AlreadyExistsError as error:
                 raise ConfigError(f"upstream: {error.message}") from None
-            logger.info("ready: %s, which other servers have: %s", each.name, ", ".join(each.urls))
+            logger.info("ready: %s, which other servers have: %s", upstream.name, ", ".join(upstream.urls))
 
     def _find(self, name: str) -> UpstreamModel | None:
-        found = self._watched.get(name)
-        return None if found is None else found[-1].model
+        versions = self._watched.get(name)
+        return None if versions is None else versions[-1].model
 
     def _is_own(self, name: str, api: Api) -> bool:
-        generates = api != "embeddings"
-        return self._dataplane.models.knows(name) if generates else self._dataplane.models.is_reserved(name)
+        model, pools = self._models.model(name), api == "embeddings"
+        if model is None:
+            return not pools and name in self._models
+        return isinstance(model, PoolingModel if pools else NameHolder)
 
 
 async def _watch(model: UpstreamModel) -> None:
@@ -158,6 +154,7 @@ class UpstreamMetrics:
     def collect(self) -> Iterator[Metric]:
         models = list(self._models())
         yield from _servers(models)
+        yield from _caches(models)
         yield from _requests(models)
 
 
@@ -179,6 +176,30 @@ def _servers(models: Iterable[UpstreamModel]) -> Iterator[Metric]:
                 requests.add_metric([*labels, status], count)
             yield from server.first_byte.samples({"model": model.name, "server": server.label})
     yield from (healthy, in_flight, requests, ejections)
+
+
+def _caches(models: Iterable[UpstreamModel]) -> Iterator[Metric]:
+    text = (
+        "Tokens of prompts that a server was sent, by who says that it has them cached: its KV events (events), what "
+    )
+    text += "it was sent before (sent), or nothing (no)."
+    routed = CounterMetricFamily("penstock_upstream_routed_tokens", text, labels=[*_LABELS, "cached"])
+    text = "1 while a server's KV events are followed, 0 while what it has cached is not known."
+    live = GaugeMetricFamily("penstock_upstream_kv_events_live", text, labels=_LABELS)
+    blocks = GaugeMetricFamily("penstock_upstream_kv_blocks", "Blocks that a server says it has.", labels=_LABELS)
+    text = "Times that what a server has cached was forgotten, since its events were lost or cannot be read."
+    losses = CounterMetricFamily("penstock_upstream_kv_events_losses", text, labels=_LABELS)
+    for model in models:
+        for number, server in enumerate(model.fleet.servers):
+            labels = [model.name, server.label]
+            for cached, count in server.routed_tokens.items():
+                routed.add_metric([*labels, cached], count)
+            followed = model.fleet.followed.get(number)
+            if followed is not None:
+                live.add_metric(labels, followed.live)
+                blocks.add_metric(labels, followed.num_blocks)
+                losses.add_metric(labels, followed.losses)
+    yield from (routed, live, blocks, losses)
 
 
 def _requests(models: Iterable[UpstreamModel]) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import grpc
 from starlette.types import Receive, Scope, Send
@@ -14,14 +15,15 @@ from penstock.engines.errors import NotReadyError, OverloadedError, PenstockErro
 from penstock.gateway.apis.kserve.grpc.rpc import Rpc
 from penstock.gateway.errors import error_json
 from penstock.gateway.processes.fronts.passing import (
-    BODY,
-    END,
-    MESSAGE,
+    AnswerEnd,
     AnswerStart,
+    BodyEnd,
     CallEnd,
+    FromAnswering,
     Passage,
     PassedCall,
     PassedRequest,
+    Tell,
 )
 from penstock.gateway.transports.http.exchange import ARRIVAL_KEY
 
@@ -31,66 +33,73 @@ _RETRY_AFTER = 2.0
 
 
 class Forwarder:
-    def __init__(self, path: str, most: int) -> None:
-        """`path`: of the supervisor's socket. `most` requests are passed on at a time: each is a connection, and the
-        supervisor must have descriptors left."""
-        self._path = path
+    def __init__(self, tell: Tell, most: int) -> None:
+        """`most` requests are passed on at a time: their bodies take
+        memory of both processes."""
+        self._tell = tell
         self._most = most
-        self._open = 0
+        self._numbers = 0
+        self._passages: dict[int, Passage] = {}
+        self._is_lost = False
 
-    async def _passage(self) -> Passage:
-        """To be given back. Raises NotReadyError, OverloadedError."""
-        if self._open >= self._most:
+    def heard(self, message: FromAnswering, tail: memoryview) -> None:
+        passage = self._passages.get(message.number)
+        if passage is not None:
+            passage.heard(message, tail)
+
+    def lost(self) -> None:
+        """The supervisor has gone."""
+        self._is_lost = True
+        for passage in list(self._passages.values()):
+            passage.lost()
+
+    def _passage(self) -> Passage:
+        """To be closed. Raises NotReadyError, OverloadedError."""
+        if self._is_lost:
+            raise _shutting_down()
+        if len(self._passages) >= self._most:
             raise OverloadedError("Too many requests wait for the server's main process.", retry_after=_RETRY_AFTER)
-        self._open += 1
-        try:
-            return await Passage.to(self._path)
-        except BaseException as error:
-            self._open -= 1
-            if isinstance(error, OSError):
-                raise _shutting_down() from None
-            raise
-
-    def _give_back(self, passage: Passage) -> None:
-        passage.close()
-        self._open -= 1
+        self._numbers += 1
+        number = self._numbers
+        passage = self._passages[number] = Passage(number, self._tell, partial(self._passages.pop, number, None))
+        return passage
 
     async def http(self, scope: Scope, receive: Receive, send: Send, body: bytes | None = None) -> None:
         """An ASGI application. `body`: where it has been read already."""
         try:
-            passage = await self._passage()
+            passage = self._passage()
         except PenstockError as error:
             await _refuse(send, error)
             return
-        asking = asyncio.create_task(_ask(scope, receive, passage, body))
+        sending = asyncio.create_task(_send_request(scope, receive, passage, body))
         try:
             await _relay_answer(passage, send)
         finally:
-            asking.cancel()
-            self._give_back(passage)
-            await asyncio.gather(asking, return_exceptions=True)
+            sending.cancel()
+            passage.close()
+            await asyncio.gather(sending, return_exceptions=True)
 
-    async def open(self, path: str, rpc: Rpc, write: Callable[[bytes], Awaitable[None]]) -> ForwardedCall:
+    def open(self, path: str, rpc: Rpc, write: Callable[[bytes], Awaitable[None]]) -> ForwardedCall:
         """An RPC, whose answers go to `write`. Raises NotReadyError, OverloadedError."""
-        passage = await self._passage()
+        passage = self._passage()
         metadata = list(rpc.invocation_metadata())
-        passage.say(PassedCall(path=path, metadata=metadata, seconds=rpc.time_remaining()))
-        return ForwardedCall(passage, write, self._give_back)
+        passage.say(PassedCall(passage.number, path=path, metadata=metadata, seconds=rpc.time_remaining()))
+        return ForwardedCall(passage, write)
 
     async def call(self, path: str, rpc: Rpc, first: bytes | None = None) -> None:
         """All of an RPC of any kind. `first`: a message that has been read already. Raises PenstockError for a message
         that cannot be read."""
-        call = await self.open(path, rpc, rpc.write)
-        asking = asyncio.create_task(_send_messages(rpc, call, first))
+        call = self.open(path, rpc, rpc.write)
+        sending = asyncio.create_task(_send_messages(rpc, call, first))
         try:
-            await asyncio.wait((asking, call.relaying), return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                asking.result()
+            await asyncio.wait((sending, call.relaying), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
             await end_rpc(rpc, await call.relaying)
         finally:
-            asking.cancel()
+            sending.cancel()
             call.close()
-            await asyncio.gather(asking, return_exceptions=True)
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def unary(self, path: str, rpc: Rpc, message: bytes) -> bytes:
         """The answer to the one message of an RPC."""
@@ -99,7 +108,7 @@ class Forwarder:
         async def keep(data: bytes) -> None:
             answers.append(data)
 
-        call = await self.open(path, rpc, keep)
+        call = self.open(path, rpc, keep)
         try:
             with suppress(ConnectionError):  # it has ended the RPC already
                 await call.send(message)
@@ -113,11 +122,8 @@ class Forwarder:
 class ForwardedCall:
     """An RPC that the supervisor answers."""
 
-    def __init__(
-        self, passage: Passage, write: Callable[[bytes], Awaitable[None]], give_back: Callable[[Passage], None]
-    ) -> None:
+    def __init__(self, passage: Passage, write: Callable[[bytes], Awaitable[None]]) -> None:
         self._passage = passage
-        self._give_back: Callable[[Passage], None] | None = give_back
         self.relaying = asyncio.create_task(_relay_messages(passage, write))
         """Done when all answers are written."""
 
@@ -127,21 +133,20 @@ class ForwardedCall:
 
     def end(self) -> None:
         """No more messages."""
-        self._passage.end()
+        self._passage.say(BodyEnd(self._passage.number))
 
     def close(self) -> None:
         """Nobody wants it any more. Idempotent."""
         self.relaying.cancel()
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back(self._passage)
+        self._passage.close()
 
 
-async def _ask(scope: Scope, receive: Receive, passage: Passage, body: bytes | None) -> None:
-    """Sends the request, and closes the connection when the client has left."""
+async def _send_request(scope: Scope, receive: Receive, passage: Passage, body: bytes | None) -> None:
+    """And gives it up when the client has left."""
     client, server = scope.get("client"), scope.get("server")
     passage.say(
         PassedRequest(
+            passage.number,
             method=scope["method"],
             path=scope["path"],
             raw_path=scope.get("raw_path") or b"",
@@ -157,7 +162,7 @@ async def _ask(scope: Scope, receive: Receive, passage: Passage, body: bytes | N
     with suppress(ConnectionError):
         if body is not None:
             await passage.send(body)
-            passage.end()
+            passage.say(BodyEnd(passage.number))
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -166,7 +171,7 @@ async def _ask(scope: Scope, receive: Receive, passage: Passage, body: bytes | N
             if body is None:
                 await passage.send(message.get("body", b""))
                 if not message.get("more_body", False):
-                    passage.end()
+                    passage.say(BodyEnd(passage.number))
                     body = b""
 
 
@@ -177,16 +182,17 @@ async def _relay_answer(passage: Passage, send: Send) -> None:
     left = -1
     try:
         while True:
-            kind, data = await passage.receive()
-            if kind == MESSAGE:
-                if isinstance(data, AnswerStart):
-                    started, left = True, _length(data.headers)
-                    await send({"type": "http.response.start", "status": data.status, "headers": data.headers})
-            elif started and not is_whole:
+            message = await passage.receive()
+            if isinstance(message, AnswerStart):
+                started, left = True, _length(message.headers)
+                await send({"type": "http.response.start", "status": message.status, "headers": message.headers})
+                continue
+            data = message if isinstance(message, bytes) else b""
+            if started and not is_whole:
                 left -= len(data)
-                is_whole = kind == END or left == 0
+                is_whole = left == 0 or isinstance(message, AnswerEnd)
                 await send({"type": "http.response.body", "body": data, "more_body": not is_whole})
-            if kind == END:
+            if isinstance(message, AnswerEnd):
                 return
     except ConnectionError:
         if not started:
@@ -229,9 +235,9 @@ async def _send_messages(rpc: Rpc, call: ForwardedCall, first: bytes | None) -> 
 async def _relay_messages(passage: Passage, write: Callable[[bytes], Awaitable[None]]) -> CallEnd:
     with suppress(ConnectionError):
         while True:
-            kind, data = await passage.receive()
-            if kind == BODY:
-                await write(data)
-            elif isinstance(data, CallEnd):
-                return data
-    return CallEnd(code=grpc.StatusCode.UNAVAILABLE.value[0], details="The server is shutting down.", metadata=[])
+            message = await passage.receive()
+            if isinstance(message, CallEnd):
+                return message
+            if isinstance(message, bytes):
+                await write(message)
+    return CallEnd(passage.number, grpc.StatusCode.UNAVAILABLE.value[0], "The server is shutting down.", [])

@@ -14,16 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from starlette.types import ASGIApp
 
 from penstock.classic.python.link import ArenaFiles
+from penstock.classic.python.worker.wire import Buffer
 from penstock.classic.statistics import ModelStatistics
-from penstock.engines.errors import EngineError, NotReadyError
+from penstock.engines.errors import EngineError, PenstockError
 from penstock.engines.host.black_box import BlackBox
 from penstock.engines.host.crash_folder import Crash, keep_evidence
 from penstock.gateway.apis.usage.ledger import RequestUsage
 from penstock.gateway.processes.fronts.messages import (
+    Answer,
     Ask,
     Begin,
+    Cancelled,
+    CancelRequest,
     Counted,
     Drain,
     Ended,
@@ -42,15 +47,20 @@ from penstock.gateway.processes.fronts.messages import (
     Spent,
     Stop,
     Table,
+    Watched,
+    WatchRequests,
     decode_from_front,
 )
 from penstock.gateway.processes.fronts.model_table import FrontHolds, Used
+from penstock.gateway.processes.fronts.passed_requests import PassedRequests
+from penstock.gateway.processes.fronts.passing import FromAnswering, FromPassing, PassedMessage
 from penstock.gateway.processes.fronts.quotas import QuotaDesk
 from penstock.gateway.processes.model_host.connection import Connection
 from penstock.gateway.processes.model_host.host import HostedFront, ModelHost
 from penstock.gateway.processes.model_host.messages import UpMessage
 from penstock.gateway.requests.call import DrainState
 from penstock.gateway.requests.quota import Quota
+from penstock.gateway.transports.grpc.server import FindHandler
 
 logger = logging.getLogger("penstock")
 
@@ -68,6 +78,10 @@ class Services:
     """Of a key, by its digest."""
     add_usage: Callable[[RequestUsage], None]
     """Told what each request has used."""
+    app: ASGIApp
+    """Answers HTTP requests that fronts do not serve themselves."""
+    find_handler: FindHandler
+    """Finds what answers such an RPC."""
     crash_folder: Path | None = None
     """Where it is kept what is known of a process that dies; None: nowhere."""
 
@@ -87,6 +101,7 @@ class FrontProcess:
         self._services = services
         self._drain = services.drain
         self._desk = QuotaDesk(services.quota_of)
+        self._passed = PassedRequests(services.app, services.find_handler, self.send)
         self._box: BlackBox | None = None
         self._settings: dict[str, Any] = {}
         self._holds = FrontHolds()
@@ -97,7 +112,7 @@ class FrontProcess:
         self._serving = asyncio.Event()
         self._failure = ""
         self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[Reported | Listed]] = {}
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
         self.ended: asyncio.Task[int] | None = None
         """Its process: done when that has ended and everything is given back; the exit status."""
 
@@ -121,7 +136,7 @@ class FrontProcess:
                 files = ArenaFiles("penstock-front")
                 failing.callback(files.close)
                 self._box = BlackBox()
-                listeners = (each.fileno() for each in self._sockets.values())
+                listeners = (listener.fileno() for listener in self._sockets.values())
                 descriptors = [self._box.descriptor, theirs.fileno(), files.down, files.up, *listeners]
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -158,13 +173,14 @@ class FrontProcess:
         self._serving.clear()
         if self._hosted is not None:
             self._hosted.lost()
+        self._passed.lost()
         self._desk.close()
         self._holds.close()
         self.forget_pending()
         self._drain.wait_no_more(self)
-        for answer in self._asked.values():
+        for answer in self._answers.values():
             answer.cancel()
-        self._asked.clear()
+        self._answers.clear()
 
     async def _until_end(self, connection: Connection, process: asyncio.subprocess.Process) -> int:
         await connection.ended
@@ -174,17 +190,17 @@ class FrontProcess:
         self.kill()
         return await process.wait()
 
-    def _take(self, message: FromFront | UpMessage, tail: memoryview) -> None:
+    def _take(self, message: FromFront | UpMessage | FromPassing, tail: memoryview) -> None:
         match message:
             case Serving():
                 self._serving.set()
             case Failed():
                 self._failure = message.reason
                 if self.serving:
-                    logger.error("front %d: %s: it is ended", self.number, message.reason)
+                    logger.error("front %d: %s: stopping it", self.number, message.reason)
                     self.kill()
             case Holds():
-                self._holds.told(message)
+                self._holds.take(message)
             case Ask():
                 self.send(self._desk.ask(message))
             case Spent():
@@ -197,10 +213,12 @@ class FrontProcess:
                 self.reported = message
                 self.on_report(message)
                 self._answer(message)
-            case Listed():
+            case Listed() | Watched() | Cancelled():
                 self._answer(message)
             case Idle():
                 self._drain.wait_no_more(self)
+            case PassedMessage():
+                self._passed.heard(message, tail)
             case _ if self._hosted is not None:
                 self._hosted.heard(message, tail)
 
@@ -213,14 +231,14 @@ class FrontProcess:
             statistics.pending -= number
         self._pending.clear()
 
-    def _answer(self, message: Reported | Listed) -> None:
-        answer = self._asked.pop(message.id, None)
+    def _answer(self, message: Answer) -> None:
+        answer = self._answers.pop(message.id, None)
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    def send(self, message: FromSupervisor) -> None:
+    def send(self, message: FromSupervisor | FromAnswering, *, tail: Buffer = b"") -> None:
         if self._connection is not None:
-            self._connection.send(message)
+            self._connection.send(message, tail=tail)
 
     def send_table(self, table: Table, used: Used) -> None:
         self._holds.sent(table, used)
@@ -232,17 +250,30 @@ class FrontProcess:
 
     async def list_requests(self, limit: int, tenant: str | None, model: str | None, seconds: float) -> Listed | None:
         """None: it does not say that in this time."""
-        asked = ListRequests(id=next(self._numbers), limit=limit, tenant=tenant, model=model)
-        answer = await self._ask(asked, seconds)
+        request = ListRequests(id=next(self._numbers), limit=limit, tenant=tenant, model=model)
+        answer = await self._ask(request, seconds)
         return answer if isinstance(answer, Listed) else None
 
-    async def _ask(self, message: Report | ListRequests, seconds: float) -> Reported | Listed | None:
-        answer: asyncio.Future[Reported | Listed] = asyncio.get_running_loop().create_future()
-        self._asked[message.id] = answer
+    async def watch_requests(self, since: float, limit: int, request: str, seconds: float) -> Watched | None:
+        """None: it does not say that in this time."""
+        question = WatchRequests(id=next(self._numbers), since=since, limit=limit, request=request)
+        answer = await self._ask(question, seconds)
+        return answer if isinstance(answer, Watched) else None
+
+    async def cancel_request(self, request: str, seconds: float) -> bool:
+        """Whether it had such a request, and has ended it."""
+        answer = await self._ask(CancelRequest(id=next(self._numbers), request=request), seconds)
+        return isinstance(answer, Cancelled) and answer.done
+
+    async def _ask(
+        self, message: Report | ListRequests | WatchRequests | CancelRequest, seconds: float
+    ) -> Answer | None:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answers[message.id] = answer
         self.send(message)
         await asyncio.wait((answer,), timeout=seconds)
         if not answer.done():
-            self._asked.pop(message.id, None)
+            self._answers.pop(message.id, None)
         return answer.result() if answer.done() and not answer.cancelled() else None
 
     def leave(self) -> None:
@@ -255,7 +286,7 @@ class FrontProcess:
             self._drain.wait_for(self)
             self.send(Drain())
 
-    def interrupt(self, error: NotReadyError) -> None:
+    def interrupt(self, error: PenstockError) -> None:
         self.send(Expire())
 
     async def stop(self, seconds: float) -> None:
@@ -264,9 +295,10 @@ class FrontProcess:
         if self.ended is not None:
             await asyncio.wait((self.ended,), timeout=seconds)
             if not self.ended.done():
-                logger.warning("front %d does not end: it is killed", self.number)
+                logger.warning("front %d does not end: killing it", self.number)
                 self.kill()
                 await self.ended
+        await self._passed.stop()
 
     def keep_evidence(self, reason: str) -> None:
         """Of its process, which has died."""

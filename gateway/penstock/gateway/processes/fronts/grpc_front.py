@@ -140,7 +140,7 @@ class _SplitStream:
             if self._is_served(data):
                 return data
             if self._passed is None:
-                self._passed = await self._forwarder.open(STREAM_PATH, self._rpc, self.write)
+                self._passed = self._forwarder.open(STREAM_PATH, self._rpc, self.write)
             try:
                 await self._passed.send(data)
             except ConnectionError:

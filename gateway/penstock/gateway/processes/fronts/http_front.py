@@ -27,7 +27,7 @@ from penstock.gateway.processes.fronts.front_models import FrontModels
 from penstock.gateway.processes.fronts.quotas import QuotaClient
 from penstock.gateway.requests.bounded_json import decode_json
 from penstock.gateway.server.ports.http_apps import App
-from penstock.gateway.transports.http.door import Door
+from penstock.gateway.transports.http.access_control import AccessControl
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.routes import OPENAI, Handle, Match, Route
 from penstock.gateway.transports.http.settings import AppSettings
@@ -36,7 +36,7 @@ _OF_CODED_BODY = (b"content-encoding", b"content-length")
 _TENSOR_ENDPOINTS = ("/infer", "/generate", "/generate_stream")
 
 
-class _Asked(msgspec.Struct):
+class _ServedFields(msgspec.Struct):
     """What decides who serves a request; of whatever type a client sends it."""
 
     model: Any = ""
@@ -49,8 +49,8 @@ class FrontApp(App):
     def __init__(
         self, models: FrontModels, settings: AppSettings, kserve: KServe, forwarder: Forwarder, quotas: QuotaClient
     ) -> None:
-        def ollama_name(given: str) -> str:
-            return model_name(given, models.serves)
+        def ollama_name(model: str) -> str:
+            return model_name(model, models.serves)
 
         def own(route: Route) -> Route:
             name = ollama_name if route.api is OLLAMA else str
@@ -68,7 +68,7 @@ class FrontApp(App):
             *(route for route in openai.token_routes(models.dataplane, settings) if route.method == "POST"),
         )
         routes = [*map(own, texts), *map(counted, kserve_routes(kserve))]
-        super().__init__(routes, settings, _FrontDoor(settings))
+        super().__init__(routes, settings, _FrontAccessControl(settings))
         self._models = models
         self._forwarder = forwarder
 
@@ -91,7 +91,7 @@ class FrontApp(App):
         )
 
 
-class _FrontDoor(Door):
+class _FrontAccessControl(AccessControl):
     """What a request may use is asked for when it is certain that it is served here."""
 
     def begin(self, exchange: Exchange) -> None:
@@ -140,9 +140,9 @@ def _is_served(models: FrontModels, name: Callable[[str], str], resumable: bool,
     """Whether nothing but a model of this front is needed. So is nothing for a body that cannot be read: its error.
     `resumable`: streams outlive their connections, and their clients may come back to another front."""
     try:
-        asked = decode_json(body, _Asked)
+        request = decode_json(body, _ServedFields)
     except InvalidRequestError:
         return True
-    if asked.store or (resumable and asked.stream) or asked.keep_alive is not None or not isinstance(asked.model, str):
+    if request.store or (resumable and request.stream) or request.keep_alive is not None:
         return False
-    return models.serves(name(asked.model))
+    return isinstance(request.model, str) and models.serves(name(request.model))

@@ -9,12 +9,11 @@ from penstock.gateway.apis.usage.ledger import RequestUsage
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.models.language.models import TextSettings
 from penstock.gateway.processes.fronts.counts import Counts, Samples
+from penstock.gateway.processes.fronts.passing import FromAnswering, FromPassing
 from penstock.gateway.processes.model_host.messages import DownMessage, UpMessage
 from penstock.gateway.requests.context import Role
+from penstock.gateway.requests.request_watch import WatchedRequests
 from penstock.gateway.server.ports.scheduler_state import Chosen
-
-REQUESTS = "requests"
-"""Name of the socket for requests that a front does not serve itself."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -82,7 +81,7 @@ class Begin(_Message, frozen=True, kw_only=True):
     fronts: int
     salt_key: bytes
     folder: str
-    """Where the supervisor's sockets are."""
+    """Where the doors of engines are."""
     first_trace: int
     """The number of its first trace: no other front's are near."""
     listens: tuple[str, ...]
@@ -140,6 +139,23 @@ class ListRequests(_Message, frozen=True, kw_only=True):
     model: str | None
 
 
+class WatchRequests(_Message, frozen=True, kw_only=True):
+    """Asks for `Watched`: the requests of the front, and those that have ended `since`."""
+
+    id: int
+    since: float
+    limit: int
+    request: str
+    """The id of the one whose details are wanted."""
+
+
+class CancelRequest(_Message, frozen=True, kw_only=True):
+    """Asks for `Cancelled`."""
+
+    id: int
+    request: str
+
+
 class Leave(_Message, frozen=True, kw_only=True):
     """Clients are asked to go elsewhere; what comes is served."""
 
@@ -157,7 +173,20 @@ class Stop(_Message, frozen=True, kw_only=True):
 
 
 FromSupervisor = (
-    Begin | Table | Keys | Granted | ReadAgain | Logs | Report | ListRequests | Leave | Drain | Expire | Stop
+    Begin
+    | Table
+    | Keys
+    | Granted
+    | ReadAgain
+    | Logs
+    | Report
+    | ListRequests
+    | WatchRequests
+    | CancelRequest
+    | Leave
+    | Drain
+    | Expire
+    | Stop
 )
 
 # From a front
@@ -230,6 +259,17 @@ class Listed(_Message, frozen=True, kw_only=True):
     chosen: Chosen
 
 
+class Watched(_Message, frozen=True, kw_only=True):
+    id: int
+    requests: WatchedRequests
+
+
+class Cancelled(_Message, frozen=True, kw_only=True):
+    id: int
+    done: bool
+    """False: the front has no such request."""
+
+
 class Idle(_Message, frozen=True, kw_only=True):
     """Nothing is in flight, and nothing begins any more."""
 
@@ -240,8 +280,11 @@ class Counted(_Message, frozen=True, kw_only=True):
     usage: RequestUsage
 
 
-FromFront = Serving | Failed | Holds | Ask | Spent | Ended | Counted | Reported | Listed | Idle
+Answer = Reported | Listed | Watched | Cancelled
+"""To what the supervisor asks."""
+FromFront = Serving | Failed | Holds | Ask | Spent | Ended | Counted | Answer | Idle
 
-# On one connection: what these tell each other, and what a front and the models of the supervisor do.
-decode_from_supervisor = msgspec.msgpack.Decoder(FromSupervisor | DownMessage).decode
-decode_from_front = msgspec.msgpack.Decoder(FromFront | UpMessage).decode
+# On one connection: what these tell each other, what a front and the models of the supervisor do, and requests that are
+# passed on.
+decode_from_supervisor = msgspec.msgpack.Decoder(FromSupervisor | DownMessage | FromAnswering).decode
+decode_from_front = msgspec.msgpack.Decoder(FromFront | UpMessage | FromPassing).decode

@@ -55,6 +55,8 @@ _ARENA_BYTES = 8 << 20
 """Of the arenas' first segment, and the least by which they grow. Memory is only taken as it is used."""
 _SHARED = 6
 """Fields of the place of a tensor in shared memory: the last one is its segment."""
+_LONG = 16 << 10
+"""Bytes of a tail from which it is not copied to leave in one piece with the rest."""
 _GIVE_BACK_SECONDS = 0.5
 """After which blocks go back to a sender that nothing else is said to."""
 
@@ -102,7 +104,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Done at the end, after `on_lost`."""
-        self._out: list[bytes] = []
+        self._out: list[Buffer] = []
+        self._has_long = False
         self._lent = 0
         """Blocks that are still read here."""
         self._giving_back: asyncio.TimerHandle | None = None
@@ -200,20 +203,23 @@ class Connection(asyncio.Protocol):
 
     async def fill(self, packed: Packed) -> None:
         """In a thread, where that takes long. When it is cancelled, the blocks are free once the thread is done."""
-        filling = asyncio.ensure_future(packed.copies.made())
+        filling = asyncio.ensure_future(packed.copies.written())
         try:
             await asyncio.shield(filling)
         except asyncio.CancelledError:
             filling.add_done_callback(lambda _: self.release(packed))
             raise
 
-    def send(self, message: Any, packed: Packed | None = None) -> None:
-        """Nothing happens when the other side has gone. Raises PayloadTooLargeError."""
+    def send(self, message: Any, packed: Packed | None = None, *, tail: Buffer = b"") -> None:
+        """Nothing happens when the other side has gone. `tail`: bytes behind the message; the other side also gets the
+        padding. Raises PayloadTooLargeError."""
         if self._transport is None:
             return
         try:
             head = encode(message)
-            if packed is None:
+            if tail:
+                data = frame(head, (), len(tail) + -len(tail) % ALIGNMENT)
+            elif packed is None:
                 data = frame(head)
             else:
                 data = frame(head, packed.packer.parts, packed.packer.size)
@@ -227,6 +233,9 @@ class Connection(asyncio.Protocol):
         if grown:
             self._out.append(frame(encode(Grown(grown))))
         self._out.append(data)
+        if tail:
+            self._out += (tail, _PADDING[: -len(tail) % ALIGNMENT])
+            self._has_long = self._has_long or len(tail) > _LONG
 
     def _flush(self) -> None:
         returned = self._inbox.returned()
@@ -234,7 +243,10 @@ class Connection(asyncio.Protocol):
             self._lent -= len(returned)
             self._out.append(frame(encode(Returned([(segment, offset) for segment, offset in returned]))))
         out, self._out = self._out, []
-        if self._transport is not None and out:
+        has_long, self._has_long = self._has_long, False
+        if self._transport is not None and has_long:
+            self._transport.writelines(out)
+        elif self._transport is not None and out:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     # The end

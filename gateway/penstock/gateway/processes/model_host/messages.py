@@ -61,7 +61,7 @@ class Infer(Struct, array_like=True, tag=True):
 
     number: int
     name: str
-    asked: str
+    version_name: str
     """The version as the caller has named it; "" for the newest."""
     version: int
     """Which one the front takes that to be."""
@@ -205,16 +205,17 @@ MAX_BYTES = 4 << 20
 class SendWindow:
     """The host's side of one stream."""
 
-    __slots__ = ("_bytes", "_responses")
+    __slots__ = ("_bytes", "_max_bytes", "_responses")
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._responses = 0
         self._bytes = 0
+        self._max_bytes = max_bytes
 
     @property
     def open(self) -> bool:
         """Whether one more response may leave."""
-        return self._responses < MAX_RESPONSES and self._bytes < MAX_BYTES
+        return self._responses < MAX_RESPONSES and self._bytes < self._max_bytes
 
     def sent(self, size: int) -> None:
         """A response with `size` bytes of tensors."""
@@ -230,17 +231,18 @@ class SendWindow:
 class ReadWindow:
     """The front's side of the same stream."""
 
-    __slots__ = ("_bytes", "_responses")
+    __slots__ = ("_bytes", "_max_bytes", "_responses")
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._responses = 0
         self._bytes = 0
+        self._max_bytes = max_bytes
 
     def take(self, size: int) -> tuple[int, int] | None:
         """The reader has taken a response of this size. What is to be reported now: responses and bytes."""
         self._responses += 1
         self._bytes += size
-        if self._responses < MAX_RESPONSES // 2 and self._bytes < MAX_BYTES // 2:
+        if self._responses < MAX_RESPONSES // 2 and self._bytes < self._max_bytes // 2:
             return None
         report = self._responses, self._bytes
         self._responses = self._bytes = 0

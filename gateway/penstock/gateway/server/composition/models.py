@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,28 +14,27 @@ from penstock.engines.door.spec import DoorSpec
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.gpus import visible_gpus
 from penstock.gateway.apis.pooling.kserve_model import unloaded_config
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.configuration.sections.other_models import RepositoryConfig
 from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.machine import GpuMetrics
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.dataplane import DataPlane
-from penstock.gateway.models.language.hub import fetch_draft_model, fetch_model
-from penstock.gateway.models.language.kserve.folder_layout import check_installed
 from penstock.gateway.models.language.kserve.loader import LANGUAGE_BACKENDS, language_loaders
-from penstock.gateway.models.language.language_models import LanguageModels
-from penstock.gateway.models.language.model_builder import build_model
-from penstock.gateway.models.language.models import LoadedModel, find_model, is_hub_id
+from penstock.gateway.models.language.model_builder import ModelBuilder
+from penstock.gateway.models.language.shared_settings import settings_beside
+from penstock.gateway.models.loader import ModelEntry, ModelLoader
 from penstock.gateway.models.memory.budget import MemoryBudget
 from penstock.gateway.models.on_demand.loads import OnDemandSettings
 from penstock.gateway.models.on_demand.on_demand import OnDemand
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.repository.checking import RepositoryCheck, Verdict
 from penstock.gateway.models.repository.classic_loader import ClassicLoaders
 from penstock.gateway.models.repository.loading import Loader, Loaders
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.repository.settings import RepositorySettings, build_cache, build_rate_limiter
 from penstock.gateway.models.repository.storage import Repository
-from penstock.gateway.models.upstream.other_servers import UPSTREAM_BACKEND, OtherServers
+from penstock.gateway.models.upstream.lazy import UPSTREAM_BACKEND, LazyUpstreams
 from penstock.gateway.requests.intake import WorkPools
 from penstock.gateway.requests.loading_board import LoadingBoard
 
@@ -67,61 +65,70 @@ def build_dataplane(
     config: Config, pools: WorkPools, board: LoadingBoard, on_demand: OnDemand | None = None
 ) -> DataPlane:
     return DataPlane(
-        LanguageModels(board, on_demand),
-        request_timeout=config.scheduling.request_timeout or None,
+        Catalogue(board, on_demand),
+        request_timeout=config.models.scheduling.request_timeout or None,
         clamp_max_tokens=config.server.clamp_max_tokens,
         text_pool=pools.text,
     )
 
 
-def build_other_servers(config: Config, dataplane: DataPlane) -> OtherServers:
-    return OtherServers(config, dataplane, __version__)
+def build_upstreams(config: Config, models: Catalogue) -> LazyUpstreams:
+    return LazyUpstreams(config, models, __version__)
 
 
-def build_pooling(config: Config, dataplane: DataPlane, pools: WorkPools) -> PoolingPlane:
-    return PoolingPlane(dataplane, request_timeout=config.scheduling.request_timeout or None, text_pool=pools.text)
+def build_pooling(config: Config, models: Catalogue, pools: WorkPools) -> PoolingPlane:
+    return PoolingPlane(models, request_timeout=config.models.scheduling.request_timeout or None, text_pool=pools.text)
 
 
-def build_budget(config: Config, gpus: GpuMetrics) -> MemoryBudget:
+def build_budget(config: Config, gpus: GpuMetrics, on_demand: OnDemand | None = None) -> MemoryBudget:
     """What all language models of the server may take. Raises ConfigError."""
     try:
-        return MemoryBudget(config.server.memory_limit, gpus.memory)
+        budget = MemoryBudget(config.server.memory_limit, gpus.memory)
     except InvalidRequestError as error:
         raise ConfigError(f"memory-limit: {error.message}") from None
+    if on_demand is not None:
+        budget.make_room = on_demand.make_room
+    return budget
+
+
+def build_loader(
+    config: Config,
+    models: Catalogue,
+    budget: MemoryBudget,
+    board: LoadingBoard,
+    new_door: Callable[[], DoorSpec] | None = None,
+) -> ModelLoader:
+    """`new_door`: see `ModelBuilder`."""
+    return ModelLoader(ModelBuilder(config.server, budget, board, new_door), models, config.embeddings)
 
 
 def build_repository(
     config: Config,
-    dataplane: DataPlane,
+    settings: RepositorySettings,
+    loaders: Loaders,
+    catalogue: Catalogue,
     metrics: CustomMetrics,
-    budget: MemoryBudget,
     board: LoadingBoard,
-    other_servers: OtherServers,
     observe: Callable[[InferModel], None] | None = None,
     on_demand: OnDemand | None = None,
-    new_door: Callable[[], DoorSpec] | None = None,
 ) -> ModelRepository:
     """The models of the repositories, classic ones and language models; `observe` is called with each before it serves.
-    `new_door`: as for `build_model`.
 
     Raises ConfigError.
     """
-    settings = repository_settings(config.repository, config.server.crash_folder)
-    if on_demand is not None:
-        budget.make_room = on_demand.make_room
-    loader = _loaders(config, settings, dataplane, budget, board, other_servers, new_door)
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     repositories, missing = _repositories(config)
     return ModelRepository(
         replace(settings, missing=missing),
-        loader,
+        loaders,
         repositories,
+        catalogue=catalogue,
         metrics=metrics,
         board=board,
         cache=cache,
         observe=observe,
         on_demand=on_demand,
-        language_backends=LANGUAGE_BACKENDS,
+        generating=(*LANGUAGE_BACKENDS, UPSTREAM_BACKEND),
     )
 
 
@@ -133,65 +140,67 @@ def check_models(config: Config, gpus: int | None) -> list[Verdict]:
         settings = replace(settings, gpus=gpus)
     board = LoadingBoard()
     dataplane = build_dataplane(config, WorkPools(), board)
-    others = build_other_servers(config, dataplane)
-    backends = _loaders(config, settings, dataplane, build_budget(config, GpuMetrics()), board, others)
+    budget = build_budget(config, GpuMetrics())
+    loader = build_loader(config, dataplane.models, budget, board)
+    backends = build_loaders(config, settings, loader, dataplane, budget, build_upstreams(config, dataplane.models))
     cache = build_cache(config.repository.cache_config, config.repository.response_cache_byte_size)
     limits_rates = config.repository.rate_limit != "off"
-    beside = [unloaded_config(name) for name in embedding_names(config)]
+    beside = [unloaded_config(name) for entry in embedding_models(config) for name in entry.public_names]
     check = RepositoryCheck(settings, backends, has_cache=cache is not None, limits_rates=limits_rates, beside=beside)
     return check.verdicts(_repositories(config)[0])
 
 
-def embedding_names(config: Config) -> list[str]:
-    """Of --embedding-model. Raises ConfigError."""
-    names = []
+def command_line_models(config: Config) -> list[ModelEntry]:
+    """MODEL first, where the command names one or means the demo model, then each --embedding-model. Raises
+    ConfigError."""
+    models = config.models
+    if config.has_model:
+        return [ModelEntry(models, models.model.served_model_name), *embedding_models(config)]
+    if models.adapters.lora or models.adapters.lora_directory:
+        raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
+    if models.cache.kv_events is not None:
+        raise ConfigError("kv-events: there is no MODEL; a model in a repository has it in its model.json")
+    return embedding_models(config)
+
+
+def embedding_models(config: Config) -> list[ModelEntry]:
+    """Of --embedding-model."""
+    entries = []
     for text in config.embeddings.embedding_model:
-        name, equals, _ = text.partition("=")
-        names.append(name if equals or is_hub_id(text) else find_model(text).name)
-    return names
+        name, equals, place = text.partition("=")
+        settings = settings_beside(config.models, "embedding", {"model": place if equals else text})
+        entries.append(ModelEntry(settings, (name,) if equals else (), "pool"))
+    return entries
 
 
-def _loaders(
+def build_loaders(
     config: Config,
     settings: RepositorySettings,
+    loader: ModelLoader,
     dataplane: DataPlane,
     budget: MemoryBudget,
-    board: LoadingBoard,
-    other_servers: OtherServers,
-    new_door: Callable[[], DoorSpec] | None = None,
+    upstreams: LazyUpstreams,
 ) -> Loaders:
-    """By the backend's name."""
+    """By the backend's name; `loader` loads the language models. Raises ConfigError."""
     limiter = build_rate_limiter(config.repository.rate_limit, config.repository.rate_limit_resource)
     counted = budget if config.repository.load_on_demand else None
     if settings.backend_options.get(UPSTREAM_BACKEND):
         raise ConfigError(f"backend-config: the backend {UPSTREAM_BACKEND} has no settings")
     classic = ClassicLoaders(settings.backend_options, limiter, counted)
+    language = language_loaders(config.models, dataplane, loader.load, settings.backend_options)
 
-    async def build(own: Config, name: str) -> LoadedModel:
-        check_installed(own.model.engine)
-        report = board.reporter([name])
-        try:
-            source = await fetch_model(own.model.model, report, own.model.revision)
-            own = await fetch_draft_model(own, report)
-        finally:
-            report(None)
-        # in a thread: a large tokenizer takes its time
-        return await asyncio.to_thread(build_model, own, source, [name], budget, board, new_door)
-
-    language = language_loaders(config, dataplane, build, settings.backend_options)
-
-    def loader(backend: str, folder: Path | None = None) -> Loader:
+    def backend_loader(backend: str, folder: Path | None = None) -> Loader:
         if backend == UPSTREAM_BACKEND:
-            return other_servers.loader()
+            return upstreams.loader()
         return language.get(backend) or classic(backend, folder)
 
-    return loader
+    return backend_loader
 
 
 def _repositories(config: Config) -> tuple[list[Repository], tuple[str, ...]]:
     """Each place once, by whatever names it is given; and the folders that are not there, which end the start unless
     the operator says otherwise."""
-    found: dict[object, Repository] = {}
+    by_place: dict[object, Repository] = {}
     missing: list[str] = []
     for url in config.repository.model_repository:
         try:
@@ -202,8 +211,8 @@ def _repositories(config: Config) -> tuple[list[Repository], tuple[str, ...]]:
             logger.error("%s; the server goes on without it (--exit-on-error=false)", error)
             missing.append(url)
         else:
-            found.setdefault(_place(repository.url), repository)
-    return list(found.values()), tuple(missing)
+            by_place.setdefault(_place(repository.url), repository)
+    return list(by_place.values()), tuple(missing)
 
 
 def _place(url: str) -> object:

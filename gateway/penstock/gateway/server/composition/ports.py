@@ -27,7 +27,6 @@ from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.on_demand.on_demand import OnDemand
-from penstock.gateway.models.upstream.other_servers import OtherServers
 from penstock.gateway.requests.acceptor import connections_within_limit
 from penstock.gateway.requests.access import ApiKeys, Restrictions, key_digest, key_id, read_restrictions
 from penstock.gateway.requests.call import RequestJournal
@@ -41,7 +40,6 @@ from penstock.gateway.requests.tls import TlsSettings
 from penstock.gateway.transports.http.server import ServerSettings
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.stream import ConnectionLimits
-from penstock.gateway.transports.http.text_models import TextModels
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +84,7 @@ _TRACE_LEVELS = {"false": "OFF", **dict.fromkeys(("true", "on", "min", "max"), "
 
 def build_tracing(settings: tuple[str, ...]) -> Tracing:
     """From `--trace-config` as Triton takes it. Raises ConfigError."""
-    file, given = "", dict[str, Any]()
+    file, fields = "", dict[str, Any]()
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals or (name != "triton,file" and name not in _TRACE_NAMES):
@@ -95,11 +93,11 @@ def build_tracing(settings: tuple[str, ...]) -> Tracing:
             file = value
         elif name == "level":
             level = _TRACE_LEVELS.get(value.lower(), value.upper())
-            given.setdefault("trace_level", []).append(level)
+            fields.setdefault("trace_level", []).append(level)
         else:
-            given[_TRACE_NAMES[name]] = value.lower() if name == "mode" else value
+            fields[_TRACE_NAMES[name]] = value.lower() if name == "mode" else value
     try:
-        return Tracing(file, TraceSettings(**changes(given)))
+        return Tracing(file, TraceSettings(**changes(fields)))
     except PenstockError as error:
         raise ConfigError(f"trace-config: {error.message}") from None
 
@@ -184,7 +182,7 @@ def build_keys(config: Config, ledger: UsageLedger) -> ApiKeys:
 def granted_keys(config: Config, ledger: UsageLedger) -> dict[bytes, Principal]:
     """Whom each key lets in, by its digest; their budgets are compared with the ledger. Raises ConfigError."""
     server = config.server
-    granted = read_keys(Path(server.api_key_file), config.scheduling.policy) if server.api_key_file else {}
+    granted = read_keys(Path(server.api_key_file), config.models.scheduling.policy) if server.api_key_file else {}
     for keys, roles in ((server.api_key, USER_ROLES), (server.admin_key, ALL_ROLES)):
         for key in keys:
             digest = key_digest(key.encode())
@@ -214,11 +212,10 @@ def app_settings(
     journal: RequestJournal,
     health: ServerHealth,
     load: LoadReporter | None = None,
-    other_servers: OtherServers | None = None,
 ) -> AppSettings:
     return AppSettings(
         version=__version__,
-        policy=config.scheduling.policy,
+        policy=config.models.scheduling.policy,
         keys=keys,
         restrictions=build_restrictions(config, "http"),
         browsers=browser_rules(config.server, "http"),
@@ -234,7 +231,6 @@ def app_settings(
         stored_responses_per_tenant=config.server.stored_responses_per_tenant,
         stored_responses_memory_per_tenant=config.server.stored_responses_memory_per_tenant,
         default_model=config.server.default_model,
-        text_models=TextModels() if other_servers is None else other_servers.models,
         background_responses=config.server.background_responses,
         background_responses_per_tenant=config.server.background_responses_per_tenant,
     )

@@ -7,8 +7,8 @@ from functools import partial
 
 import msgspec
 
-from penstock.gateway.apis.pooling.plane import PoolingPlane
-from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.requests.access import PROBE, SEE_METADATA, SEE_METRICS
 from penstock.gateway.requests.call import DrainState
 from penstock.gateway.requests.server_health import ServerHealth
@@ -74,26 +74,26 @@ class ServerInfoObject(msgspec.Struct, omit_defaults=True):
     """That its KV cache has room for."""
 
 
-def info_routes(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings) -> list[Route]:
-    version, info = partial(_show_version, dataplane, pooling, settings), partial(_show_info, dataplane, settings)
+def info_routes(models: Catalogue, settings: AppSettings) -> list[Route]:
+    version, info = partial(_show_version, models, settings), partial(_show_info, models, settings)
     return [
         Route("GET", "/version", SEE_METADATA, version, SERVER),
         Route("GET", "/server_info", SEE_METADATA, info, SERVER),
     ]
 
 
-async def _show_version(dataplane: DataPlane, pooling: PoolingPlane, settings: AppSettings, exchange: Exchange) -> None:
+async def _show_version(models: Catalogue, settings: AppSettings, exchange: Exchange) -> None:
     """The server's version, and how each model is run."""
-    runners = {model.name: model.info.runner for model in dataplane.models.served() if model.parent is None}
-    runners |= {name: model.source.info.runner for name, model in pooling.loaded_names()}
+    runners = {model.name: model.info.runner for model in models.served() if model.parent is None}
+    runners |= {name: model.source.info.runner for name, model in models.listed() if isinstance(model, PoolingModel)}
     may_use = exchange.context.principal.may_use
     runners = {name: runner for name, runner in runners.items() if may_use(name)}
     await exchange.respond(200, msgspec.json.encode({"version": settings.version, "runners": runners}))
 
 
-async def _show_info(dataplane: DataPlane, settings: AppSettings, exchange: Exchange) -> None:
+async def _show_info(models: Catalogue, settings: AppSettings, exchange: Exchange) -> None:
     """The server's version, and its first language model."""
-    info, loaded = ServerInfoObject(settings.version), dataplane.models.loaded()
+    info, loaded = ServerInfoObject(settings.version), models.loaded()
     if loaded:
         name, model = loaded[0]
         tokens = model.engine.stats.num_blocks * model.engine.info.block_size

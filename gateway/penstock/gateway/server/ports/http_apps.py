@@ -1,4 +1,4 @@
-"""The apps of the ports: the table of all routes, the door before them, and one place where every error becomes a
+"""The apps of the ports: the table of all routes, access control before them, and one place where every error becomes a
 response."""
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from penstock.gateway.apis.kserve.routes import kserve_routes
 from penstock.gateway.apis.ollama import routes as ollama
 from penstock.gateway.apis.openai import routes as openai
 from penstock.gateway.apis.openai.models import ModelObjects
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.pooling.routes import pooling_routes
 from penstock.gateway.apis.responses.routes import chat_routes, conversation_routes, response_routes
 from penstock.gateway.apis.responses.service import ResponseService
@@ -29,6 +28,7 @@ from penstock.gateway.apis.usage.ledger import UsageLedger
 from penstock.gateway.apis.usage.routes import usage_routes
 from penstock.gateway.database import Database
 from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.traffic.routes import traffic_routes
 from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.requests.access import SEE_METADATA, Access
@@ -36,7 +36,7 @@ from penstock.gateway.requests.call import ClientGone
 from penstock.gateway.requests.server_health import ServerHealth
 from penstock.gateway.server.ports.about import OpenApi, about_route
 from penstock.gateway.server.ports.health import health_routes, info_routes, ping_routes
-from penstock.gateway.transports.http.door import CrossOrigin, Door
+from penstock.gateway.transports.http.access_control import AccessControl, CrossOrigin
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.routes import SERVER, Handle, Match, NoRoute, Route, Routes
 from penstock.gateway.transports.http.settings import AppSettings
@@ -56,12 +56,13 @@ def build_app(
     responses: ResponseService | None = None,
     traffic: TrafficTable | None = None,
     ledger: UsageLedger | None = None,
+    extra_routes: Sequence[Route] = (),
 ) -> App:
     """The public port: the OpenAI API, the Anthropic API, and KServe v2 below /v2, behind the same keys."""
-    pooling = pooling or PoolingPlane(dataplane)
+    pooling = pooling or PoolingPlane(dataplane.models)
     responses = responses or ResponseService(Database(None), settings)
     resumable, health = _resumable_streams(settings), _health(dataplane, settings)
-    objects = ModelObjects(dataplane, pooling, settings.text_models)
+    objects = ModelObjects(dataplane.models)
     routes = [
         *openai.text_routes(dataplane, settings, responses.chats, resumable),
         *chat_routes(responses.chats),
@@ -73,7 +74,7 @@ def build_app(
         *message_batch_routes(batches, settings),
         *ollama.text_routes(dataplane, settings),
         *ollama.embedding_routes(pooling, settings),
-        *ollama.model_routes(dataplane, pooling, settings),
+        *ollama.model_routes(dataplane.models, settings),
         *traffic_routes(TrafficTable() if traffic is None else traffic),
         *usage_routes(ledger),
         *openai.model_routes(objects, None if kserve is None else kserve.models),
@@ -83,13 +84,14 @@ def build_app(
         *openai.token_routes(dataplane, settings),
         *health_routes(settings, health),
         *ping_routes(settings, health),
-        *info_routes(dataplane, pooling, settings),
+        *info_routes(dataplane.models, settings),
         *([] if kserve is None else kserve_routes(kserve)),
+        *extra_routes,
     ]
     routes.append(Route("GET", "/openapi.json", SEE_METADATA, OpenApi(settings, routes).show, SERVER))
     routes.append(about_route(settings, routes))
-    door = Door(settings, resumable.may_be_read_by) if resumable is not None else None
-    return App(routes, settings, door)
+    control = AccessControl(settings, resumable.may_be_read_by) if resumable is not None else None
+    return App(routes, settings, control)
 
 
 def _resumable_streams(settings: AppSettings) -> ResumableStreams | None:
@@ -129,16 +131,16 @@ def _health(dataplane: DataPlane, settings: AppSettings) -> ServerHealth:
 
 
 class App:
-    """Plain ASGI: a port's routes behind its door. Routes are found without starlette's Router, whose own coroutines
-    would lie on the way of every token."""
+    """Plain ASGI: a port's routes behind its access control. Routes are found without starlette's Router, whose own
+    coroutines would lie on the way of every token."""
 
-    def __init__(self, routes: Sequence[Route], settings: AppSettings, door: Door | None = None) -> None:
+    def __init__(self, routes: Sequence[Route], settings: AppSettings, control: AccessControl | None = None) -> None:
         self.routes = Routes(routes)
         self._drain = settings.drain
         self._bodies = settings.intake.bodies
         self._pool = settings.pools.tensors
         self._journal = settings.journal
-        self._door = door or Door(settings)
+        self._access_control = control or AccessControl(settings)
         self._cross_origin = CrossOrigin(settings.browsers.origins) if settings.browsers.origins else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,11 +172,11 @@ class App:
                 return
         try:
             if isinstance(match, NoRoute):
-                self._door.admit(exchange, None)
+                self._access_control.admit(exchange, None)
                 raise match.error
             exchange.names = match.names
             exchange.context.record.route = match.route.name
-            self._door.admit(exchange, match.route.access)
+            self._access_control.admit(exchange, match.route.access)
             await match.route.handle(exchange)
         except ClientGone:
             exchange.context.record.cancelled()

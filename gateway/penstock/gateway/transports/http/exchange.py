@@ -56,11 +56,15 @@ class StreamWriter(Protocol):
 
 
 class BodyWriter(StreamWriter, Protocol):
-    """Shortcuts beside ASGI: past `send`, for more of a body that has begun; past `receive`, to learn that the client
-    has left."""
+    """Shortcuts beside ASGI: past `send`, for a whole answer, and for more of a body that has begun; past `receive`, to
+    learn that the client has left."""
 
     written: int
     """Bytes of the response so far, its head and framing with them."""
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """All of it."""
+        ...
 
     def watch_client(self, left: Callable[[], None]) -> Callable[[], object]:
         """Calls `left` if the client leaves before its answer is complete, which may be at once. To be called after the
@@ -113,6 +117,8 @@ class Exchange:
         self.streaming = False
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         """By lower-case name; of several with the same name the first one."""
+        self._repeats = len(self.headers) != len(scope["headers"])
+        """Some have the same name."""
         self.extra_headers: Sequence[tuple[bytes, bytes]] = ()
         """Of any answer, also an error, beside its id."""
         self.load: LoadReporter | None = None
@@ -144,17 +150,16 @@ class Exchange:
 
     def only_header(self, name: bytes) -> bytes | None:
         """Raises InvalidRequestError when there are several of this (lower-case) name."""
-        given = self.scope["headers"]
-        if len(given) != len(self.headers) and sum(key == name for key, _ in given) > 1:
+        if self._repeats and sum(key == name for key, _ in self.scope["headers"]) > 1:
             raise InvalidRequestError(f"{name.decode().title()} is given more than once.")
         return self.headers.get(name)
 
     def read_deadline(self) -> None:
         """Sets the context's deadline to what the client says in `X-Request-Timeout`, if it does. Raises
         InvalidRequestError."""
-        given = self.headers.get(b"x-request-timeout")
-        if given is not None:
-            self.context.limit(timeout_seconds(given.decode("latin-1")))
+        seconds = self.headers.get(b"x-request-timeout")
+        if seconds is not None:
+            self.context.limit(timeout_seconds(seconds.decode("latin-1")))
 
     def call(self) -> Call:
         """The work that this request asks for. Call its `watch` as soon as the body is read."""
@@ -253,9 +258,8 @@ class Exchange:
     async def send(self, message: Message) -> None:
         """For endpoints that speak ASGI themselves: notes the start and adds what every response carries."""
         if message["type"] == "http.response.start":
-            self.started = True
-            self.context.record.status = str(message["status"])
-            message = {**message, "headers": [*message.get("headers", ()), *self._common_headers()]}
+            headers = self._all_headers(message["status"], message.get("headers", ()))
+            message = {**message, "headers": headers}
         await self.raw_send(message)
 
     async def respond(
@@ -267,7 +271,14 @@ class Exchange:
         headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
         length = b"%d" % len(body)
-        await self._start(status, [(b"content-type", content_type), (b"content-length", length), *headers])
+        await self.answer(status, [(b"content-type", content_type), (b"content-length", length), *headers], body)
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """The whole of it. `headers` have the content-length."""
+        if self.body_writer is not None:
+            await self.body_writer.answer(status, self._all_headers(status, headers), body)
+            return
+        await self._start(status, headers)
         await self.raw_send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def start_stream(
@@ -292,10 +303,14 @@ class Exchange:
         drop_traceback(error)
 
     async def _start(self, status: int, headers: Headers) -> None:
+        headers = self._all_headers(status, headers)
+        await self.raw_send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _all_headers(self, status: int, headers: Headers) -> Headers:
+        """The answer begins."""
         self.started = True
         self.context.record.status = str(status)
-        headers = [*headers, *self._common_headers()]
-        await self.raw_send({"type": "http.response.start", "status": status, "headers": headers})
+        return [*headers, *self._common_headers()]
 
     def _common_headers(self) -> Headers:
         request_id = self.context.id.encode()

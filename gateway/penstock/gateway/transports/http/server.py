@@ -23,6 +23,8 @@ from penstock.gateway.transports.http.http2 import MultiplexedConnection, http2_
 from penstock.gateway.transports.http.stream import ConnectionLimits, HttpPort
 from penstock.gateway.transports.sockets.connection import watch
 
+_TICK_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -119,6 +121,6 @@ class HttpServer:
         """Renews the Date header, and looks at what takes too long."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_TICK_SECONDS)
             self._shared.tick()
             watch(self._connections, loop.time())

@@ -11,7 +11,6 @@ from penstock.gateway.requests.call import DrainState, RequestJournal
 from penstock.gateway.requests.intake import Intake, WorkPools
 from penstock.gateway.requests.load_report import LoadReporter
 from penstock.gateway.requests.server_health import ServerHealth
-from penstock.gateway.transports.http.text_models import TextModels
 
 
 async def _no_metrics() -> tuple[bytes, str]:
@@ -54,8 +53,6 @@ class AppSettings:
     background_responses: int = 100
     """Most responses that are being made in the background; 0: none."""
     background_responses_per_tenant: int | None = None
-    text_models: TextModels = field(default_factory=TextModels)
-    """Those that other servers have."""
     default_model: str | None = None
     """Of requests that name none; None: the only one that they can use."""
     system_fingerprint: str = "penstock"

@@ -97,10 +97,10 @@ def connection_scope(transport: asyncio.BaseTransport, version: str) -> dict[str
 
 def _address(name: Callable[[], Any]) -> tuple[str, int] | None:
     try:
-        found = name()
+        address = name()
     except OSError:  # the client has gone
         return None
-    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
 
 
 class HttpStream(ABC):
@@ -248,6 +248,13 @@ class HttpStream(ABC):
             self._start(message["status"], message.get("headers", ()))
         else:
             self._body(message.get("body", b""), more=message.get("more_body", False))
+
+    async def answer(self, status: int, headers: Iterable[Field], body: bytes) -> None:
+        if self.full and not self.gone:
+            await self.drain()
+        if not self.gone:
+            self._start(status, headers)
+            self._body(body, more=False)
 
     def _start(self, status: int, headers: Iterable[Field]) -> None:
         if self.started:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -105,7 +107,7 @@ class ReaderPace:
         """Since the client took any. It has taken so many bytes so far, `unwritten` wait for it in the socket, and
         `held` behind those."""
         moved = taken - self._taken
-        self.seconds_to_read = max(0, self._waiting - moved) / (moved + _SLOWEST)
+        self.seconds_to_read = max(0, self._waiting - moved) / (max(0, moved) + _SLOWEST)
         self._waiting = held + unwritten
         if not unwritten or moved:
             self._taken, self._taken_at = taken, now
@@ -163,10 +165,10 @@ class SocketConnection(asyncio.Protocol, ABC):
         self._unread_answers.note(self, 0)
         self._connections.remove(self)
 
-    def _read(self, *, wanted: bool) -> None:
-        if wanted != self._reading and not self._transport.is_closing():
-            self._reading = wanted
-            if wanted:
+    def _read(self, *, on: bool) -> None:
+        if on != self._reading and not self._transport.is_closing():
+            self._reading = on
+            if on:
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
@@ -177,6 +179,15 @@ class SocketConnection(asyncio.Protocol, ABC):
     def _later(self, seconds: float, what: Callable[[], None]) -> None:
         self._timers.append(self._loop.call_later(seconds, what))
 
+    def _untaken(self) -> int:
+        """Bytes that wait for the client: in the transport, and while there are any, in the kernel, which takes so many
+        at a time that a slow client would seem to take none for long. A TLS transport that is closing shows none of
+        those that it still has for the kernel."""
+        unwritten = self._transport.get_write_buffer_size()
+        if unwritten or self._transport.is_closing():
+            unwritten += untaken_bytes(self._transport)
+        return unwritten
+
     def _note_unread(self, held: int = 0) -> None:
         unread = held + self._transport.get_write_buffer_size()
         if unread != self._unread:
@@ -186,6 +197,21 @@ class SocketConnection(asyncio.Protocol, ABC):
     @property
     def seconds_to_read(self) -> float:
         return self.reader.seconds_to_read
+
+
+def untaken_bytes(transport: asyncio.BaseTransport) -> int:
+    """Bytes that the client's machine has not acknowledged, and 1 for the end of the connection; 0 where the system
+    does not tell."""
+    own = transport.get_extra_info("socket")
+    if sys.platform != "linux" or own is None:
+        return 0
+    import fcntl  # not everywhere
+    import termios
+
+    number = bytes(4)
+    with suppress(OSError, ValueError):  # it is closed already
+        number = fcntl.ioctl(own.fileno(), termios.TIOCOUTQ, number)
+    return int.from_bytes(number, sys.byteorder)
 
 
 def watch(connections: Iterable[PortConnection], now: float) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from abc import abstractmethod
-from contextlib import suppress
 
 from penstock.gateway.requests.intake import ConnectionShare
 from penstock.gateway.transports.http2.connection import Http2Connection
@@ -20,7 +18,7 @@ from penstock.gateway.transports.http2.heads import (
     StreamEvent,
     StreamReset,
 )
-from penstock.gateway.transports.sockets.connection import SocketConnection, SocketPort, SocketSettings
+from penstock.gateway.transports.sockets.connection import SocketConnection, SocketPort, SocketSettings, untaken_bytes
 
 
 class ConnectionWatch:
@@ -28,7 +26,7 @@ class ConnectionWatch:
 
     def __init__(self, settings: SocketSettings, now: float) -> None:
         self._settings = settings
-        self._made = now
+        self._opened_at = now
         self.last_received = now
         self._pinged: float | None = None
         """When, and nothing has come since."""
@@ -51,7 +49,7 @@ class ConnectionWatch:
         """The client has had its time to send."""
         settings = self._settings
         if not http2.begun:
-            return now - self._made > settings.start_seconds
+            return now - self._opened_at > settings.start_seconds
         if not http2.in_frame or http2.finished_frames != self._frame:
             self._frame, self._frame_since = http2.finished_frames, now
         elif (
@@ -63,14 +61,14 @@ class ConnectionWatch:
     def stalled_streams(self, now: float, http2: Http2Connection) -> list[int]:
         """Streams of whose data the client has long taken nothing."""
         before, self._unsent = self._unsent, {}
-        found = []
+        stalled = []
         for stream_id, stream in http2.streams.items():
             if stream.unsent:
                 size, since = before.get(stream_id, (0, now))
                 self._unsent[stream_id] = (stream.unsent, since if stream.unsent == size else now)
                 if now - self._unsent[stream_id][1] > self._settings.stream_seconds:
-                    found.append(stream_id)
-        return found
+                    stalled.append(stream_id)
+        return stalled
 
     def wants_ping(self, now: float, *, busy: bool) -> bool:
         """Notes that one is sent."""
@@ -217,7 +215,7 @@ class Http2SocketConnection(SocketConnection):
     def _read_on(self) -> None:
         """Or not, while there is enough to look at, or to be read by the client."""
         reading = not (self._unlooked or self.http2.unread)
-        self._read(wanted=reading)
+        self._read(on=reading)
 
     def abort(self) -> None:
         if self._ending and not self._transport.get_write_buffer_size():
@@ -325,8 +323,8 @@ class Http2SocketConnection(SocketConnection):
         if self._ending:
             return
         watch, http2 = self.watch, self.http2
-        unwritten = self._transport.get_write_buffer_size()
-        unread_seconds = self.reader.idle_seconds(now, self._written - unwritten, unwritten, http2.held_bytes)
+        untaken = self._untaken()
+        unread_seconds = self.reader.idle_seconds(now, self._written - untaken, untaken, http2.held_bytes)
         if watch.late(now, http2) or unread_seconds > self._settings.send_seconds:
             self.abort()
             return
@@ -339,17 +337,3 @@ class Http2SocketConnection(SocketConnection):
             http2.ping(b"are you?")
         if http2.has_output:
             self._flush_soon()
-
-
-def untaken_bytes(transport: asyncio.BaseTransport) -> int:
-    """Bytes that the client's machine has not acknowledged, and 1 for the end of the connection; 0 where the system
-    does not tell. Of a transport that is not closing."""
-    if sys.platform != "linux":
-        return 0
-    import fcntl  # not everywhere
-    import termios
-
-    found = bytes(4)
-    with suppress(OSError):
-        found = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, found)
-    return int.from_bytes(found, sys.byteorder)

@@ -76,8 +76,8 @@ def _tile(name: str, figure: str, below: str, *, hint: str | None = None, bad: b
 
 
 def _spread(report: Report, path: str) -> str:
-    found = report.intervals.get(path)
-    return "" if found is None else f"{number(found.low)} – {number(found.high)}"
+    interval = report.intervals.get(path)
+    return "" if interval is None else f"{number(interval.low)} – {number(interval.high)}"
 
 
 def latencies(report: Report) -> Markup:
@@ -105,8 +105,8 @@ def latencies(report: Report) -> Markup:
 
 
 def _latency_row(report: Report, name: Content, path: str) -> list[Content]:
-    found = [value(report, f"{path}.{statistic}") for statistic in STATISTICS]
-    return [name, *(number(one) for one in found[:-1]), number(int(found[-1] or 0))]
+    values = [value(report, f"{path}.{statistic}") for statistic in STATISTICS]
+    return [name, *(number(one) for one in values[:-1]), number(int(values[-1] or 0))]
 
 
 def attainment(report: Report) -> Markup:
@@ -152,7 +152,7 @@ def runs(report: Report) -> Markup:
 def facts(report: Report) -> Markup:
     """What was run, with what, on what, and how to do it again."""
     chosen = [(flag, text) for flag, text, is_chosen in settings(report.options) if is_chosen]
-    others = [(flag, text) for flag, text, is_chosen in settings(report.options) if not is_chosen]
+    defaults = [(flag, text) for flag, text, is_chosen in settings(report.options) if not is_chosen]
     return element(
         "div",
         _section("What was run", table((), [*what_was_run(report), ("Outcome", outcome(report))], numbers=False)),
@@ -162,7 +162,7 @@ def facts(report: Report) -> Markup:
         _section(
             "Settings",
             table((), chosen, numbers=False),
-            element("details", element("summary", "Defaults"), table((), others, numbers=False)),
+            element("details", element("summary", "Defaults"), table((), defaults, numbers=False)),
         ),
         _section("Again with", element("pre", element("code", report.command), tabindex="0")),
         class_="facts",
@@ -197,7 +197,7 @@ def page(reports: Sequence[Report], lead: Content | Sequence[Content] = "", head
     reports = [redacted(report) for report in reports]
     names = list(dict.fromkeys(map(title, reports)))
     heading = heading or f"Load test: {' and '.join(names[:3])}{' …' if len(names) > 3 else ''}"
-    body = [_together(reports), *_each(reports)] if len(reports) > 1 else [_single(reports[0])]
+    body = [_together(reports), *_runs(reports)] if len(reports) > 1 else [_single(reports[0])]
     head = [
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -266,11 +266,11 @@ def _overview(reports: Sequence[Report]) -> Markup:
     return element("div", table(head, rows), element("p", _NOTE, class_="note"))
 
 
-def _each(reports: Sequence[Report]) -> list[Markup]:
-    found = []
+def _runs(reports: Sequence[Report]) -> list[Markup]:
+    runs = []
     for index, report in enumerate(reports, 1):
         name = element("h2", f"{title(report)}, {load_name(report.options)}")
         summary = element("summary", name, badge(report))
         article = element("article", _parts(report))
-        found.append(element("details", summary, article, id=f"run{index}", class_="run"))
-    return found
+        runs.append(element("details", summary, article, id=f"run{index}", class_="run"))
+    return runs

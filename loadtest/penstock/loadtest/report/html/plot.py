@@ -135,8 +135,8 @@ def _linear_ticks(low: float, high: float, most: int) -> list[float]:
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in _DECADES:
-        found = [factor * 10.0**decade for decade in decades for factor in factors]
-        ticks = [tick for tick in found if low <= tick <= high]
+        values = [factor * 10.0**decade for decade in decades for factor in factors]
+        ticks = [tick for tick in values if low <= tick <= high]
         if len(ticks) <= most:
             return ticks
     return ticks[:: -(-len(ticks) // most)]

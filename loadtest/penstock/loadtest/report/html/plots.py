@@ -100,12 +100,12 @@ _PERCENTILES = ("p50", "p90", "p99")
 
 
 def histogram_plots(report: Report) -> list[Markup]:
-    found = []
+    plots = []
     for field, (name, what) in LATENCIES.items():
         distribution: Distribution | None = getattr(report, field)
         if distribution is not None and field in report.histograms:
-            found.append(_histogram(name, what, report.histograms[field], distribution))
-    return found
+            plots.append(_histogram(name, what, report.histograms[field], distribution))
+    return plots
 
 
 def _histogram(name: str, what: str, histogram: Histogram, distribution: Distribution) -> Markup:
@@ -128,16 +128,16 @@ def _histogram(name: str, what: str, histogram: Histogram, distribution: Distrib
     note = f"{plural(distribution.count, 'value')}"
     if histogram.below:
         note += f", {percent(histogram.below / max(1, histogram.below + sum(histogram.counts)))} under {LOWEST_MS} ms"
-    told = ", ".join(f"{label} {number(value)} ms" for label, value in [*values, ("most", distribution.max)])
-    return figure(name, f"Histogram of {name} ({what}): {told}.", marks, note=note)
+    title = ", ".join(f"{label} {number(value)} ms" for label, value in [*values, ("most", distribution.max)])
+    return figure(name, f"Histogram of {name} ({what}): {title}.", marks, note=note)
 
 
 def _range(histogram: Histogram) -> tuple[float, float]:
     """Of what is to be seen: a bin or two is not a plot."""
-    found = [(low, high) for low, high, _ in bins(histogram) if low > 0]
-    if not found:
+    ends = [(low, high) for low, high, _ in bins(histogram) if low > 0]
+    if not ends:
         return LOWEST_MS, 10 * LOWEST_MS
-    return (LOWEST_MS if histogram.below else found[0][0]), found[-1][1]
+    return (LOWEST_MS if histogram.below else ends[0][0]), ends[-1][1]
 
 
 def _bars(histogram: Histogram, scale: Scale) -> list[float]:
@@ -160,13 +160,13 @@ _BOUNDED = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "itl": "Longest gap"}
 def attainment_plots(report: Report) -> list[Markup]:
     """For each figure of a request: the share of requests at or under x; bounds of the goodput are marked."""
     objectives = report.goodput.objectives if report.goodput else []
-    found = []
+    plots = []
     for objective, name in _BOUNDED.items():
         bounds = [one.milliseconds for one in objectives if one.name == objective]
         histogram = report.histograms.get(OBJECTIVES[objective])
         if histogram is not None and (bounds or objective != "itl"):
-            found.append(_attainment(name, histogram, bounds))
-    return found
+            plots.append(_attainment(name, histogram, bounds))
+    return plots
 
 
 def _attainment(name: str, histogram: Histogram, bounds: Sequence[float]) -> Markup:
@@ -187,8 +187,8 @@ def _attainment(name: str, histogram: Histogram, bounds: Sequence[float]) -> Mar
     for bound, share in reached:
         marks.append(element("circle", cx=scale(bound), cy=shares(100 * share), r=3.5, class_="point second"))
     note = f"{plural(histogram.failed, 'failed request')} among them" if histogram.failed else ""
-    told = "; ".join(f"{percent(share)} within {number(bound)} ms" for bound, share in reached)
-    return figure(name, f"Share of requests whose {name} is at most x. {told}", marks, note=note)
+    title = "; ".join(f"{percent(share)} within {number(bound)} ms" for bound, share in reached)
+    return figure(name, f"Share of requests whose {name} is at most x. {title}", marks, note=note)
 
 
 COLOURS = ("first", "second", "third", "fourth")
@@ -241,8 +241,8 @@ def _curve(reports: Sequence[Report], field: str, statistic: str, throughput: st
         places = [(across(value(report, throughput) or 0.0), up(value(report, path) or 0.0)) for report in group]
         marks.append(line(places, colour))
         for (x, y), report in zip(places, group, strict=True):
-            told = element("title", f"{label}, {load_name(report.options)}")
-            points.append(element("circle", told, cx=x, cy=y, r=3.5, class_=f"point {colour}{_hollow(report)}"))
+            title = element("title", f"{label}, {load_name(report.options)}")
+            points.append(element("circle", title, cx=x, cy=y, r=3.5, class_=f"point {colour}{_hollow(report)}"))
             labels.add(x, y - 8, str(position) if many else _short(report), colour)
     marks += points + labels.marks
     described = f"{name} against throughput: {', '.join(clean(label) for label in groups)}; {len(reports)} runs."

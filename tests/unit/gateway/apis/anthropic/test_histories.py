@@ -10,7 +10,7 @@ import pytest
 from penstock.engines.errors import UnsupportedError
 from penstock.gateway.apis.anthropic.conversation import template_messages
 from penstock.gateway.apis.anthropic.schemas import CountTokensRequest
-from penstock.gateway.generating.requests import media_note
+from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.requests.context import RequestContext
 
 IMAGE_NOTE, DOCUMENT_NOTE = media_note("image"), media_note("document")

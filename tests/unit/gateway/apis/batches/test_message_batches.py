@@ -82,6 +82,13 @@ async def ask(app: ASGIApp, path: str, body: Any = b"", method: str = "GET", key
     return await call(app, path, body, method=method, headers={"x-api-key": key})
 
 
+async def refused(app: ASGIApp, path: str, body: Any = b"", method: str = "GET") -> str:
+    """The message of a refusal."""
+    answer = await ask(app, path, body, method)
+    assert (answer.status, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    return str(answer.json()["error"]["message"])
+
+
 def requests(*what: str) -> dict[str, Any]:
     return {"requests": [{"custom_id": f"r{i}", "params": {"say": each}} for i, each in enumerate(what)]}
 
@@ -158,14 +165,17 @@ async def test_one_that_is_canceled_says_which_requests_were_not_answered(app: A
         while not model.num_asked:
             await asyncio.sleep(0)
     assert counts((await ask(app, one)).json()) == (6, 0, 0, 0, 0)
-    assert (await ask(app, one, method="DELETE")).status == 400
+    assert await refused(app, one, method="DELETE") == "message_batch_id: A batch that has not ended cannot be deleted."
     assert (await ask(app, f"{one}/results")).status == 404
     canceled = (await ask(app, f"{one}/cancel", method="POST")).json()
     assert (canceled["processing_status"], canceled["cancel_initiated_at"] is None) == ("canceling", False)
     shown = await ended(app, batch_id)
     assert counts(shown) == (0, 0, 0, 6, 0)
     assert list((await results(app, shown)).values()) == [{"type": "canceled"}] * 6
-    assert (await ask(app, f"{one}/cancel", method="POST")).status == 400
+    assert (
+        await refused(app, f"{one}/cancel", method="POST")
+        == "message_batch_id: A batch that has ended cannot be canceled."
+    )
 
 
 async def test_one_whose_time_is_over_has_expired(
@@ -205,8 +215,10 @@ async def test_lists_come_in_pages_the_newest_first(app: ASGIApp) -> None:
     assert await listed(f"limit=2&after_id={c}") == ([b, a], False)
     assert await listed(f"limit=2&before_id={a}") == ([c, b], True)
     assert await listed(f"limit=9&before_id={b}") == ([d, c], False)
-    for query in ("limit=0", "limit=1001", "limit=x", "after_id=msgbatch_none", "before_id=x"):
-        assert (await ask(app, f"{EVERY}?{query}")).status == 400
+    for query in ("limit=0", "limit=1001", "limit=x"):
+        assert await refused(app, f"{EVERY}?{query}") == "limit must be between 1 and 1000."
+    for name in ("after_id", "before_id"):
+        assert await refused(app, f"{EVERY}?{name}=msgbatch_none") == f"{name} names nothing in this list."
 
 
 SOME: Any = {"say": "x"}
@@ -246,7 +258,7 @@ async def test_its_bytes_are_bounded(app: ASGIApp, service: BatchService) -> Non
     answer = await ask(app, EVERY, large, "POST")
     assert (answer.status, answer.json()["error"]["type"]) == (413, "request_too_large")
     deep = b'{"requests": [{"custom_id": "a", "params": {"say": ' + b"[" * 200 + b"]" * 200 + b"}}]}"
-    assert (await ask(app, EVERY, deep, "POST")).status == 400
+    assert await refused(app, EVERY, deep, "POST") == "requests.0.params nests deeper than 100 levels."
     if service.volatile:
         many = requests(*["x" * 4_000] * 60)
         assert (await ask(app, EVERY, many, "POST")).status == 413

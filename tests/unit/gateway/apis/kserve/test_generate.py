@@ -143,7 +143,9 @@ async def test_generate_wants_exactly_one_response(script: list[InferResponse]) 
 
 async def test_a_second_response_cancels_the_rest() -> None:
     model = llm(text(b"a"), text(b"b"), asyncio.Event(), text(b"c"))
-    assert (await Server(model).generate({"text_input": "x"}))[0] == 400
+    status, said = await Server(model).generate({"text_input": "x"})
+    assert status == 400
+    assert "exactly 1 response" in said["error"]
 
 
 async def test_what_is_ready_together_leaves_together() -> None:
@@ -359,7 +361,10 @@ async def test_bodies_have_a_limit() -> None:
     server = Server(llm(text(b"a")), max_input_bytes=100)
     assert (await server.generate({"text_input": "a" * 101}))[0] == 413
     assert (await server.generate(b"", headers={"content-length": "101"}))[0] == 413
-    assert (await server.generate(b"", headers={"content-length": "-1"}))[0] == 400
+    assert await server.generate(b"", headers={"content-length": "-1"}) == (
+        400,
+        {"error": "Content-Length is not a number."},
+    )
 
 
 async def test_long_arrays() -> None:

@@ -239,7 +239,10 @@ def test_of_several_keys_that_stand_twice_the_first_again_is_named(body: str, na
 TEXTS = st.text('\\":{}[],a', max_size=4)
 
 
-@given(st.dictionaries(TEXTS, st.recursive(TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))))
+VALUES = st.recursive(TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=8)
+
+
+@given(st.dictionaries(TEXTS, VALUES))
 def test_keys_that_stand_once(fields: dict[str, Any]) -> None:
     text = json.dumps(fields).encode()
     assert has_all_members(text, len(fields))

@@ -86,6 +86,45 @@ def test_binary_inputs_are_aligned_wherever_they_stand(padding: int) -> None:
     assert found.tolist() == FLOATS
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parameters": {"binary_data_output": True}},
+        {"outputs": [{"name": "OUTPUT1"}, {"name": "OUTPUT0"}], "parameters": {"binary_data_output": False}},
+        {"id": "7", "outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": True, "classification": 2}}]},
+        {"parameters": {"sequence_id": 3, "sequence_start": True, "mine": "x"}},
+    ],
+)
+def test_a_head_that_came_before_says_the_same_of_other_elements(fields: dict[str, Any]) -> None:
+    """Nothing that a model or a front notes at one request is seen by the next."""
+    head = {"inputs": [binary_input(), binary_input("I", 8, shape=[2, 1], datatype="INT32")], **fields}
+    first = parsed(head, BINARY + struct.pack("<2i", 1, 2))
+    forms, outputs = dict(first.forms), first.request.outputs
+    parameters, sequence = dict(first.request.parameters), first.request.correlation_id
+    first.request.parameters["noted"] = True
+    first.request.inputs.clear()
+    found = parsed(head, BINARY[::-1] + struct.pack("<2i", 3, 4))
+    assert found.request.inputs["INPUT0"].array.tobytes() == BINARY[::-1]
+    assert found.request.inputs["I"].array.tolist() == [[3], [4]]
+    assert (found.forms, found.request.outputs, found.binary) == (forms, outputs, first.binary)
+    assert (found.request.parameters, found.request.correlation_id) == (parameters, sequence)
+    assert found.request.id == first.request.id
+    for tail, words in ((BINARY, "expecting 8 additional bytes"), (BINARY * 2, "unexpected additional input data")):
+        with pytest.raises(InvalidRequestError, match=words):
+            parsed(head, tail)
+
+
+def test_the_head_of_a_binary_answer_is_the_same_with_and_without_what_it_may_have() -> None:
+    inference = Inference(parsed({"inputs": []}).request, binary=True)
+    plain = answered(inference, FP32, FP32)
+    assert plain == answered(inference, FP32, FP32)
+    head, data = answered(inference, FP32, FP32, parameters={"a": 1})
+    assert head.pop("parameters") == {"a": 1}
+    assert (head, data) == plain
+    wide = answered(inference, Tensor("OUTPUT0", "FP32", np.zeros((3, 1), "<f4")))[0]["outputs"]
+    assert wide == [{"name": "OUTPUT0", "datatype": "FP32", "shape": [3, 1], "parameters": {"binary_data_size": 12}}]
+
+
 def test_half_floats_come_in_binary_and_json() -> None:
     for datatype in ("FP16", "BF16"):
         tail = np.zeros(16, "<u2").tobytes()

@@ -56,11 +56,10 @@ async def test_decoupled_models_are_for_streams() -> None:
     assert error_of(answer) == "HTTP end point doesn't support models with decoupled transaction policy"
 
 
-@pytest.mark.parametrize("value", ["99999999999", "-1", "1e3", "+5", "5 ", "0x10", "", "5,5", "٣", "9" * 5000, "1_0"])
+@pytest.mark.parametrize("value", ["-1", "1e3", "+5", "5 5", "0x10", "", "5,5", "٣", "9" * 5000, "1_0"])
 async def test_header_lengths_that_are_none(front: KServeFront, value: str) -> None:
     answer = await front("POST", INFER, GOOD, inference_header_content_length=value)
-    assert answer.status == 400
-    assert error_of(answer)
+    assert (answer.status, error_of(answer)) == (400, "Inference-Header-Content-Length is not a number")
 
 
 async def test_a_header_length_may_be_given_once(front: KServeFront) -> None:
@@ -68,7 +67,8 @@ async def test_a_header_length_may_be_given_once(front: KServeFront) -> None:
     request = AsgiCall(front.app, INFER, body)
     length = (b"inference-header-content-length", b"%d" % len(body))
     request._scope["headers"] += [length, length]
-    assert (await request.run()).status == 400
+    answer = await request.run()
+    assert (answer.status, error_of(answer)) == (400, "Inference-Header-Content-Length is given more than once.")
 
 
 async def test_binary_answers_come_with_the_length_of_their_head(front: KServeFront) -> None:
@@ -159,7 +159,8 @@ async def test_headers_reach_the_model() -> None:
 
 
 async def test_a_bad_timeout_is_refused(front: KServeFront) -> None:
-    assert (await front("POST", INFER, GOOD, x_request_timeout="soon")).status == 400
+    answer = await front("POST", INFER, GOOD, x_request_timeout="soon")
+    assert (answer.status, error_of(answer)) == (400, "X-Request-Timeout must be a number of seconds above 0.")
 
 
 async def test_traced_requests(tmp_path: Path) -> None:

@@ -8,25 +8,32 @@ import pytest
 
 from penstock.engines.errors import EngineError
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.sections.language_model import ModelSettings
+from penstock.gateway.configuration.sections.other_models import EmbeddingsConfig
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.kserve.loader import LANGUAGE_BACKENDS, LanguageModelLoader, language_loaders
+from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import LoadedModel
+from penstock.gateway.models.loader import ModelEntry, ModelLoader
 from support.dataplane import Setup
 from support.language_repository import context, write_trtllm, write_vllm
 
 
-class Built:
-    """Stands for `build_model`: the models are simulated, their settings are kept."""
+class Built(ModelLoader):
+    """Its models are simulated, their settings are kept."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, plane: DataPlane) -> None:
+        super().__init__(ModelBuilder(), plane.models, EmbeddingsConfig())
+        self.plane = plane
         self.folder = folder
-        self.configs: dict[str, Config] = {}
+        self.settings: dict[str, ModelSettings] = {}
         self.refusal: Exception | None = None
         self.stopped: list[str] = []
 
-    async def __call__(self, config: Config, name: str) -> LoadedModel:
-        self.configs[name] = config
+    async def fetch(self, entry: ModelEntry) -> LoadedModel:
+        [name] = entry.names
+        self.settings[name] = entry.settings
         setup = Setup(self.folder / name, SchedulerConfig(), 64)
         setup.model.names = (name,)
         start, stop = setup.engine.start, setup.engine.stop
@@ -46,16 +53,15 @@ class Built:
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    return Built(tmp_path / "built")
+    return Built(tmp_path / "built", DataPlane())
 
 
-def loaders(plane: DataPlane, built: Built, **options: dict[str, str]) -> dict[str, LanguageModelLoader]:
-    return language_loaders(Config(), plane, built, options)
+def loaders(built: Built, **options: dict[str, str]) -> dict[str, LanguageModelLoader]:
+    return language_loaders(ModelSettings(), built.plane, built.load, options)
 
 
 async def test_models_of_all_backends_side_by_side(tmp_path: Path, built: Built) -> None:
-    plane = DataPlane()
-    by_backend = loaders(plane, built)
+    plane, by_backend = built.plane, loaders(built)
     assert tuple(by_backend) == LANGUAGE_BACKENDS
     contexts = [context(write_vllm(tmp_path, "a", "org/a")), context(write_trtllm(tmp_path, "b", "org/b"))]
     models = []
@@ -63,7 +69,7 @@ async def test_models_of_all_backends_side_by_side(tmp_path: Path, built: Built)
         loader = by_backend[each.config.backend]
         loader.auto_complete(each.config, each.version_folder)
         models.append(await loader.load(each))
-    assert [(name, own.model.engine, own.model.model) for name, own in built.configs.items()] == [
+    assert [(name, own.model.engine, own.model.model) for name, own in built.settings.items()] == [
         ("a", "vllm", "org/a"),
         ("b", "tensorrt_llm", "org/b"),
     ]
@@ -77,18 +83,18 @@ async def test_models_of_all_backends_side_by_side(tmp_path: Path, built: Built)
 
 async def test_an_engine_that_does_not_start_leaves_nothing(tmp_path: Path, built: Built) -> None:
     built.refusal = EngineError("no GPU")
-    plane = DataPlane()
+    plane = built.plane
     with pytest.raises(EngineError, match="no GPU"):
-        await loaders(plane, built)["vllm"].load(context(write_vllm(tmp_path, "a", "org/a")))
+        await loaders(built)["vllm"].load(context(write_vllm(tmp_path, "a", "org/a")))
     assert (plane.models.served(), plane.models.loaded(), built.stopped) == ([], [], ["a"])
 
 
 async def test_without_completion_the_configuration_itself_must_be_right(tmp_path: Path, built: Built) -> None:
-    by_backend = loaders(DataPlane(), built)
+    by_backend = loaders(built)
     other = 'input { name: "prompt" data_type: TYPE_STRING dims: [ 1 ] }'
     with pytest.raises(ValueError, match="input 'prompt' is not one"):
         await by_backend["vllm"].load(context(write_vllm(tmp_path, "a", "org/a"), other))
-    assert built.configs == {}
+    assert built.settings == {}
     model = await by_backend["tensorrtllm"].load(context(write_trtllm(tmp_path, "b", "org/b")))
     assert model.signature.decoupled
     await model.stop()
@@ -104,5 +110,5 @@ async def test_without_completion_the_configuration_itself_must_be_right(tmp_pat
 )
 def test_settings_of_backends(built: Built, options: dict[str, dict[str, str]], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        loaders(DataPlane(), built, **options)
-    loaders(DataPlane(), built, **{"": {"default-max-batch-size": "4"}})
+        loaders(built, **options)
+    loaders(built, **{"": {"default-max-batch-size": "4"}})

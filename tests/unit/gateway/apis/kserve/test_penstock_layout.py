@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.configuration.config import Config, load_config
-from penstock.gateway.configuration.sections.language_model import ReplicaConfig
+from penstock.gateway.configuration.config import load_config
+from penstock.gateway.configuration.sections.language_model import ModelSettings, ReplicaConfig
 from penstock.gateway.models.language.kserve.penstock_layout import PenstockLayout
 from support.language_repository import context
 
@@ -45,12 +45,12 @@ def test_the_command_line_s_replicas_are_not_theirs(tmp_path: Path) -> None:
     assert configure(tmp_path / "b", given, server).replication == ReplicaConfig(replicas=2, resume_wait=5)
 
 
-def configure(folder: Path, given: dict[str, Any], server: dict[str, Any]) -> Config:
+def configure(folder: Path, given: dict[str, Any], server: dict[str, Any]) -> ModelSettings:
     version = folder / "m" / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text('backend: "penstock"')
     (version / "model.json").write_text(json.dumps({"model": "org/other", **given}))
-    return PenstockLayout().configure(load_config(server, environ={}), context(version))
+    return PenstockLayout().configure(load_config(server, environ={}).models, context(version))
 
 
 @pytest.mark.parametrize(

@@ -127,10 +127,15 @@ async def test_bad_load_parameters(repository: Repository, parameters: Any, text
 
 
 async def test_bodies_that_are_no_load_requests(repository: Repository) -> None:
-    bodies: list[Any] = [b"{", b"[]", {"foo": 1}, b"\xff"]
-    for body in bodies:
-        assert (await repository.load(body))[0] == 400
-        assert (await repository.unload(body))[0] == 400
+    bodies: list[tuple[Any, str]] = [
+        (b"{", "The request body is not valid JSON: Input data was truncated."),
+        (b"[]", "The request body: expected `object`, got `array`."),
+        ({"foo": 1}, "unknown field 'foo' in the request"),
+        (b"\xff", "The request body is not valid UTF-8."),
+    ]
+    for body, error in bodies:
+        assert await repository.load(body) == (400, {"error": error})
+        assert await repository.unload(body) == (400, {"error": error})
     status, said = await repository.load(b" " * 5000)
     assert status == 413
     assert "4096" in said["error"]
@@ -150,6 +155,11 @@ async def test_a_model_is_unloaded(repository: Repository) -> None:
     assert await repository.unload() == (200, None)
     assert await repository.unload({"parameters": {"unload_dependents": True}}) == (200, None)
     assert repository.store.unloads == [("m", False), ("m", True)]
-    for parameters in ({"unload_dependents": 1}, {"foo": True}, {"unload_dependents": True, "config": "{}"}):
-        assert (await repository.unload({"parameters": parameters}))[0] == 400
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"unload_dependents": 1}, "the unload parameter 'unload_dependents' must be a boolean"),
+        ({"foo": True}, "unrecognized unload parameter 'foo'"),
+        ({"unload_dependents": True, "config": "{}"}, "unrecognized unload parameter 'config'"),
+    ]
+    for parameters, error in wrong:
+        assert await repository.unload({"parameters": parameters}) == (400, {"error": error})
     assert len(repository.store.unloads) == 2

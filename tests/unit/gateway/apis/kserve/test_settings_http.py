@@ -46,7 +46,7 @@ async def test_trace_settings(context: KServe) -> None:
         501,
         {"error": "trace file location can not be updated through network protocol"},
     )
-    assert (await answer(trace("add_sub", update=True), {"foo": "x"}))[0] == 400
+    assert await answer(trace("add_sub", update=True), {"foo": "x"}) == (400, {"error": "unknown trace setting 'foo'"})
 
 
 @pytest.mark.parametrize("update", [False, True])
@@ -66,7 +66,7 @@ async def test_log_settings(context: KServe) -> None:
         501,
         {"error": "log file location can not be updated through network protocol"},
     )
-    assert (await answer(log(update=True), {"log_info": "yes"}))[0] == 400
+    assert await answer(log(update=True), {"log_info": "yes"}) == (400, {"error": "log_info must be a boolean"})
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"1", b'{"a":' * 200 + b"1" + b"}" * 200, b"\xff", b"NaN"])
@@ -85,7 +85,10 @@ async def test_shared_memory_regions(context: KServe, memory: SharedMemory) -> N
     shown = [{"name": "r", "key": memory.name, "offset": 16, "byte_size": 64}]
     assert await answer(status()) == (200, shown)
     assert await answer(status("r")) == (200, shown)
-    assert (await answer(register, {"key": memory.name, "byte_size": 64}))[0] == 400
+    assert await answer(register, {"key": memory.name, "byte_size": 64}) == (
+        400,
+        {"error": "shared memory region 'r' already in manager"},
+    )
     assert await answer(unregister("never")) == (200, None)
     assert await answer(unregister("r")) == (200, None)
     assert await answer(status("r")) == (404, {"error": "Unable to find system shared memory region: 'r'"})

@@ -9,7 +9,8 @@ import pytest
 
 from penstock.classic.model_config import ModelInstanceGroup
 from penstock.engines.errors import UnsupportedError
-from penstock.gateway.configuration.config import Config, ConfigError, load_config
+from penstock.gateway.configuration.config import ConfigError, load_config
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.models.language.kserve.trtllm_layout import TrtllmLayout
 from penstock.gateway.models.repository.config_checks import check_supported
 from support.language_repository import context, write_trtllm
@@ -17,9 +18,9 @@ from support.language_repository import context, write_trtllm
 
 def configured(
     folder: Path, arguments: dict[str, Any] | None = None, *, engine: str = "tensorrt_llm", **server: Any
-) -> Config:
+) -> ModelSettings:
     version = write_trtllm(folder, "m", "org/model", arguments)
-    return TrtllmLayout(engine).configure(load_config(server, environ={}), context(version))
+    return TrtllmLayout(engine).configure(load_config(server, environ={}).models, context(version))
 
 
 def test_the_sample_runs_on_tensorrt_llm(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_adapters_are_known_by_their_folders(tmp_path: Path) -> None:
         tmp_path, "m", "org/model", {"lora_config": {"lora_dir": ["/far/sql", "near"], "max_lora_rank": 8}}
     )
     (version / "near").mkdir()
-    adapters = TrtllmLayout().configure(Config(), context(version)).adapters
+    adapters = TrtllmLayout().configure(ModelSettings(), context(version)).adapters
     assert adapters.lora == ("sql=/far/sql", f"near={version / 'near'}")
     assert (adapters.max_loras, adapters.max_lora_rank) == (2, 8)
 
@@ -114,7 +115,7 @@ def test_folders_of_engines_are_told_apart(tmp_path: Path) -> None:
     (version / "engines").mkdir()
     (version / "engines" / "rank0.engine").touch()
     with pytest.raises(ConfigError, match="a folder of TensorRT engines, which are not served"):
-        TrtllmLayout().configure(Config(), context(version))
+        TrtllmLayout().configure(ModelSettings(), context(version))
 
 
 @pytest.mark.parametrize("name", ["gpt_model_type", "engine_dir", "batching_strategy"])
@@ -128,10 +129,10 @@ def test_one_instance_that_takes_the_gpus_itself(tmp_path: Path) -> None:
     given = context(write_trtllm(tmp_path, "m", "org/model"))
     given.config.instance_group[0].kind = ModelInstanceGroup.KIND_GPU
     with pytest.raises(ConfigError, match="KIND_MODEL"):
-        TrtllmLayout().configure(Config(), given)
+        TrtllmLayout().configure(ModelSettings(), given)
     given.config.instance_group[0].count = 2
     with pytest.raises(ConfigError, match="2 instances"):
-        TrtllmLayout().configure(Config(), given)
+        TrtllmLayout().configure(ModelSettings(), given)
 
 
 @pytest.mark.parametrize(("content", "told"), [("[", "cannot be read as YAML"), ("- 1", "must hold an object")])
@@ -139,16 +140,16 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, content: str, told: str) -> 
     version = write_trtllm(tmp_path, "m", "org/model")
     (version / "model.yaml").write_text(content)
     with pytest.raises(ConfigError, match=told):
-        TrtllmLayout().configure(Config(), context(version))
+        TrtllmLayout().configure(ModelSettings(), context(version))
     (version / "model.yaml").unlink()
     with pytest.raises(ConfigError, match=r"'model\.yaml' containing TRT-LLM engine args not found"):
-        TrtllmLayout().configure(Config(), context(version))
+        TrtllmLayout().configure(ModelSettings(), context(version))
 
 
 @pytest.mark.parametrize("engine", ["openvino", "simulated", "vllm"])
 def test_another_engine_runs_the_sample_if_the_operator_says_so(tmp_path: Path, engine: str) -> None:
     config = configured(tmp_path, {"max_seq_len": 128}, engine=engine)
-    assert (config.model.engine, config.model.max_model_len, config.engine) == (engine, 128, Config().engine)
+    assert (config.model.engine, config.model.max_model_len, config.engine) == (engine, 128, ModelSettings().engine)
 
 
 def test_what_only_tensorrt_llm_knows_is_refused_for_another_engine(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.classic.model_config import ModelInstanceGroup
-from penstock.gateway.configuration.config import Config, ConfigError, load_config
+from penstock.gateway.configuration.config import ConfigError, load_config
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.models.language.kserve import folder_layout, vllm_layout
 from penstock.gateway.models.language.kserve.vllm_layout import VllmLayout
 from support.language_repository import context, write_vllm
@@ -17,9 +18,9 @@ from support.language_repository import context, write_vllm
 
 def configured(
     folder: Path, arguments: dict[str, Any] | None = None, *, extra: str = "", engine: str = "vllm", **server: Any
-) -> Config:
+) -> ModelSettings:
     version = write_vllm(folder, "m", "org/model", arguments)
-    return VllmLayout(engine).configure(load_config(server, environ={}), context(version, extra))
+    return VllmLayout(engine).configure(load_config(server, environ={}).models, context(version, extra))
 
 
 def test_the_sample_runs_on_vllm(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_evicted_blocks_are_kept_where_the_engine_can(tmp_path: Path) -> None:
 def test_models_and_tokenizers_may_lie_beside_their_settings(tmp_path: Path) -> None:
     version = write_vllm(tmp_path, "m", "weights", {"tokenizer": "weights"})
     (version / "weights").mkdir()
-    config = VllmLayout().configure(Config(), context(version))
+    config = VllmLayout().configure(ModelSettings(), context(version))
     assert config.model.model == str(version / "weights")
 
 
@@ -124,7 +125,7 @@ def test_adapters_come_from_multi_lora_json(tmp_path: Path) -> None:
     version = write_vllm(tmp_path, "m", "org/model", {"enable_lora": "true", "max_lora_rank": 32})
     (version / "near").mkdir()
     (version / "multi_lora.json").write_text(json.dumps({"alpaca": "/far/away", "sql": "near"}))
-    adapters = VllmLayout().configure(Config(), context(version)).adapters
+    adapters = VllmLayout().configure(ModelSettings(), context(version)).adapters
     assert adapters.lora == ("alpaca=/far/away", f"sql={version / 'near'}")
     assert (adapters.max_loras, adapters.max_lora_rank) == (2, 32)
 
@@ -132,14 +133,14 @@ def test_adapters_come_from_multi_lora_json(tmp_path: Path) -> None:
 def test_more_adapters_can_be_loaded_where_vllm_would_keep_them_in_memory(tmp_path: Path) -> None:
     version = write_vllm(tmp_path, "m", "org/model", {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 5})
     (version / "multi_lora.json").write_text('{"a": "/b"}')
-    assert VllmLayout().configure(Config(), context(version)).adapters.max_loras == 5
+    assert VllmLayout().configure(ModelSettings(), context(version)).adapters.max_loras == 5
 
 
 def test_without_enable_lora_there_are_no_adapters_as_in_triton(tmp_path: Path) -> None:
     version = write_vllm(tmp_path, "m", "org/model", {"max_loras": 4})
     (version / "multi_lora.json").write_text('{"a": "/b"}')
-    config = VllmLayout().configure(Config(), context(version))
-    assert config.adapters == Config().adapters
+    config = VllmLayout().configure(ModelSettings(), context(version))
+    assert config.adapters == ModelSettings().adapters
     assert config.engine.engine_args == {"enforce_eager": True}
 
 
@@ -159,7 +160,7 @@ def test_metrics_health_and_inputs_are_as_asked_anyway(tmp_path: Path, text: str
     version = write_vllm(tmp_path, "m", "org/model")
     given = context(version, extra)
     given.config.instance_group[0].kind = ModelInstanceGroup.Kind.Value(text)
-    assert VllmLayout().configure(Config(), given).engine.engine_args == {"enforce_eager": True}
+    assert VllmLayout().configure(ModelSettings(), given).engine.engine_args == {"enforce_eager": True}
 
 
 def parameter(name: str, value: str) -> str:
@@ -175,14 +176,14 @@ def test_kind_gpu_means_that_gpu(tmp_path: Path) -> None:
     given = context(write_vllm(tmp_path, "m", "org/model"))
     given.config.instance_group[0].kind = ModelInstanceGroup.KIND_GPU
     given.config.instance_group[0].gpus.append(1)
-    assert VllmLayout().configure(Config(), given).engine.engine_args["device_ids"] == [1]  # type: ignore[index]
+    assert VllmLayout().configure(ModelSettings(), given).engine.engine_args["device_ids"] == [1]  # type: ignore[index]
 
 
 def test_kind_gpu_is_for_one_gpu(tmp_path: Path) -> None:
     given = context(write_vllm(tmp_path, "m", "org/model", {"tensor_parallel_size": 2}))
     given.config.instance_group[0].kind = ModelInstanceGroup.KIND_GPU
     with pytest.raises(ConfigError, match="KIND_GPU is currently for single-GPU models, please specify KIND_MODEL"):
-        VllmLayout().configure(Config(), given)
+        VllmLayout().configure(ModelSettings(), given)
 
 
 @pytest.mark.parametrize("gpus", [[], [0, 1]])
@@ -192,7 +193,7 @@ def test_a_model_is_one_instance(tmp_path: Path, gpus: list[int]) -> None:
     group.gpus.extend(gpus)
     group.count = 1 if gpus else 2
     with pytest.raises(ConfigError, match="instance_group: 2 instances"):
-        VllmLayout().configure(Config(), given)
+        VllmLayout().configure(ModelSettings(), given)
 
 
 @pytest.mark.parametrize(
@@ -227,14 +228,14 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, content: str, told: str) -> 
     version = write_vllm(tmp_path, "m", "org/model")
     (version / "model.json").write_text(content)
     with pytest.raises(ConfigError, match=told):
-        VllmLayout().configure(Config(), context(version))
+        VllmLayout().configure(ModelSettings(), context(version))
 
 
 def test_model_json_must_be_there(tmp_path: Path) -> None:
     version = write_vllm(tmp_path, "m", "org/model")
     (version / "model.json").unlink()
     with pytest.raises(ConfigError, match=r"'model\.json' containing vllm engine args must be provided"):
-        VllmLayout().configure(Config(), context(version))
+        VllmLayout().configure(ModelSettings(), context(version))
 
 
 @pytest.mark.parametrize("engine", ["openvino", "simulated", "torch"])
@@ -244,7 +245,7 @@ def test_another_engine_runs_the_sample_if_the_operator_says_so(
     monkeypatch.setattr(vllm_layout, "visible_gpus", lambda: 0)
     config = configured(tmp_path, {"max_model_len": 128}, engine=engine)
     assert (config.model.engine, config.model.max_model_len) == (engine, 128)
-    assert config.engine == Config().engine
+    assert config.engine == ModelSettings().engine
 
 
 def test_what_only_vllm_knows_is_refused_for_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

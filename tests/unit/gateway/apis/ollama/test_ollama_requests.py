@@ -121,20 +121,21 @@ async def test_hints_cost_no_request(served: Served, fields: dict[str, Any], nam
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"options": {"temperature": "hot"}}, "temperature"),
-        ({"options": {"repeat_penalty": 0}}, "repetition_penalty"),
-        ({"options": {"seed": 2**70}}, "seed"),
-        ({"options": {"stop": [""]}}, "stop"),
-        ({"keep_alive": "soon"}, "keep_alive"),
-        ({"think": "a little"}, "think"),
-        ({"format": {"type": "rose"}}, "format"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"top_logprobs": -1}, "top_logprobs"),
+        ({"options": {"temperature": "hot"}}, "options.temperature: expected"),
+        ({"options": {"repeat_penalty": 0}}, "repetition_penalty must be greater than 0"),
+        ({"options": {"seed": 2**70}}, "seed must fit in 64 bits"),
+        ({"options": {"stop": [""]}}, "stop: a string must not be empty"),
+        ({"keep_alive": "soon"}, "keep_alive must be a number of seconds"),
+        ({"think": "a little"}, "think: invalid value"),
+        ({"format": {"type": "object"}}, "response_format: this model's engine has no structured output"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be between 0 and 20"),
+        ({"top_logprobs": -1}, "top_logprobs must be between 0 and 20"),
     ],
 )
 async def test_what_is_no_request_is_refused(served: Served, fields: dict[str, Any], said: str) -> None:
     answer = await served.ask("chat", messages=HI, **fields)
     assert answer.status == 400
+    assert said in answer.json()["error"]
     assert not served.generated
 
 
@@ -261,6 +262,7 @@ async def test_truncate_false_refuses_it(served: Served, fields: dict[str, Any])
     assert short.status == 200
     named = await served.ask(path, truncate=False, options={"num_ctx": 4}, messages=HI, prompt="hello there")
     assert named.status == 400
+    assert "more than 4 tokens" in named.json()["error"]
 
 
 async def test_few_renderings_find_what_fits_among_many_messages(served: Served) -> None:
@@ -343,7 +345,9 @@ async def test_templates_that_say_what_this_server_does(served: Served) -> None:
 
 @pytest.mark.parametrize("fields", [{"system": "s"}, {"context": [20]}, {"template": "{{ .Prompt }}"}])
 async def test_a_raw_prompt_is_all_that_the_model_reads(served: Served, fields: dict[str, Any]) -> None:
-    assert (await served.ask("generate", prompt="hi", raw=True, **fields)).status == 400
+    answer = await served.ask("generate", prompt="hi", raw=True, **fields)
+    assert answer.status == 400
+    assert answer.json()["error"].startswith("raw: ")
 
 
 async def test_images_leave_a_line_in_a_prompt(served: Served) -> None:

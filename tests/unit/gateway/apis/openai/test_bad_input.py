@@ -16,7 +16,7 @@ from penstock.gateway.models.language.dataplane import ServedModel
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
-from protocol.fake_dataplane import INFO, FakeDataPlane
+from protocol.fake_dataplane import INFO, MODEL, FakeDataPlane
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -35,8 +35,12 @@ def message(**fields: Any) -> dict[str, Any]:
     return chat(messages=[{"role": "user", **fields}])
 
 
+TWO = (MODEL, ServedModel("second", "root", 0, INFO))
+"""With these a request without a model has none."""
+
+
 async def refused(path: str, body: bytes | dict[str, Any], status: int = 400) -> dict[str, Any]:
-    dataplane = FakeDataPlane()
+    dataplane = FakeDataPlane(models=TWO)
     result: AsgiCall = await call(build_app(dataplane, AppSettings()), path, body)
     assert result.status == status, (result.status, result.bodies)
     assert dataplane.requests == []
@@ -272,6 +276,7 @@ async def test_model_without_a_template_refuses_chat() -> None:
     dataplane = FakeDataPlane(models=(ServedModel("tiny", "root", 0, INFO, has_chat_template=False),))
     result = await call(build_app(dataplane, AppSettings()), CHAT, chat())
     assert result.status == 400
+    assert result.json()["error"]["message"] == "This model has no chat template; use /v1/completions."
     assert dataplane.prompts == []
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.generating.requests import parse
+from penstock.gateway.generating.request_reading import parse
 from penstock.gateway.models.language.dataplane import ServedModel
 from penstock.gateway.models.language.models import ModelParsers
 from penstock.gateway.server.ports.http_apps import build_app

@@ -7,7 +7,8 @@ import asyncio
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import NUMPY_TYPES, Tensor
 from penstock.engines.errors import EngineError, InvalidRequestError
 from penstock.gateway.apis.kserve.store import NotExplicitError
-from penstock.gateway.apis.openai.tensor_models import TensorModels
+from penstock.gateway.apis.openai.tensor_models import TensorModel, TensorModels
 from penstock.gateway.apis.openai.tensor_requests import takes_text
+from penstock.gateway.models.entries import Upstream
+from penstock.gateway.models.repository.models import Deployment
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
@@ -74,9 +77,15 @@ class Front:
         self.settings = AppSettings(**settings)
         self.kserve = kserve_context(self.store)
         self.dataplane = FakeDataPlane()
-        self.models = TensorModels(self.kserve, self.store.models, self.dataplane, self.settings)
-        self.models.look()
+        self.models = TensorModels(self.kserve, self.dataplane.models, self.settings)
+        self.look()
         self.app = build_app(self.dataplane, self.settings, self.kserve)
+
+    def look(self) -> None:
+        """What the store has serves."""
+        for name, versions in self.store.by_name.items():
+            self.dataplane.models.publish(name, Deployment(dict(versions)) if versions else None)
+        self.models.look()
 
     async def __call__(self, path: str, body: dict[str, Any] | None = None) -> AsgiCall:
         method = "GET" if body is None else "POST"
@@ -119,32 +128,30 @@ async def test_they_are_listed_as_long_as_they_serve() -> None:
     front = Front(echo(), identity("FP32", name="numbers"))
     assert await front.names() == ["tiny", "m"]
     assert (await front("/v1/models/m")).json()["capabilities"] == ["chat", "completion"]
-    first = front.settings.text_models.by_name["m"]
-    front.models.look()
-    assert front.settings.text_models.by_name["m"] is first
+    first = front.dataplane.models.first("m")
+    front.look()
+    assert front.dataplane.models.first("m") is first
     front.store.by_name["m"] = {2: echo()}
-    front.models.look()
-    assert front.settings.text_models.by_name["m"] is not first
+    front.look()
+    assert front.dataplane.models.first("m") is not first
     front.store.by_name["m"] = {}
-    front.models.look()
+    front.look()
     assert await front.names() == ["tiny"]
 
 
 async def test_names_of_others_stay_theirs() -> None:
-    front = Front()
-    front.dataplane.models.reserve("m", "another server's")
+    front, far = Front(), cast(Upstream, SimpleNamespace(name="m", gives_way=False))
+    front.dataplane.models.add(far)
     front.store.by_name["m"] = {1: echo()}
-    front.models.look()
-    assert front.settings.text_models.by_name == {}
-    front.dataplane.models.release("m")
-    front.models.look()
-    assert list(front.settings.text_models.by_name) == ["m"]
+    front.look()
+    assert front.dataplane.models.first("m") is far
+    front.dataplane.models.remove(far)
+    front.look()
+    assert isinstance(front.dataplane.models.first("m"), TensorModel)
     # the folder has become another server's model, which has the name from its loading on
-    other: Any = object()
-    front.settings.text_models.by_name["m"] = other
-    front.dataplane.models.reserve("m", "another server's")
-    front.models.look()
-    assert front.settings.text_models.by_name == {"m": other}
+    front.dataplane.models.add(far)
+    front.look()
+    assert front.dataplane.models.first("m") is far
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -240,7 +247,10 @@ async def test_what_would_change_the_answer_is_refused(field: str, value: object
 async def test_tools_are_refused_unless_none_may_be_called() -> None:
     front = Front(echo())
     tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
-    assert (await front("/v1/chat/completions", {"model": "m", **CHAT, **tools})).status == 400
+    refused = await front("/v1/chat/completions", {"model": "m", **CHAT, **tools})
+    assert refused.status == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
     allowed = await front("/v1/chat/completions", {"model": "m", **CHAT, **tools, "tool_choice": "none"})
     assert allowed.status == 200
 
@@ -399,14 +409,14 @@ async def test_ollama_s_clients_see_them(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1/model.py").write_bytes(bytes(100))
     front = Front(echo(folder=tmp_path))
-    front.dataplane.models.by_name.clear()
+    front.dataplane.models.remove(front.dataplane.models.own_language("tiny").model)
     for path in ("/api/tags", "/api/ps"):
         [entry] = (await front(path)).json()["models"]
         assert (entry["name"], entry["size"]) == ("m", 100)
     shown = (await front("/api/show", {"model": "m:latest"})).json()
     assert shown["capabilities"] == ["completion"]
     front.store.by_name["m"] = {}
-    front.models.look()
+    front.look()
     assert (await front("/api/show", {"model": "m"})).status == 404
     assert (await front("/tokenize", {"model": "m", "prompt": "x"})).status == 404
 
@@ -419,7 +429,7 @@ async def test_load_and_unload() -> None:
         model = echo()
         model.name = name
         front.store.by_name[name] = {1: model}
-        front.models.look()
+        front.look()
 
     front.store.load = load  # type: ignore[method-assign]
     loaded = await front("/v1/models/new/load", {})

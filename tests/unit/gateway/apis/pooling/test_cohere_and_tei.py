@@ -222,7 +222,7 @@ async def test_vectors_alone(setup: Setup) -> None:
 
 
 async def test_a_model_has_to_be_named_where_there_are_two(setup: Setup) -> None:
-    setup.plane.known_models()[-1].loaded = True  # another one that gives embeddings
+    setup.plane.models.pooling_models()[-1].loaded = True  # another one that gives embeddings
     done = await post(setup, "/embed", inputs="dog")
     assert (done.status, done.json()["error"]["param"]) == (400, "model")
     assert (await post(setup, "/embed", inputs="dog", model="embedder")).status == 200

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import NumericalError, QueueFullError
-from penstock.gateway.apis.pooling.plane import PoolingPlane
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.access import ApiKeys, key_digest
 from penstock.gateway.requests.context import Principal, RequestContext
 from penstock.gateway.requests.quota import Limits, Quota
@@ -92,7 +92,7 @@ async def test_forms_of_vectors(setup: Setup) -> None:
 
 
 async def test_lengths_that_vectors_were_trained_for(setup: Setup) -> None:
-    setup.plane.known_models()[0].dimensions = (2,)
+    setup.plane.models.pooling_models()[0].dimensions = (2,)
     for length, status in ((2, 200), (4, 200), (3, 400)):
         done = await post(setup, "/v1/embeddings", {"model": "embedder", "input": "dog", "dimensions": length})
         assert done.status == status
@@ -257,10 +257,10 @@ async def test_a_deadline(setup: Setup) -> None:
 
 async def test_the_servers_time_limit_is_not_for_what_nobody_waits_for(setup: Setup) -> None:
     """A line of a batch may wait for idle steps as long as it takes, as one of a language model does."""
-    plane = PoolingPlane(setup.dataplane, request_timeout=30)
+    plane = PoolingPlane(setup.dataplane.models, request_timeout=30)
     contexts = [RequestContext(), RequestContext(background=True)]
     for context in contexts:
-        await plane.rows(setup.plane.find_own("embedder"), lambda: [TokenizedText([CLS, SEP])], 2, context)
+        await plane.rows(setup.plane.model("embedder", context), lambda: [TokenizedText([CLS, SEP])], 2, context)
     assert [context.deadline is None for context in contexts] == [False, True]
 
 

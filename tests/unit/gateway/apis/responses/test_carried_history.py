@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from typing import Any
 
@@ -138,6 +139,9 @@ async def test_it_is_shown_as_well_as_it_can_be(items: list[Any], shown: list[An
 async def test_a_strict_server_refuses_what_it_would_change(items: list[Any], shown: Any, ignored: str) -> None:
     answer = await Rig(journal=RequestJournal(on_begin=[be_strict])).ask(*items)
     assert answer.status == 400
+    error = answer.json()["error"]
+    assert error["code"] == "unsupported_parameter"
+    assert re.sub(r"\[\d+\]", "[]", error["param"]) == ignored.split(", ")[0]
 
 
 @pytest.mark.parametrize(("items", "shown", "ignored"), ROWS)

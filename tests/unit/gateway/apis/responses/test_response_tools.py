@@ -311,6 +311,7 @@ async def test_names_cannot_break_out_of_prompts_grammars_and_headers(name: str)
         for tools in ([tool | {"name": name}], [FILES | {"name": name}], [FILES | {"tools": [tool | {"name": name}]}]):
             answer = await ask(FakeDataPlane(models=(MODEL,)), tools=[{"type": "web_search"}, *tools])
             assert answer.status == 400
+            assert answer.json()["error"]["param"] in ("tools[1].name", "tools[1].tools[0].name")
             assert name not in str(answer.headers) + str(answer.json())
 
 

@@ -9,9 +9,9 @@ import pytest
 from openai.types.chat import ChatCompletion
 from starlette.types import ASGIApp
 
-from penstock.gateway.apis.pooling.plane import PoolingPlane
 from penstock.gateway.apis.responses.service import ResponseService
 from penstock.gateway.database import Database
+from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.access import INFER
 from penstock.gateway.server.ports.http_apps import App, batch_endpoints, build_app
 from penstock.gateway.transports.http.routes import Route
@@ -174,14 +174,16 @@ async def test_a_server_that_keeps_nothing() -> None:
     rig = Rig(stored_responses=0)
     refused = await rig.ask("", BODY, "POST")
     assert (refused.status, refused.json()["error"]["param"]) == (400, "store")
-    assert (await rig.ask()).status == 400
+    listed = await rig.ask()
+    assert listed.status == 400
+    assert "--stored-responses" in listed.json()["error"]["message"]
     assert (await rig.ask("", BODY | {"store": False}, "POST")).status == 200
 
 
 async def test_lines_of_batches_are_in_a_file_and_not_kept_beside_it() -> None:
     plane = FakeDataPlane()
     settings = AppSettings()
-    lines = batch_endpoints(plane, settings, PoolingPlane(plane))[PATH]
+    lines = batch_endpoints(plane, settings, PoolingPlane(plane.models))[PATH]
     refused = await call(App([Route("POST", PATH, INFER, lines)], settings), PATH, BODY)
     assert (refused.status, refused.json()["error"]["param"]) == (400, "store")
 

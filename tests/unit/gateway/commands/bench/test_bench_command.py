@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from penstock.gateway.cli import main
+from support.cpu import own_cache
 
 SMALL = ("--prompt-lengths", "8,20", "--batch-sizes", "1,2", "--context-lengths", "16", "--decode-steps", "2")
 
 
 @pytest.fixture(autouse=True)
 def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", own_cache(tmp_path / "cache"))
 
 
 def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -42,7 +43,7 @@ def test_the_demo_model_on_openvino(capsys: pytest.CaptureFixture[str], tmp_path
     found, shown = report(
         capsys, tmp_path, "engine", "--weights", "int8", "--kv-cache-dtype", "u4", "--threads", "1", *SMALL
     )
-    assert found["model"] == "penstock-demo"
+    assert (found["model"], found["schema"]) == ("penstock-demo", "penstock-bench-engine/1")
     assert found["runner"].startswith("openvino ")
     assert found["work"]["weights"] == "int8"
     # of a token: 6 layers, 2 heads of 64; 4 bits each, and 8 bytes for 32 of them

@@ -17,10 +17,11 @@ from penstock.engines.host.content_digest import ModelDigests, model_digests
 from penstock.engines.registry import EngineSpec, engine_fingerprint
 from penstock.gateway.cli import main
 from penstock.gateway.configuration.config import Config, ConfigError, load_config
+from penstock.gateway.configuration.sections.server import ServerConfig
 from penstock.gateway.models.language.adapters import AdapterSet
 from penstock.gateway.models.language.engine_sharing import door_spec, engine_elsewhere
 from penstock.gateway.models.language.kserve.penstock_layout import PenstockLayout
-from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import ModelSource, find_model
 from support.door import INFO
 from support.language_repository import context
@@ -56,26 +57,26 @@ def config(**settings: Any) -> Config:
 )
 def test_doors_that_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        door_spec(config(**settings), DEMO)
+        door_spec(config(**settings).models, DEMO)
 
 
 def test_a_socket_lies_where_nobody_else_can_go(tmp_path: Path) -> None:
-    made = door_spec(config(engine_door=f"ipc://{tmp_path}/new/door"), DEMO)
+    made = door_spec(config(engine_door=f"ipc://{tmp_path}/new/door").models, DEMO)
     assert made is not None
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
     (tmp_path / "open").mkdir(mode=0o755)
     with pytest.raises(ConfigError, match="chmod 700"):
-        door_spec(config(engine_door=f"ipc://{tmp_path}/open/door"), DEMO)
+        door_spec(config(engine_door=f"ipc://{tmp_path}/open/door").models, DEMO)
 
 
 def test_a_key_file_is_this_user_s_alone(key: str) -> None:
     assert stat.S_IMODE(os.stat(key).st_mode) == 0o600
-    spec = door_spec(config(engine_door="tcp://*:7000", engine_key=key), DEMO)
+    spec = door_spec(config(engine_door="tcp://*:7000", engine_key=key).models, DEMO)
     assert spec is not None
     assert spec.key == read_key(Path(key))
     os.chmod(key, 0o640)
     with pytest.raises(ConfigError, match=r"engine-key: .*chmod 600"):
-        door_spec(config(engine_door="tcp://*:7000", engine_key=key), DEMO)
+        door_spec(config(engine_door="tcp://*:7000", engine_key=key).models, DEMO)
 
 
 def test_a_file_with_something_else_is_no_key(tmp_path: Path) -> None:
@@ -124,18 +125,19 @@ def test_each_side_has_a_key_pair_of_its_own() -> None:
 )
 def test_settings_of_an_engine_are_set_where_it_is_started(setting: dict[str, Any]) -> None:
     [name] = setting
+    settings = config(engine_address="ipc:///tmp/p/other", **setting)
     with pytest.raises(ConfigError, match=f"{name.replace('_', '-')}: with engine-address"):
-        engine_elsewhere(config(engine_address="ipc:///tmp/p/other", **setting), DEMO)
+        engine_elsewhere(settings.models, settings.server, DEMO)
 
 
 def test_a_gateway_without_an_engine_needs_no_weights(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(DEMO.folder, folder, ignore=lambda _, names: [n for n in names if n.endswith(".safetensors")])
-    settings = config(engine_address="ipc:///tmp/p/door", policy="fair", served_model_name=("a", "b"))
-    model = build_model(settings, ModelSource(folder, "model"))
+    settings = config(engine_address="ipc:///tmp/p/door", policy="fair", served_model_name=("a", "b")).models
+    model = ModelBuilder().build(settings, ModelSource(folder, "model"))
     assert model.names == ("a", "b")
     assert not model.engine.ready
-    found = engine_elsewhere(settings, ModelSource(folder, "model"))
+    found = engine_elsewhere(settings, ServerConfig(), ModelSource(folder, "model"))
     assert found is not None
     assert found[1].differs(model_digests(DEMO.folder)) == ""
 
@@ -145,10 +147,10 @@ def test_a_model_of_a_repository_may_name_an_engine_elsewhere(tmp_path: Path) ->
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text('backend: "penstock"')
     (version / "model.json").write_text('{"model": "penstock-demo", "engine_address": "ipc:///tmp/p/door"}')
-    server = config(engine_door="ipc:///tmp/p/own", max_num_seqs=9, engine="simulated", policy="fair", threads=1)
+    server = config(engine_door="ipc:///tmp/p/own", max_num_seqs=9, engine="simulated", policy="fair", threads=1).models
     own = PenstockLayout().configure(server, context(version))
     assert own.scheduling.policy == "fair"
-    assert engine_elsewhere(own, DEMO) is not None
+    assert engine_elsewhere(own, ServerConfig(), DEMO) is not None
     (version / "model.json").write_text('{"model": "penstock-demo"}')
     assert PenstockLayout().configure(server, context(version)).door.engine_door is None
     (version / "model.json").write_text('{"model": "penstock-demo", "engine_door": "ipc:///tmp/p/third"}')

@@ -20,7 +20,7 @@ from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER
 from penstock.gateway.models.language.adapters import new_adapter
 from penstock.gateway.models.language.engine_spec import engine_spec
-from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import ModelSource, choose_parsers, find_model
 from penstock.gateway.models.language.prompts import ChatValues, chat_text
 from penstock.tokenizers import Tokenizer
@@ -32,7 +32,7 @@ EVENTS = "tcp://127.0.0.1:5557"
 
 
 def spec(**settings: Any) -> EngineSpec:
-    return engine_spec(load_config(settings, environ={}), DEMO, TOKENIZER)
+    return engine_spec(load_config(settings, environ={}).models, DEMO, TOKENIZER)
 
 
 def test_where_an_engine_runs() -> None:
@@ -72,7 +72,7 @@ def test_events_that_cannot_be_published(settings: dict[str, Any], message: str)
 
 
 def test_events_are_named_after_machine_and_model() -> None:
-    found = engine_spec(load_config({"kv_events": EVENTS}, environ={}), DEMO, TOKENIZER, (), ["chat", "alias"])
+    found = engine_spec(load_config({"kv_events": EVENTS}, environ={}).models, DEMO, TOKENIZER, (), ["chat", "alias"])
     assert found.scheduler.kv_events == KVEventsConfig(endpoint=EVENTS, topic=f"kv@{gethostname()}@chat")
     assert spec().scheduler.kv_events is None
 
@@ -195,7 +195,8 @@ def test_a_draft_model_guesses_for_openvino_alone(tmp_path: Path) -> None:
     ],
 )
 def test_readiness_ends_before_the_engine_is_replaced(settings: dict[str, Any], ready_timeout: float) -> None:
-    model = build_model(load_config({"engine": "simulated"} | settings, environ={}), DEMO)
+    config = load_config({"engine": "simulated"} | settings, environ={})
+    model = ModelBuilder(config.server).build(config.models, DEMO)
     assert model.engine._watchdog.ready_timeout == ready_timeout
 
 
@@ -236,7 +237,9 @@ def test_engines_are_told_of_adapters_by_their_keys(
     engine: str, given: int, settings: dict[str, Any], room: int
 ) -> None:
     adapters = [new_adapter("same name", Path(f"/adapters/{number}")) for number in range(given)]
-    options = engine_spec(load_config({"engine": engine, **settings}, environ={}), DEMO, TOKENIZER, adapters).options
+    options = engine_spec(
+        load_config({"engine": engine, **settings}, environ={}).models, DEMO, TOKENIZER, adapters
+    ).options
     assert list(options["adapters"].values()) == [f"/adapters/{number}" for number in range(given)]
     assert list(options["adapters"]) == [adapter.key for adapter in adapters]
     assert (options["max_loras"], options["max_lora_rank"]) == (room, settings.get("max_lora_rank", 16))
@@ -245,10 +248,10 @@ def test_engines_are_told_of_adapters_by_their_keys(
 def test_a_model_has_the_adapters_of_its_settings(tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "weights")
     settings = {"engine": "simulated", "lora": [f"tuned={folder}"], "lora_directory": str(tmp_path), "max_loras": 3}
-    adapters = build_model(load_config(settings, environ={}), DEMO).adapters
+    adapters = ModelBuilder().build(load_config(settings, environ={}).models, DEMO).adapters
     assert [(adapter.name, adapter.folder) for adapter in adapters] == [("tuned", folder)]
     assert (adapters.directory, adapters.max_loaded) == (tmp_path, 3)
-    assert build_model(load_config({"engine": "simulated"}, environ={}), DEMO).adapters.max_loaded == 0
+    assert ModelBuilder().build(load_config({"engine": "simulated"}, environ={}).models, DEMO).adapters.max_loaded == 0
 
 
 def test_steps_are_larger_where_a_gpu_computes_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,13 +266,13 @@ def test_how_chats_are_written(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}<think>{{ m.content }}{% endfor %}")
     given = {"engine": "simulated", "chat_template": str(template)}
-    model = build_model(load_config(given, environ={}), DEMO)
+    model = ModelBuilder().build(load_config(given, environ={}).models, DEMO)
     assert model.guard is not None
     assert model.guard.tokens.keys() >= set(TOKENIZER.special_tokens.values())
     assert model.chat_template is not None
     assert model.chat_template.content_format == "string"
     settings = given | {"chat_template_content_format": "openai", "special_tokens_in_content": True}
-    other = build_model(load_config(settings, environ={}), DEMO)
+    other = ModelBuilder().build(load_config(settings, environ={}).models, DEMO)
     assert other.guard is None
     assert other.chat_template is not None
     assert other.chat_template.content_format == "openai"
@@ -292,7 +295,7 @@ def test_a_model_may_have_a_template_for_chats_with_tools(tmp_path: Path, caplog
     caplog.set_level("INFO", "penstock")
     strict = TURNS.replace("{{ m.content", "{{ raise_exception('') if m.role == 'system' else m.content")
     source = with_templates(tmp_path / "m", {"default": strict, "tool_use": CALLS, "unknown": "{% if %}"})
-    model = build_model(load_config({"engine": "simulated"}, environ={}), source)
+    model = ModelBuilder().build(load_config({"engine": "simulated"}, environ={}).models, source)
     assert model.chat_template is not None
     assert (model.chat_template.source, model.chat_template.with_tools.source) == (strict, CALLS)
     assert model.parsers.tools is not None, "only the template for tools shows calls"
@@ -314,20 +317,22 @@ def test_the_operator_s_template_is_the_one_for_all_chats(tmp_path: Path) -> Non
     template = tmp_path / "template.jinja"
     template.write_text(TURNS)
     source = with_templates(tmp_path / "m", {"default": CALLS, "tool_use": CALLS})
-    model = build_model(load_config({"engine": "simulated", "chat_template": str(template)}, environ={}), source)
+    model = ModelBuilder().build(
+        load_config({"engine": "simulated", "chat_template": str(template)}, environ={}).models, source
+    )
     assert model.chat_template is not None
     assert model.chat_template.with_tools.source == TURNS
     assert model.parsers.tools is None
 
 
 def test_templates_without_a_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = load_config({"engine": "simulated"}, environ={})
-    only = build_model(config, with_templates(tmp_path / "one", {"tool_use": CALLS})).chat_template
+    config = load_config({"engine": "simulated"}, environ={}).models
+    only = ModelBuilder().build(config, with_templates(tmp_path / "one", {"tool_use": CALLS})).chat_template
     assert only is not None
     assert only.source == only.with_tools.source == CALLS
     assert "chat templates" not in caplog.text
     source = with_templates(tmp_path / "two", {"tool_use": CALLS, "rag": TURNS})
-    assert build_model(config, source).chat_template is None
+    assert ModelBuilder().build(config, source).chat_template is None
     assert "has the chat templates rag, tool_use and none for other chats" in caplog.text
 
 

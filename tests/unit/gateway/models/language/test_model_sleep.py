@@ -10,8 +10,8 @@ import pytest
 
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
 from penstock.gateway.apis.ollama.generate import keep, seconds_of
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.adapters import CallCounter
-from penstock.gateway.models.language.language_models import LanguageModels
 from penstock.gateway.models.language.model_sleep import ModelSleep
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.requests.context import RequestContext
@@ -190,7 +190,7 @@ def loaded(stage: Stage) -> LoadedModel:
 @pytest.mark.parametrize("given", ["inf", 1e300, "999999999h", 10**15, -1])
 async def test_longer_than_dates_go_is_for_ever(given: float | str) -> None:
     stage = Stage(idle_seconds=60.0)
-    keep(LanguageModels(), loaded(stage), given, RequestContext())
+    keep(Catalogue(), loaded(stage), given, RequestContext())
     assert stage.sleep.seconds_left is None, "else no timer could be set, and no list could show when it sleeps"
 
 
@@ -202,7 +202,7 @@ async def test_a_duration_is_a_number() -> None:
 @pytest.mark.parametrize("given", [0, "0", "0s", "-0"])
 async def test_a_model_that_does_not_fall_asleep_stays_and_the_answer_says_so(given: float | str) -> None:
     stage, context = Stage(idle_seconds=0.0), RequestContext()
-    keep(LanguageModels(), loaded(stage), given, context)
+    keep(Catalogue(), loaded(stage), given, context)
     assert (stage.sleep.seconds_left, context.record.ignored) == (None, ("keep_alive",))
-    keep(LanguageModels(), loaded(stage), "5m", kept := RequestContext())
+    keep(Catalogue(), loaded(stage), "5m", kept := RequestContext())
     assert kept.record.ignored == ()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.contract.loading import Loading
+from penstock.engines.contract.loading import Loading, silent
 from penstock.gateway.configuration.config import ConfigError, load_config
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.models.language import models
 from penstock.gateway.models.language.hub import fetch_draft_model, fetch_model
 from support.hub import commit, serving_hub
@@ -110,13 +111,15 @@ async def test_a_hub_model_is_downloaded_without_what_is_not_needed(hub):
 
 
 async def test_a_draft_model_of_the_hub(hub, tmp_path):
-    config = await fetch_draft_model(load_config({"speculative_model": "org/small"}, environ={}), lambda report: None)
-    assert (Path(config.model.speculative_model) / "model.safetensors").is_file()
-    for local in ({}, {"speculative_model": str(tmp_path)}):
-        given = load_config(local, environ={})
-        assert await fetch_draft_model(given, lambda report: None) is given
+    def settings(model: str | None) -> ModelSettings:
+        return load_config({"speculative_model": model}, environ={}).models
+
+    fetched = await fetch_draft_model(settings("org/small"), silent)
+    assert (Path(fetched.model.speculative_model) / "model.safetensors").is_file()
+    for local in (settings(None), settings(str(tmp_path))):
+        assert await fetch_draft_model(local, silent) is local
     with pytest.raises(ConfigError, match="speculative-model: org/absent is neither a folder or file here nor"):
-        await fetch_draft_model(load_config({"speculative_model": "org/absent"}, environ={}), lambda report: None)
+        await fetch_draft_model(settings("org/absent"), silent)
 
 
 async def test_a_revision_of_a_hub_model(hub):
@@ -133,7 +136,7 @@ async def test_a_revision_of_a_hub_model(hub):
 
 async def test_a_folder_has_no_revision(tmp_path):
     for model in (None, str(tmp_path)):
-        with pytest.raises(ConfigError, match="revision: only models of the hub have one"):
+        with pytest.raises(ConfigError, match="revision: only hub models have revisions"):
             await fetch_model(model, lambda report: None, "v1")
 
 

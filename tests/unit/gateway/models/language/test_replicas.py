@@ -16,7 +16,7 @@ from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.configuration.config import ConfigError, load_config
-from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import find_model
 from penstock.gateway.models.language.replicas import replica_specs
 from penstock.gateway.models.memory.budget import CacheWish, Demand, MemoryNeeds
@@ -29,7 +29,7 @@ ROLES = {"replicas": 2, "prefill_replicas": 1}
 
 
 def engine_of(**settings: Any) -> Any:
-    return build_model(load_config({"engine": "simulated"} | settings, environ={}), DEMO).engine
+    return ModelBuilder().build(load_config({"engine": "simulated"} | settings, environ={}).models, DEMO).engine
 
 
 def test_one_replica_is_an_engine_like_any() -> None:
@@ -42,9 +42,9 @@ def test_replicas_are_not_loaded_where_there_are_none() -> None:
     code = """
 import sys
 from penstock.gateway.configuration.config import load_config
-from penstock.gateway.models.language.model_builder import build_model
+from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import find_model
-build_model(load_config({"engine": "simulated"}, environ={}), find_model(None))
+ModelBuilder().build(load_config({"engine": "simulated"}, environ={}).models, find_model(None))
 loaded = {"penstock.engines.replicas.engine", "penstock.engines.replicas.routing"}
 loaded |= {"penstock.gateway.models.language.replicas"}
 loaded |= {"penstock.engines.handover.memory", "penstock.engines.handover.shared_blocks"}
@@ -66,7 +66,7 @@ def test_replicas_are_engines_of_one_model() -> None:
         ({"engine": "vllm", "replicas": 2}, "replicas: the vllm engine divides devices by itself"),
         ({"engine": "tensorrt_llm", "replicas": 2}, "replicas: the tensorrt_llm engine divides devices by itself"),
         ({"engine": "torch", "replicas": 2, "device": "cuda:1"}, "replicas: each takes a GPU of its own, so device"),
-        ({"replicas": 0}, "replicas: 0 of them here needs some elsewhere"),
+        ({"replicas": 0}, "replicas: 0 needs a replica-address"),
         ({"replicas": 0, "replica_address": ["ipc:///x/d"]}, "engine: with replicas=0, this is set where"),
         ({"replica_address": ["tcp://host:1"]}, "replica-address: over tcp an engine needs an engine-key"),
         ({"replica_address": ["ipc:///x/d"], "lora_directory": "/"}, "replica-address: engines elsewhere do not have"),

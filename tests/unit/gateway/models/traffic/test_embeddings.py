@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from penstock.engines.encoder.text import TokenizedText
 from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError
-from penstock.gateway.apis.pooling.models import PoolingModel
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
-from penstock.gateway.models.traffic.routing import EmbeddingRouting
+from penstock.gateway.models.entries import Kind, Upstream
+from penstock.gateway.models.pooling.model import PoolingModel
+from penstock.gateway.models.traffic.routing import TrafficRouting
 from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
-from penstock.gateway.transports.http.text_models import TextModels
+from support.kserve import FakeModelStore
 from support.pooling import FakeSource, Setup, served
 
 FIRST, SECOND = WeightedTarget("embedder"), WeightedTarget("second")
@@ -25,10 +27,10 @@ class Server(Setup):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.second = FakeSource()
-        self.plane.add(served(self.tokenizer, "second", self.second))
+        self.models = self.plane.models
+        self.models.add(served(self.tokenizer, "second", self.second))
         self.table = TrafficTable()
-        self.texts = TextModels()
-        self.plane.routing = self.routing = EmbeddingRouting(self.table, self.texts, self.plane)
+        self.models.traffic = TrafficRouting(self.table, self.dataplane, FakeModelStore())
 
     async def ask(self, context: RequestContext) -> PoolingModel:
         model = self.plane.model("public", context)
@@ -54,7 +56,9 @@ async def test_requests_are_divided_and_end_once(tmp_path: Path) -> None:
     assert not any(each.in_flight for each in counts)
     assert public.shadows is not None
     assert public.shadows.results == {"skipped": 61}
-    assert dict(server.plane.loaded_names())["public"].names == ("embedder",)
+    first = dict(server.models.listed())["public"]
+    assert isinstance(first, PoolingModel)
+    assert first.names == ("embedder",)
 
 
 async def test_targets_that_cannot_be_asked(tmp_path: Path) -> None:
@@ -64,7 +68,7 @@ async def test_targets_that_cannot_be_asked(tmp_path: Path) -> None:
     server.second.ready = False
     with pytest.raises(NotReadyError, match="no target to answer"):
         await server.ask(RequestContext())
-    assert "public" not in dict(server.plane.loaded_names())
+    assert "public" not in dict(server.models.listed())
     server.table.put(TrafficRule("public", (WeightedTarget("tiny"),)))
     with pytest.raises(InvalidRequestError):
         server.plane.model("public", RequestContext())
@@ -73,7 +77,8 @@ async def test_targets_that_cannot_be_asked(tmp_path: Path) -> None:
 class Far:
     """A model of another server, which answers at once."""
 
-    apis, created, root, owner, folder = ("embeddings",), 0, "far", "upstream", ""
+    name, apis, created, root, owner, folder = "far", ("embeddings",), 0, "far", "upstream", ""
+    refusal, gives_way = "far away", False
 
     async def answer(self, exchange: Exchange, api: str, body: bytes) -> bytes | None:
         return None
@@ -81,16 +86,16 @@ class Far:
 
 async def test_vectors_of_this_server_and_of_others(tmp_path: Path) -> None:
     server = Server(tmp_path)
-    server.texts.by_name["far"] = Far()
+    server.models.add(cast("Upstream", Far()))
     server.table.put(TrafficRule("public", (FIRST, WeightedTarget("far"))))
     for _ in range(40):
         context = RequestContext()
-        model = server.routing.text_model("public", context, "embeddings", None)
-        if model is None:
+        entry = await server.models.find("public", Kind.EMBEDDINGS, context)
+        if entry.upstream is None:
             assert (await server.ask(context)).names == ("embedder",)
         else:
             exchange = SimpleNamespace(context=context)
-            assert await model.answer(exchange, "embeddings", b"") is None  # type: ignore[arg-type]
+            assert await entry.upstream.answer(exchange, "embeddings", b"") is None  # type: ignore[arg-type]
     counts = server.table.names["public"].route.counts
     assert set(counts) == {"embedder", "far"}
     assert all(each.ended["ok"] and not each.in_flight for each in counts.values())

@@ -201,7 +201,7 @@ async def test_a_target_with_other_tensors_gets_nothing() -> None:
 async def test_adapters_and_embedding_models_are_not_asked_here() -> None:
     setup = Setup(floats("a"), elsewhere="lora")
     setup.put(A, WeightedTarget("lora"))
-    with pytest.raises(UnsupportedError, match="'public' is served by 'lora', which is no model of this API"):
+    with pytest.raises(UnsupportedError, match="'public' is served by 'lora', which is not a model of this API"):
         setup.store.model("public")
     assert setup.store.index(ready=False) == setup.own.index(ready=False)
 

@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.engines.errors import InvalidRequestError, PenstockError
+from penstock.engines.kv_events.index import Stored
+from penstock.engines.kv_events.settings import KVEventsSource
 from penstock.engines.replicas.state import RoutingPolicy
 from penstock.gateway.configuration.upstream_settings import UpstreamSettings
 from penstock.gateway.errors import UpstreamError, UpstreamRateLimitedError, UpstreamUnavailableError
 from penstock.gateway.models.upstream.attempts import OpenAnswer, Question
 from penstock.gateway.models.upstream.failures import AttemptFailed, Redactor
 from penstock.gateway.models.upstream.fleet import Fleet, RetryBudget
-from penstock.gateway.models.upstream.requests import UpstreamRequest
+from penstock.gateway.models.upstream.request_writing import UpstreamRequest
 from penstock.gateway.models.upstream.server import ServerHealth, UpstreamServer
 
+_Events = tuple[str | KVEventsSource, ...]
 QUESTION = Question("m", "chat/completions", [], b"{}", True, 1.0, Redactor(()))
 
 
@@ -111,6 +114,53 @@ async def test_a_session_stays_where_it_was(story: Story) -> None:
     for session in ("", "s", "", "s", "", "s"):
         (await servers.ask(prompt("x", session))).end("200")
     assert len(set(story.attempts[1::2])) == 1
+
+
+def tokens(first: int, count: int = 640) -> Question:
+    return replace(QUESTION, prefix=list(range(first, first + count)), has_tokens=True)
+
+
+def go_live(servers: Fleet) -> None:
+    for followed in servers.followed.values():
+        for rank in followed.ranks:
+            rank.live = True
+
+
+async def test_what_a_server_says_it_has_cached_draws_requests(story: Story) -> None:
+    events = ("", "tcp://b:1", {"endpoint": "tcp://c:1", "replay_endpoint": "tcp://c:9", "ranks": 3})
+    servers = fleet("a", "b", "c", kv_events=msgspec.convert(events, _Events), tokenizer="a folder")
+    assert servers.followed.keys() == {1, 2}
+    go_live(servers)
+    caches = {name: servers.followed[number].ranks[-1].index for name, number in (("b", 1), ("c", 2))}
+    (await servers.ask(tokens(0))).end("200")
+    assert story.attempts == ["a"]
+    caches["c"].apply([Stored(list(range(40)), None, list(range(1000, 1640)), 16)])
+    for first, name in ((1000, "c"), (0, "a"), (1000, "c")):
+        (await servers.ask(tokens(first))).end("200")
+        assert story.attempts[-1] == name
+    assert servers.servers[2].routed_tokens == {"events": 2 * 639, "sent": 0, "no": 2}
+    assert servers.servers[0].routed_tokens == {"events": 0, "sent": 639, "no": 641}
+    caches["c"].clear()
+    caches["b"].apply([Stored(list(range(40)), None, list(range(1000, 1640)), 16)])
+    (await servers.ask(tokens(1000))).end("200")
+    assert story.attempts[-1] == "b", "what the other one was sent does not count, since it tells that it is gone"
+    servers.followed[1].ranks[0].live = False
+    (await servers.ask(tokens(1000))).end("200")
+    assert story.attempts[-1] != "b"
+
+
+async def test_prompts_under_way_count_as_cached(story: Story) -> None:
+    """Before the server's events can tell: of a burst with one prompt each server computes it once."""
+    servers = fleet("a", "b", kv_events=("tcp://a:1", "tcp://b:1"), tokenizer="a folder")
+    go_live(servers)
+    story.hanging = {"a", "b"}
+    burst = [asyncio.create_task(servers.ask(tokens(0, 3200))) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert Counter(story.attempts) == {"a": 3, "b": 2}
+    assert [server.waiting_tokens for server in servers.servers] == [3202, 3201]
+    for task in burst:
+        task.cancel()
+    await asyncio.gather(*burst, return_exceptions=True)
 
 
 @pytest.mark.parametrize("routing", ["round-robin", "least-loaded"])
@@ -292,7 +342,7 @@ def test_retries_are_a_part_of_the_requests(story: list[bool], ratio: float) -> 
     asked = taken = 0
     for is_request in story:
         if is_request:
-            budget.asked()
+            budget.note_request()
             asked += 1
         elif budget.take():
             taken += 1

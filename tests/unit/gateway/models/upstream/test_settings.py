@@ -10,10 +10,11 @@ import pytest
 
 from penstock.classic.model_config import ModelConfig
 from penstock.engines.errors import InvalidRequestError
+from penstock.engines.kv_events.settings import KVEventsSource
 from penstock.gateway.configuration.config import ConfigError, load_config
 from penstock.gateway.configuration.upstream_settings import BaseUrl, base_url
 from penstock.gateway.models.upstream.kserve_model import upstream_settings
-from penstock.gateway.models.upstream.requests import ApiKey, UpstreamRequest
+from penstock.gateway.models.upstream.request_writing import ApiKey, UpstreamRequest
 
 
 def loaded(*given: Any) -> Any:
@@ -31,6 +32,22 @@ def test_a_flag_is_a_name_with_a_url_or_an_object() -> None:
 def test_a_variable_has_several() -> None:
     config = load_config({}, environ={"PENSTOCK_UPSTREAM": "a=http://h;b=http://i"})
     assert [each.name for each in config.upstream.upstream] == ["a", "b"]
+
+
+TWO = {"name": "a", "url": ["http://h", "http://i"]}
+
+
+def test_events_are_named_for_each_url() -> None:
+    [settings] = loaded(
+        TWO | {"kv_events": ["", {"endpoint": "tcp://[::1]:1", "topic": "kv"}], "tokenizer": "a folder"}
+    )
+    assert settings.events_of_urls == (None, KVEventsSource(endpoint="tcp://[::1]:1", topic="kv"))
+    several = KVEventsSource(endpoint="tcp://h:1", replay_endpoint="tcp://h:9", topic="kv", ranks=2)
+    [first, second] = several.of_ranks()
+    assert (first.endpoint, first.replay_endpoint) == ("tcp://h:1", "tcp://h:9")
+    assert second == KVEventsSource(endpoint="tcp://h:2", replay_endpoint="tcp://h:10", topic="kv")
+    [settings] = loaded(TWO | {"kv_events": ["", ""]})
+    assert settings.events_of_urls == ()
 
 
 @pytest.mark.parametrize(
@@ -55,6 +72,18 @@ def test_a_variable_has_several() -> None:
         ({"name": "a", "url": "http://h", "headers": {"Authorization": "Bearer x"}}, "written by this server"),
         ({"name": "a", "url": "http://h", "api_key_env": "X", "client_key": True}, "only one"),
         ({"name": "a", "url": "http://h", "colour": "red"}, "colour"),
+        (TWO | {"kv_events": ["tcp://h:1"], "tokenizer": "t"}, "one entry for each url"),
+        (TWO | {"kv_events": "tcp://h:1", "tokenizer": "t"}, "one entry for each url"),
+        (TWO | {"kv_events": ["tcp://h:1", ""]}, "needs a tokenizer"),
+        (TWO | {"kv_events": ["tcp://h", ""], "tokenizer": "t"}, "tcp://HOST:PORT"),
+        (TWO | {"kv_events": [{"endpoint": "ipc://x"}, ""], "tokenizer": "t"}, "tcp://HOST:PORT"),
+        (TWO | {"kv_events": [{"endpoint": "tcp://h:1", "replay_endpoint": "h:2"}, ""]}, "replay_endpoint"),
+        (TWO | {"kv_events": ["tcp://*:1", ""], "tokenizer": "t"}, "tcp://HOST:PORT"),
+        (TWO | {"kv_events": [{"endpoint": "tcp://h:65535", "ranks": 2}, ""], "tokenizer": "t"}, "tcp://HOST:PORT"),
+        (TWO | {"kv_events": [{"endpoint": "tcp://h:1", "ranks": 0}, ""], "tokenizer": "t"}, "from 1 to 64"),
+        (TWO | {"kv_events": ["tcp://h:1", ""], "tokenizer": "t", "routing": "round-robin"}, "routing by prefix"),
+        ({"name": "a", "url": "http://h", "kv_events": "tcp://h:1", "tokenizer": "t"}, "several urls"),
+        (TWO | {"tokenizer": "t"}, "only kv_events needs it"),
     ],
 )
 def test_what_cannot_be_is_an_error(given: Any, says: str) -> None:
@@ -98,7 +127,7 @@ def test_keys_of_other_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_key_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("penstock.gateway.models.upstream.requests.time.monotonic", lambda: now)
+    monkeypatch.setattr("penstock.gateway.models.upstream.request_writing.time.monotonic", lambda: now)
     (tmp_path / "key").write_text("old")
     key = ApiKey(str(tmp_path / "key"), None)
     (tmp_path / "key").write_text("newer")

@@ -13,15 +13,13 @@ from unittest.mock import AsyncMock
 import pytest
 
 from penstock.classic.python.link import ArenaFiles
-from penstock.engines.errors import EngineError, InvalidRequestError, NotReadyError, OverloadedError
+from penstock.engines.errors import EngineError, NotReadyError
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.apis.kserve.tracing import Tracing
 from penstock.gateway.configuration.config import Config
-from penstock.gateway.processes.fronts.forwarding import Forwarder
 from penstock.gateway.processes.fronts.front_process import FrontProcess, Services
 from penstock.gateway.processes.fronts.messages import Begin, Failed, Serving, Table, decode_from_front
 from penstock.gateway.processes.fronts.model_table import Used
-from penstock.gateway.processes.fronts.private_port import PrivatePort
 from penstock.gateway.processes.fronts.supervisor import Fronts, Slot
 from penstock.gateway.processes.model_host.connection import Connection
 from penstock.gateway.processes.model_host.host import ModelHost
@@ -30,7 +28,6 @@ from penstock.gateway.processes.model_host.publication import Sources
 from penstock.gateway.requests.call import DrainState
 from penstock.gateway.server.front_server import _run
 from penstock.gateway.server.lifecycle import Server
-from protocol.asgi_client import call
 
 NO_TAIL = memoryview(b"")
 
@@ -38,7 +35,14 @@ NO_TAIL = memoryview(b"")
 def services() -> Services:
     nothing: Any = SimpleNamespace(models=list, index=lambda *, ready: [], ready=True)
     host = ModelHost(Sources(nothing, SharedMemoryRegions(False), Tracing()))
-    return Services(host=host, drain=DrainState(), quota_of=lambda digest: None, add_usage=lambda usage: None)
+    return Services(
+        host=host,
+        drain=DrainState(),
+        quota_of=lambda digest: None,
+        add_usage=lambda usage: None,
+        app=nothing,
+        find_handler=nothing,
+    )
 
 
 class Admitted:
@@ -123,58 +127,3 @@ async def test_a_front_begins_with_what_counts_once_it_can_be_told_of_changes(mo
     with pytest.raises(EngineError, match="ended with status 1"):
         await fronts._start(Slot(0, {}))
     assert given == [[]]
-
-
-async def test_a_message_that_cannot_be_read_ends_a_call_that_is_passed_on(tmp_path: Path) -> None:
-    """The supervisor waits for more of it, and would do so for ever."""
-    held: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_unix_server(lambda reader, writer: held.append(writer), tmp_path / "requests")
-    forwarder = Forwarder(str(tmp_path / "requests"), 1)
-    read = AsyncMock(side_effect=InvalidRequestError("not gzip"))
-    rpc: Any = SimpleNamespace(invocation_metadata=tuple, time_remaining=lambda: None, read=read, write=AsyncMock())
-    async with asyncio.timeout(20):
-        with pytest.raises(InvalidRequestError, match="not gzip"):
-            await forwarder.call("/s/m", rpc)
-    assert not forwarder._open
-    server.close()
-    for writer in held:
-        writer.close()
-
-
-async def test_an_app_that_watches_its_client_until_its_answer_is_given_is_no_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        while (await receive())["more_body"]:
-            pass
-        watching = asyncio.create_task(receive())
-        await settle()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"answer", "more_body": False})
-        watching.cancel()
-
-    port = PrivatePort(app, lambda _: None)
-    await port.start(tmp_path / "requests")
-    answer = await call(Forwarder(str(tmp_path / "requests"), 1).http, "/v1/models")
-    await port.stop()
-    assert answer.status == 200
-    assert not caplog.records
-
-
-async def test_a_front_passes_on_a_bounded_number_of_requests(tmp_path: Path) -> None:
-    held: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_unix_server(lambda reader, writer: held.append(writer), tmp_path / "requests")
-    forwarder = Forwarder(str(tmp_path / "requests"), 2)
-    passages = [await forwarder._passage() for _ in range(2)]
-    with pytest.raises(OverloadedError, match="Too many requests wait"):
-        await forwarder._passage()
-    refused = await call(forwarder.http, "/v1/models")
-    assert refused.status == 503
-    assert refused.headers["retry-after"] == "2"
-    forwarder._give_back(passages.pop())
-    passages.append(await forwarder._passage())
-    for passage in passages:
-        forwarder._give_back(passage)
-    server.close()
-    for writer in held:
-        writer.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from penstock.classic.statistics import ModelStatistics
-from penstock.gateway.metrics.requests import Histogram
+from penstock.gateway.metrics.request_metrics import Histogram
 from penstock.gateway.processes.fronts.counts import Samples, Sums, add, samples_of, take
 
 

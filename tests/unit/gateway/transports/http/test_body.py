@@ -53,7 +53,9 @@ async def test_content_length_over_the_limit_is_refused_unread() -> None:
 
 @pytest.mark.parametrize("length", ["-1", "+5", "5.0", "1e3", "0x5", "", " ", "a", "9" * 5000, "٣"])
 async def test_content_length_must_be_a_number(length: str) -> None:
-    assert (await post(SMALL, content_length=length)).status == 400
+    answer = await post(SMALL, content_length=length)
+    assert answer.status == 400
+    assert answer.json()["error"]["message"] == "Content-Length is not a number."
 
 
 @pytest.mark.parametrize(
@@ -139,8 +141,15 @@ async def test_a_byte_order_mark_is_no_part_of_the_json(kind: str | None) -> Non
     assert (await post(MARK + SMALL, **headers)).status == 200
     assert (await post([MARK[:1], MARK[1:], SMALL], **headers)).status == 200
     assert (await post(gzip.compress(MARK + SMALL, mtime=0), content_encoding="gzip", **headers)).status == 200
-    for wrong in (MARK + MARK + SMALL, SMALL + MARK, MARK, "\ufeff".encode("utf-16-le") + SMALL):
-        assert (await post(wrong, **headers)).status == 400
+    for wrong, error in (
+        (MARK + MARK + SMALL, "is not valid JSON"),
+        (SMALL + MARK, "is not valid JSON"),
+        (MARK, "is not valid JSON"),
+        ("\ufeff".encode("utf-16-le") + SMALL, "is not valid UTF-8"),
+    ):
+        answer = await post(wrong, **headers)
+        assert answer.status == 400
+        assert error in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

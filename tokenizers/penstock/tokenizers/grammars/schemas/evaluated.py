@@ -55,15 +55,15 @@ class Evaluated:
     def properties(self, schema: Any, depth: int = 0) -> Names:
         if not isinstance(schema, dict) or depth > _DEEPEST:
             return Names()
-        found = Names(
+        names = Names(
             frozenset(schema.get("properties", ())),
             frozenset(schema.get("patternProperties", ())),
             "additionalProperties" in schema or "unevaluatedProperties" in schema,
         )
         for one in self._beside(schema):
-            self.effort.spend(len(found.names) + len(found.patterns))
-            found |= self.properties(one, depth + 1)
-        return found
+            self.effort.spend(len(names.names) + len(names.patterns))
+            names |= self.properties(one, depth + 1)
+        return names
 
     def items(self, schema: Any, depth: int = 0) -> float:
         """How many items from the first one on; inf: all."""

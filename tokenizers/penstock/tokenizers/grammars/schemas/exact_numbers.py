@@ -152,13 +152,13 @@ def with_exact_numbers(kind: str, text: str) -> tuple[str, str]:
         if kind == "json_schema":
             root = lark.guided_schema(root)
         try:
-            found = _Rules(root, f"exact_number{len(rules)}_", effort).of_root()
-            if sum(map(len, found)) > _MOST_CHARS:
+            rule = _Rules(root, f"exact_number{len(rules)}_", effort).of_root()
+            if sum(map(len, rule)) > _MOST_CHARS:
                 raise ValueError
         except (ValueError, TypeError, AttributeError):  # it is no schema, for example
             return f"%json {json.dumps(_narrowed(root))}"
-        rules.extend(found)
-        return found[0].partition(":")[0]
+        rules.extend(rule)
+        return rule[0].partition(":")[0]
 
     try:
         if kind == "grammar":
@@ -252,27 +252,27 @@ class _Rules:
     def _mark(self) -> None:
         """Raises ValueError for references to other places than definitions."""
         users: dict[str, list[str]] = {}
-        found = []
+        pending = []
         for keyword, definitions in self._definitions.items():
             for name, schema in definitions.items():
                 reference = f"#/{keyword}/{name.replace('~', '~0').replace('/', '~1')}"
                 for used in _references(schema):
                     users.setdefault(used, []).append(reference)
                 if any(map(_is_inexact, _nodes(schema))):
-                    found.append(reference)
+                    pending.append(reference)
         if any(not _REFERENCE.fullmatch(reference) for reference in _references(self._root)):
             raise ValueError
         inexact = {"#"}
-        while found:
-            reference = found.pop()
+        while pending:
+            reference = pending.pop()
             if reference not in inexact:
                 inexact.add(reference)
-                found += users.get(reference, ())
+                pending += users.get(reference, ())
         self._mark_inside(self._root, inexact)
 
     def _mark_inside(self, place: Any, inexact: set[str]) -> bool:
         inside = place.values() if isinstance(place, dict) else place if isinstance(place, list) else ()
-        marks = [self._mark_inside(each, inexact) for each in inside]
+        marks = [self._mark_inside(part, inexact) for part in inside]
         marked = any(marks)
         if isinstance(place, dict):
             marked = marked or _is_inexact(place) or place.get("$ref") in inexact
@@ -345,19 +345,19 @@ class _Rules:
             allowed = {types} if isinstance(types, str) else set(types)
             if not allowed & {"integer", "number"} or not all(isinstance(value, int) for value in lost):
                 raise ValueError
-        others = {"enum": rest} | ({} if types is None else {"type": types})
-        return _any([*map(self._constant, lost), *([self._schema(others)] if rest else [])])
+        exact = {"enum": rest} | ({} if types is None else {"type": types})
+        return _any([*map(self._constant, lost), *([self._schema(exact)] if rest else [])])
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, list):
             return self._join('"["', *self._with_commas(map(self._constant, value)), '"]"')
         if isinstance(value, dict):
-            members = (self._join(_text(name), '":"', self._constant(each)) for name, each in value.items())
+            members = (self._join(_text(name), '":"', self._constant(member)) for name, member in value.items())
             return self._join('"{"', *self._with_commas(members), '"}"')
         return _text(value)
 
     def _with_commas(self, pieces: Iterable[str]) -> list[str]:
-        return [each for piece in pieces for each in (_COMMA, piece)][1:]
+        return [part for piece in pieces for part in (_COMMA, piece)][1:]
 
     def _of_type(self, name: str, node: Schema) -> str:
         if node.keys() - _KNOWN:
@@ -410,7 +410,7 @@ class _Rules:
 
     def _members(self, items: list[tuple[str, bool]], tail: list[str]) -> str:
         """In this order, with commas between those that are there. `tail`: what may follow."""
-        behind = self._rule(" ".join([f"({self._join('', _COMMA, each)})?" for each in tail]) or '""')
+        behind = self._rule(" ".join([f"({self._join('', _COMMA, member)})?" for member in tail]) or '""')
         first = self._rule(" | ".join([*tail, '""']))
         for item, required in reversed(items):
             first = self._rule(f"{item} {behind}" + ("" if required else f" | {first}"))
@@ -422,10 +422,10 @@ _COMMA = '","'
 
 
 def _any(alternatives: Iterable[str]) -> str:
-    found = list(alternatives)
-    if not found:
+    rules = list(alternatives)
+    if not rules:
         raise ValueError
-    return f"({' | '.join(found)})"
+    return f"({' | '.join(rules)})"
 
 
 def _text(value: Any) -> str:
@@ -439,21 +439,21 @@ def _references(place: Any) -> Iterator[str]:
 
 def _pattern(node: Schema, *, whole: bool) -> str | None:
     """None: no number is within the bounds. Raises ValueError where these cannot be written as a pattern."""
-    found = [(keyword, node[keyword]) for keyword in _BOUNDS if keyword in node]
-    if any(isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MOST for _, value in found):
+    bounds = [(keyword, node[keyword]) for keyword in _BOUNDS if keyword in node]
+    if any(isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MOST for _, value in bounds):
         raise ValueError
     if whole:
         least = [
-            math.floor(value) + 1 if name in _EXCLUDES else math.ceil(value) for name, value in found if name in _LOW
+            math.floor(value) + 1 if name in _EXCLUDES else math.ceil(value) for name, value in bounds if name in _LOW
         ]
         most = [
-            math.ceil(value) - 1 if name in _EXCLUDES else math.floor(value) for name, value in found if name in _HIGH
+            math.ceil(value) - 1 if name in _EXCLUDES else math.floor(value) for name, value in bounds if name in _HIGH
         ]
         return integers_between(max(least, default=None), min(most, default=None))
-    if any(int(value) != value for _, value in found):
+    if any(int(value) != value for _, value in bounds):
         raise ValueError
-    low = [Bound(int(value), excluded=name in _EXCLUDES) for name, value in found if name in _LOW]
-    high = [Bound(int(value), excluded=name in _EXCLUDES) for name, value in found if name in _HIGH]
+    low = [Bound(int(value), excluded=name in _EXCLUDES) for name, value in bounds if name in _LOW]
+    high = [Bound(int(value), excluded=name in _EXCLUDES) for name, value in bounds if name in _HIGH]
     tightest = min(high, key=lambda bound: (bound.value, not bound.excluded), default=None)
     return numbers_between(max(low, default=None), tightest)
 
@@ -461,7 +461,7 @@ def _pattern(node: Schema, *, whole: bool) -> str | None:
 def _narrowed(place: Any) -> Any:
     """With bounds that f64 has, and that allow less. Raises ValueError where there are none."""
     if isinstance(place, list):
-        return [_narrowed(each) for each in place]
+        return [_narrowed(item) for item in place]
     if not isinstance(place, dict):
         return place
     node = {key: _narrowed(value) for key, value in place.items()}
@@ -477,15 +477,15 @@ def _nearest(bound: float, low: bool, *, whole: bool) -> float:
     """`whole`: llguidance may read it as the bound of integers."""
     sign = 1 if low else -1
     try:
-        found = int(float(bound))
+        number = int(float(bound))
     except OverflowError:
         raise ValueError(_refusal(bound)) from None
-    if (bound - found) * sign > 0:
-        found = int(math.nextafter(found, sign * math.inf))
-    if whole and found * sign >= _INT64:
+    if (bound - number) * sign > 0:
+        number = int(math.nextafter(number, sign * math.inf))
+    if whole and number * sign >= _INT64:
         raise ValueError(_refusal(bound))
-    found = max(found, int(math.nextafter(-_INT64, 0))) if whole and low else found
-    return found if abs(found) <= _INT64 else float(found)  # whose digits llguidance's reader may round
+    number = max(number, int(math.nextafter(-_INT64, 0))) if whole and low else number
+    return number if abs(number) <= _INT64 else float(number)  # whose digits llguidance's reader may round
 
 
 def _refusal(number: Any) -> str:

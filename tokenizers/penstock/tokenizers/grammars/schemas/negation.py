@@ -24,18 +24,18 @@ def negated(schema: Any) -> Any:
         if keyword in ANNOTATIONS:
             continue
         negate = _KEYWORDS.get(keyword)
-        found = None if negate is None else negate(value)
-        if found is None:
+        opposite = None if negate is None else negate(value)
+        if opposite is None:
             return None
-        alternatives.append(found)
+        alternatives.append(opposite)
     return _any_of(alternatives)
 
 
 def _any_of(schemas: list[Any]) -> Any:
-    wanted = [schema for schema in schemas if schema is not False]
-    if not wanted:
+    possible = [schema for schema in schemas if schema is not False]
+    if not possible:
         return False
-    return wanted[0] if len(wanted) == 1 else {"anyOf": wanted}
+    return possible[0] if len(possible) == 1 else {"anyOf": possible}
 
 
 def _other_types(types: Iterable[str]) -> Any:
@@ -49,18 +49,20 @@ def _not_among(values: list[Any]) -> Any:
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if any(isinstance(value, dict | list) for value in values):
         return None
-    found = [_other_types(_type_of(value) for value in values)]
+    alternatives = [_other_types(_type_of(value) for value in values)]
     if texts:
-        found.append({"type": "string", "pattern": f"^(?:{_other_texts(texts)})$"})
+        alternatives.append({"type": "string", "pattern": f"^(?:{_other_texts(texts)})$"})
     if numbers:
         bounds = [None, *sorted(numbers), None]
         for low, high in pairwise(bounds):
             limits = {"exclusiveMinimum": low, "exclusiveMaximum": high}
-            found.append({"type": "number"} | {name: limit for name, limit in limits.items() if limit is not None})
+            alternatives.append(
+                {"type": "number"} | {name: limit for name, limit in limits.items() if limit is not None}
+            )
     truths = {value for value in values if isinstance(value, bool)}
     if truths:
-        found += [{"const": value} for value in (True, False) if value not in truths]
-    return _any_of(found)
+        alternatives += [{"const": value} for value in (True, False) if value not in truths]
+    return _any_of(alternatives)
 
 
 def _type_of(value: Any) -> str:
@@ -80,9 +82,9 @@ def _other_texts(texts: Iterable[str]) -> str:
             ends = True
     if not by_first:
         return f"{ANY_TEXT}+"
-    others = "".join(_in_brackets(first) for first in by_first)
+    first_chars = "".join(_in_brackets(first) for first in by_first)
     branches = [] if ends else [""]
-    branches.append(f"[^{others}]{ANY_TEXT}*")
+    branches.append(f"[^{first_chars}]{ANY_TEXT}*")
     branches += [f"{re.escape(first)}(?:{_other_texts(rest)})" for first, rest in by_first.items()]
     return "|".join(branches)
 
@@ -96,23 +98,25 @@ def _without(names: list[str]) -> Any:
 
 
 def _some_property(properties: Mapping[str, Any]) -> Any:
-    found = []
+    alternatives = []
     for name, schema in properties.items():
         other = negated(schema)
         if other is None:
             return None
-        found.append(False if other is False else {"type": "object", "required": [name], "properties": {name: other}})
-    return _any_of(found)
+        alternatives.append(
+            False if other is False else {"type": "object", "required": [name], "properties": {name: other}}
+        )
+    return _any_of(alternatives)
 
 
 def _none(schemas: list[Any]) -> Any:
-    others = [negated(schema) for schema in schemas]
-    return None if None in others else {"allOf": others}
+    negations = [negated(schema) for schema in schemas]
+    return None if None in negations else {"allOf": negations}
 
 
 def _some(schemas: list[Any]) -> Any:
-    others = [negated(schema) for schema in schemas]
-    return None if None in others else _any_of(others)
+    negations = [negated(schema) for schema in schemas]
+    return None if None in negations else _any_of(negations)
 
 
 def _bound(kind: str, keyword: str, change: int = 0, least: int | None = None) -> Callable[[Any], Any]:

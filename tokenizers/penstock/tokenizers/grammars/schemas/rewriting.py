@@ -78,22 +78,22 @@ def _choices_are_as_before(root: Schema, other: Schema, effort: Effort) -> bool:
         reference = open_references.pop()
         if reference not in seen:
             seen.add(reference)
-            found = after.resolved({"$ref": reference})
-            written = json.dumps(found)
+            target = after.resolved({"$ref": reference})
+            written = json.dumps(target)
             effort.spend(len(written))
-            if found is None or written != json.dumps(before.resolved({"$ref": reference})):
+            if target is None or written != json.dumps(before.resolved({"$ref": reference})):
                 return False
-            open_references += _references(found)
+            open_references += _references(target)
     return True
 
 
 def _values_of(keyword: str, place: Any) -> list[Any]:
     """All, wherever they are."""
     if isinstance(place, list):
-        return [value for each in place for value in _values_of(keyword, each)]
+        return [value for inner in place for value in _values_of(keyword, inner)]
     if not isinstance(place, dict):
         return []
-    inside = [value for each in place.values() for value in _values_of(keyword, each)]
+    inside = [value for inner in place.values() for value in _values_of(keyword, inner)]
     return [*([place[keyword]] if keyword in place else []), *inside]
 
 
@@ -119,9 +119,9 @@ class _Rewriting:
         if keyword in _ONE:
             return self.of(value)
         if keyword in _SEVERAL and isinstance(value, list):
-            return [self.of(each) for each in value]
+            return [self.of(inner) for inner in value]
         if keyword in _NAMED and isinstance(value, dict):
-            return {name: self.of(each) for name, each in value.items()}
+            return {name: self.of(inner) for name, inner in value.items()}
         return value
 
 
@@ -175,9 +175,9 @@ def _exactly_one(node: Schema, _: Evaluated) -> None:
         return
     if len(schemas) > 1 and any(negated(one) is None for one in schemas):
         return  # llguidance may know that they exclude each other
-    others = [{"anyOf": [*schemas[:place], *schemas[place + 1 :]]} for place in range(len(schemas))]
+    rest = [{"anyOf": [*schemas[:place], *schemas[place + 1 :]]} for place in range(len(schemas))]
     del node["oneOf"]
-    _require_one(node, [{"allOf": [one], "not": other} for one, other in zip(schemas, others, strict=True)])
+    _require_one(node, [{"allOf": [one], "not": other} for one, other in zip(schemas, rest, strict=True)])
 
 
 def _contained(node: Schema, evaluated: Evaluated) -> None:
@@ -240,10 +240,14 @@ def _unique(node: Schema, _: Evaluated) -> None:
 
 def _alternatives(node: Schema) -> list[tuple[Any, ...]]:
     """Of `anyOf` and `oneOf`: an instance fits all schemas of at least one of these."""
-    found: list[tuple[Any, ...]] = [()]
+    combinations: list[tuple[Any, ...]] = [()]
     for keyword in ("anyOf", "oneOf"):
-        found = [(*some, one) for some in found for one in node.get(keyword, ())] if keyword in node else found
-    return found
+        combinations = (
+            [(*some, one) for some in combinations for one in node.get(keyword, ())]
+            if keyword in node
+            else combinations
+        )
+    return combinations
 
 
 def _unevaluated_properties(node: Schema, evaluated: Evaluated) -> None:
@@ -274,8 +278,8 @@ def _evaluate(node: Schema, keyword: str, bound: Callable[[Any, Schema, tuple[An
     alternatives = _alternatives(node)
     rest = node.pop(keyword)
     own = {key: value for key, value in node.items() if key not in ("anyOf", "oneOf")}
-    found = [{**bound(rest, own, some), **({"allOf": list(some)} if some else {})} for some in alternatives]
-    _require(node, *([{"anyOf": found}] if len(found) > 1 else [one for one in found if one]))
+    rewritten = [{**bound(rest, own, some), **({"allOf": list(some)} if some else {})} for some in alternatives]
+    _require(node, *([{"anyOf": rewritten}] if len(rewritten) > 1 else [one for one in rewritten if one]))
 
 
 _RULES: tuple[Callable[[Schema, Evaluated], None], ...] = (

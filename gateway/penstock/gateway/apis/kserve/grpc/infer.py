@@ -38,6 +38,7 @@ from penstock.gateway.errors import drop_traceback
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.record import REQUEST_ON_STREAM
 from penstock.gateway.transports.grpc.call import Call
+from penstock.gateway.transports.stream_driver import StreamDriver
 
 _UNARY_MOMENTS = Moments(received="GRPC_WAITREAD_END", sending="GRPC_SEND_START")
 _STREAM_MOMENTS = Moments(received="GRPC_WAITREAD_END")
@@ -275,42 +276,41 @@ class InferStream:
                 await self.rpc.write(data)
 
 
-class PushedResponses:
-    """An asynchronous iterator over the responses of one request that need their task: the first, and those that
-    `write` does not take. All others go to `write` as the model has them, without resuming the task for each."""
+class ResponseDriver(StreamDriver[InferResponse]):
+    """Of the responses of one request. Its task gets the first one, and those that `write` does not take."""
 
-    def __init__(self, responses: PushedStream, write: Callable[[InferResponse], bool]) -> None:
+    def __init__(self, responses: ResponseStream, write: Callable[[InferResponse], bool]) -> None:
         """`write` returns False for a response that it leaves to the task."""
         self._responses = responses
+        self._pushed = responses if isinstance(responses, PushedStream) and responses.pushes else None
         self._write = write
         self._begun = False
-        self._next: asyncio.Future[InferResponse]
 
-    def __aiter__(self) -> PushedResponses:
-        return self
+    def _listen(self) -> None:
+        if self._pushed is not None and self._begun:
+            self._pushed.listen(self)
 
-    async def __anext__(self) -> InferResponse:
-        if not self._begun:
-            self._begun = True
-            return await self._responses.__anext__()
-        self._next = asyncio.get_running_loop().create_future()
-        try:
-            self._responses.listen(self)
-            return await self._next
-        finally:
-            self._responses.listen(None)
+    def _leave(self) -> None:
+        if self._pushed is not None:
+            self._pushed.listen(None)
+
+    async def _pull(self) -> None:
+        if self._pushed is not None and self._begun:
+            await super()._pull()
+        else:
+            self.take(await anext(self._responses))
 
     def take(self, response: InferResponse) -> None:
-        if self._next.done():  # the task is being cancelled
+        if self._turn.done():  # the task is being cancelled
             return
+        begun, self._begun = self._begun, True
         try:
-            if self._write(response):
+            if begun and self._write(response):
                 return
         except Exception as error:
-            self._next.set_exception(error)
+            self._raise(error)
         else:
-            self._next.set_result(response)
-        self._responses.listen(None)
+            self._wake(response)
 
 
 class _StreamedRequest:
@@ -375,11 +375,8 @@ class _StreamedRequest:
 
     async def _forward(self, responses: ResponseStream) -> None:
         stream, record = self._stream, self._context.record
-        readable: ResponseStream | PushedResponses = responses
-        if isinstance(responses, PushedStream) and responses.pushes:
-            readable = PushedResponses(responses, self._push)
         try:
-            async for response in readable:
+            async for response in ResponseDriver(responses, self._push):
                 self._is_ending = response.final
                 if not self._place.left:
                     await stream.order.turn(self._place)

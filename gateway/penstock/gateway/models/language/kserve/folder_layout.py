@@ -7,22 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import yaml
 
 from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.formats.gguf.files import SUFFIX
-from penstock.gateway.configuration.config import Config, ConfigError
-from penstock.gateway.configuration.sections.language_model import (
-    AdapterConfig,
-    CacheConfig,
-    DoorConfig,
-    EngineConfig,
-    LanguageModelConfig,
-    ReplicaConfig,
-)
-from penstock.gateway.models.language.engine_sharing import is_block_host
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.models.language.kserve.tensor_form import Form
 
 ENGINES = ("auto", "openvino", "simulated", "tensorrt_llm", "torch", "vllm")
@@ -40,22 +31,22 @@ class Layout(Protocol):
 
     form: Form
 
-    def configure(self, server: Config, context: ModelContext) -> Config:
-        """The settings of this model. `server`: those that the server was started with. Raises ConfigError."""
+    def configure(self, defaults: ModelSettings, context: ModelContext) -> ModelSettings:
+        """The settings of this model. `defaults`: MODEL's, some of which it shares. Raises ConfigError."""
         ...
 
 
 def read_settings(path: Path, parse: Callable[[str], object], form: str) -> dict[str, Any] | None:
     """The file's settings without those that are null, None without the file. Raises ConfigError."""
     try:
-        found = parse(path.read_text(encoding="utf-8-sig"))
+        settings = parse(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         raise ConfigError(f"{path.name} cannot be read as {form}") from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ConfigError(f"{path.name} must hold an object of settings")
-    return {str(name): value for name, value in found.items() if value is not None}
+    return {str(name): value for name, value in settings.items() if value is not None}
 
 
 def model_source(model: object, context: ModelContext, file: str) -> str:
@@ -76,49 +67,17 @@ def beside(path: str, folder: Path) -> str:
     return str(local) if local.exists() else path
 
 
-def without_own_model(server: Config) -> Config:
-    """The server's settings less those of the model and the engine on its command line."""
-    kept = {name: getattr(server.model, name) for name in ("threads", "cpus", "numa_nodes")}
-    cache = msgspec.structs.replace(server.cache, **dict.fromkeys(KV_EVENTS))
-    return msgspec.structs.replace(
-        server,
-        model=LanguageModelConfig(**kept),
-        replication=ReplicaConfig(),
-        engine=EngineConfig(),
-        adapters=AdapterConfig(),
-        door=DoorConfig(),
-        cache=cache,
-    )
-
-
-KV_EVENTS = ("kv_events", "kv_events_replay", "kv_events_topic")
-"""The command line's are those of its own model: an address has one publisher."""
-
-
-def with_offload_where_it_works(config: Config) -> Config:
-    """Without the server's kv-offload-dir where the model's engine cannot use it, or the model has no prefix cache."""
-    engine = config.model.engine
-    able = (engine == "auto" or is_block_host(engine)) and config.scheduling.scheduler != "engine"
-    if able and config.cache.prefix_caching:
-        return config
-    none = CacheConfig()
-    cache = msgspec.structs.replace(
-        config.cache, kv_offload_dir=none.kv_offload_dir, kv_offload_bytes=none.kv_offload_bytes
-    )
-    return msgspec.structs.replace(config, cache=cache)
-
-
 def precision(name: str, value: object) -> str:
     """Ours for a framework's name of a precision. Raises ConfigError."""
-    found = _PRECISIONS.get(str(value).removeprefix("torch."))
-    if found is None:
+    ours = _PRECISIONS.get(str(value).removeprefix("torch."))
+    if ours is None:
         raise ConfigError(f"{name}: {value!r} is none of {', '.join(sorted(_PRECISIONS))}")
-    return found
+    return ours
 
 
-def check_tokenizer(given: Mapping[str, Any], context: ModelContext, file: str, model: str) -> None:
+def check_tokenizer(settings: Mapping[str, Any], context: ModelContext, file: str, model: str) -> None:
     """Raises ConfigError for a tokenizer that is not the model's."""
-    tokenizer = given.get("tokenizer")
+    tokenizer = settings.get("tokenizer")
     if tokenizer is not None and model_source(tokenizer, context, file) != model:
         raise ConfigError("tokenizer: it must be the model's own, from the same folder or hub id")
 
@@ -126,10 +85,10 @@ def check_tokenizer(given: Mapping[str, Any], context: ModelContext, file: str, 
 FETCHING = ("revision", "code_revision", "tokenizer_revision", "download_dir", "hf_token")
 
 
-def check_fetching(given: Mapping[str, Any]) -> None:
+def check_fetching(settings: Mapping[str, Any]) -> None:
     """Raises ConfigError for settings about a download that this server does in its own way."""
     for name in FETCHING:
-        if name in given:
+        if name in settings:
             raise ConfigError(
                 f"{name}: this server fetches hub models itself, at their newest revision; HF_HOME says where to, "
                 "HF_TOKEN as whom; a 'model' that is a folder needs neither"
@@ -150,11 +109,11 @@ def check_one_instance(config: ModelConfig) -> ModelInstanceGroup | None:
 
 def check_parameters(config: ModelConfig, known: Mapping[str, str]) -> dict[str, str]:
     """The configuration's parameters. Raises ConfigError for one that is not among `known`."""
-    given = {name: value.string_value for name, value in config.parameters.items()}
-    unknown = given.keys() - known.keys()
+    settings = {name: value.string_value for name, value in config.parameters.items()}
+    unknown = settings.keys() - known.keys()
     if unknown:
         raise ConfigError(f"parameters: {min(unknown)!r} is not one of {', '.join(sorted(known))}")
-    return given
+    return settings
 
 
 def choose(option: str, native: str, package: str) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from penstock.classic.base import InferModel, ModelContext
 from penstock.classic.model_config import ModelConfig
-from penstock.engines.errors import PenstockError
-from penstock.gateway.configuration.config import Config, ConfigError
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.kserve.folder_layout import ENGINES, Layout
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
@@ -21,17 +21,18 @@ from penstock.gateway.models.language.models import LoadedModel
 LANGUAGE_BACKENDS = ("penstock", "tensorrtllm", "vllm")
 """Of models of this server. Those of other servers have the backend `openai` (`upstream/`)."""
 
-BuildModel = Callable[[Config, str], Awaitable[LoadedModel]]
-"""Makes a model that can be started, under this public name; it may have to be downloaded."""
+LoadModel = Callable[[ModelSettings, str], Awaitable[LoadedModel]]
+"""Loads a model under this public name; it serves from then on. Raises ConfigError, PenstockError."""
 
 
 class LanguageModelLoader:
     """A Loader of the model repository."""
 
-    def __init__(self, config: Config, dataplane: DataPlane, build: BuildModel, layout: Layout) -> None:
-        self._config = config
+    def __init__(self, defaults: ModelSettings, dataplane: DataPlane, load: LoadModel, layout: Layout) -> None:
+        """`defaults`: see `Layout.configure`."""
+        self._defaults = defaults
         self._dataplane = dataplane
-        self._build = build
+        self._load = load
         self._layout = layout
 
     def auto_complete(self, config: ModelConfig, version_folder: Path) -> None:
@@ -41,20 +42,12 @@ class LanguageModelLoader:
     async def load(self, context: ModelContext) -> InferModel:
         self._layout.form.check(context.config)
         context.config.model_transaction_policy.decoupled = True  # also where nothing completes configurations
-        config = await asyncio.to_thread(self._layout.configure, self._config, context)
-        model = await self._build(config, context.name)
-        try:
-            await model.start()
-            self._dataplane.models.add(model)
-        except PenstockError:
-            await model.stop()
-            raise
-        self._dataplane.models.serve(model)
+        settings = await asyncio.to_thread(self._layout.configure, self._defaults, context)
         return LanguageModel(
             self._dataplane,
-            model,
+            await self._load(settings, context.name),
             context.name,
-            policy=config.scheduling.policy,
+            policy=settings.scheduling.policy,
             version=context.version,
             config=context.config,
             form=self._layout.form,
@@ -62,7 +55,7 @@ class LanguageModelLoader:
 
 
 def language_loaders(
-    config: Config, dataplane: DataPlane, build: BuildModel, options: Mapping[str, Mapping[str, str]]
+    defaults: ModelSettings, dataplane: DataPlane, load: LoadModel, options: Mapping[str, Mapping[str, str]]
 ) -> dict[str, LanguageModelLoader]:
     """A loader for each of LANGUAGE_BACKENDS. `options`: RepositorySettings.backend_options. Raises ConfigError."""
     layouts: dict[str, Layout] = {
@@ -71,19 +64,19 @@ def language_loaders(
         "vllm": VllmLayout(_engine(options, "vllm", "vllm")),
     }
     _check_options("penstock", options.get("penstock", {}), ())
-    return {name: LanguageModelLoader(config, dataplane, build, layout) for name, layout in layouts.items()}
+    return {name: LanguageModelLoader(defaults, dataplane, load, layout) for name, layout in layouts.items()}
 
 
 def _engine(options: Mapping[str, Mapping[str, str]], backend: str, default: str) -> str:
-    given = options.get(backend, {})
-    _check_options(backend, given, ("engine",))
-    engine = given.get("engine", default)
+    settings = options.get(backend, {})
+    _check_options(backend, settings, ("engine",))
+    engine = settings.get("engine", default)
     if engine not in ENGINES:
         raise ConfigError(f"backend-config: {backend},engine={engine!r} is none of {', '.join(ENGINES)}")
     return engine
 
 
-def _check_options(backend: str, given: Mapping[str, str], known: tuple[str, ...]) -> None:
-    for name in given:
+def _check_options(backend: str, settings: Mapping[str, str], known: tuple[str, ...]) -> None:
+    for name in settings:
         if name not in known:
             raise ConfigError(f"backend-config: the backend {backend} has no setting {name!r}")

@@ -13,8 +13,8 @@ import yaml
 
 from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelInstanceGroup
-from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.models.language.kserve.folder_layout import (
     beside,
     check_fetching,
@@ -25,10 +25,9 @@ from penstock.gateway.models.language.kserve.folder_layout import (
     model_source,
     precision,
     read_settings,
-    with_offload_where_it_works,
-    without_own_model,
 )
 from penstock.gateway.models.language.kserve.trtllm_form import TRTLLM_FORM
+from penstock.gateway.models.language.shared_settings import settings_beside
 
 _FILE = "model.yaml"
 _SETTINGS = {
@@ -69,33 +68,35 @@ class TrtllmLayout:
         """`engine`: what runs these models; the operator may have another one run them."""
         self._engine = engine
 
-    def configure(self, server: Config, context: ModelContext) -> Config:
+    def configure(self, defaults: ModelSettings, context: ModelContext) -> ModelSettings:
         """Raises ConfigError."""
         _check_config(context)
-        given = read_settings(context.version_folder / _FILE, yaml.safe_load, "YAML")
-        if given is None:
+        args = read_settings(context.version_folder / _FILE, yaml.safe_load, "YAML")
+        if args is None:
             raise ConfigError(f"'{_FILE}' containing TRT-LLM engine args not found in version {context.version}")
-        given = {name: value for name, value in given.items() if name not in _AS_HERE or value != _AS_HERE[name]}
-        _check_triton(given.pop("triton_config", {}))
+        args = {name: value for name, value in args.items() if name not in _AS_HERE or value != _AS_HERE[name]}
+        _check_triton(args.pop("triton_config", {}))
         for name, reason in _REFUSED.items():
-            if given.get(name):
+            if args.get(name):
                 raise ConfigError(f"{name}: {reason}")
-        check_fetching(given)
-        model = model_source(given.pop("model", None), context, _FILE)
+        check_fetching(args)
+        model = model_source(args.pop("model", None), context, _FILE)
         _check_no_engine(Path(model))
-        check_tokenizer(given, context, _FILE, model)
-        given.pop("tokenizer", None)
+        check_tokenizer(args, context, _FILE, model)
+        args.pop("tokenizer", None)
         engine = choose(self._engine, "tensorrt_llm", "tensorrt_llm")
-        settings: dict[str, Any] = {"engine": engine, "model": model, **_adapters(given, context), **_cache(given)}
-        if "dtype" in given:
-            settings["dtype"] = precision("dtype", given.pop("dtype"))
-        settings |= {ours: given.pop(name) for name, ours in _SETTINGS.items() if name in given}
-        if engine == "tensorrt_llm":
-            settings |= {"scheduler": "auto", **OF_OUR_SCHEDULER}  # it has its own, whatever other models run under
-        else:
-            _only_common(given, settings, engine)
-        config = overlay(without_own_model(server), settings | ({"engine_args": given} if given else {}))
-        return with_offload_where_it_works(config)
+        settings: dict[str, Any] = {
+            "engine": engine,
+            "model": model,
+            **_adapters(args, context),
+            **_cache(args),
+        }
+        if "dtype" in args:
+            settings["dtype"] = precision("dtype", args.pop("dtype"))
+        settings |= {ours: args.pop(name) for name, ours in _SETTINGS.items() if name in args}
+        if engine != "tensorrt_llm":
+            _only_common(args, settings, engine)
+        return settings_beside(defaults, "foreign", settings | ({"engine_args": args} if args else {}))
 
 
 def _check_config(context: ModelContext) -> None:
@@ -105,15 +106,15 @@ def _check_config(context: ModelContext) -> None:
     check_parameters(context.config, _PARAMETERS)
 
 
-def _check_triton(given: object) -> None:
-    if not isinstance(given, dict):
+def _check_triton(args: object) -> None:
+    if not isinstance(args, dict):
         raise ConfigError("triton_config must be an object")
-    for name, value in given.items():
+    for name, value in args.items():
         if name not in _TRITON:
             raise ConfigError(f"triton_config: {name!r} is not one of {', '.join(_TRITON)}")
-        wanted = _TRITON[name]
-        if wanted is not None and value and value != wanted:
-            raise ConfigError(f"triton_config: {name} must be {wanted}, as in NVIDIA's layout for text")
+        expected = _TRITON[name]
+        if expected is not None and value and value != expected:
+            raise ConfigError(f"triton_config: {name} must be {expected}, as in NVIDIA's layout for text")
 
 
 def _check_no_engine(model: Path) -> None:
@@ -121,10 +122,10 @@ def _check_no_engine(model: Path) -> None:
         raise ConfigError("model: a folder of TensorRT engines, which are not served; name the Hugging Face model")
 
 
-def _adapters(given: dict[str, Any], context: ModelContext) -> dict[str, Any]:
-    """Takes what concerns LoRA out of `given`. The adapters of `lora_dir` are known by their folders' names."""
-    enabled = given.pop("enable_lora", "lora_config" in given)
-    lora = given.pop("lora_config", {})
+def _adapters(args: dict[str, Any], context: ModelContext) -> dict[str, Any]:
+    """Takes what concerns LoRA out of `args`. The adapters of `lora_dir` are known by their folders' names."""
+    enabled = args.pop("enable_lora", "lora_config" in args)
+    lora = args.pop("lora_config", {})
     if not enabled:
         return {}
     if not isinstance(lora, dict):
@@ -136,17 +137,17 @@ def _adapters(given: dict[str, Any], context: ModelContext) -> dict[str, Any]:
     rank = {"max_lora_rank": lora.pop("max_lora_rank")} if "max_lora_rank" in lora else {}
     if lora:
         raise ConfigError(f"lora_config: {min(lora)!r} is not supported; adapters are served from their PEFT folders")
-    if not isinstance(folders, list) or not folders or not all(isinstance(each, str) for each in folders):
+    if not isinstance(folders, list) or not folders or not all(isinstance(folder, str) for folder in folders):
         raise ConfigError("lora_config: lora_dir must list the adapters' folders: requests choose one by its name")
     if not all(isinstance(count, int) for count in room):
         raise ConfigError("lora_config: max_loras and max_cpu_loras must be numbers")
-    adapters = [f"{Path(each).name}={beside(each, context.version_folder)}" for each in folders]
+    adapters = [f"{Path(folder).name}={beside(folder, context.version_folder)}" for folder in folders]
     return {"lora": adapters, "max_loras": max(len(adapters), *room, 1), **rank}
 
 
-def _cache(given: dict[str, Any]) -> dict[str, Any]:
+def _cache(args: dict[str, Any]) -> dict[str, Any]:
     """Takes what our settings say, too, out of kv_cache_config; what is left stays for the engine."""
-    cache = given.pop("kv_cache_config", {})
+    cache = args.pop("kv_cache_config", {})
     if not isinstance(cache, dict):
         raise ConfigError("kv_cache_config must be an object")
     cache = {name: value for name, value in cache.items() if value is not None}
@@ -160,15 +161,15 @@ def _cache(given: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError("kv_cache_config: max_tokens must be a number of at least tokens_per_block")
         settings["num_kv_blocks"] = tokens // size
     if cache:
-        given["kv_cache_config"] = cache
+        args["kv_cache_config"] = cache
     return settings
 
 
-def _only_common(given: dict[str, Any], settings: dict[str, Any], engine: str) -> None:
+def _only_common(args: dict[str, Any], settings: dict[str, Any], engine: str) -> None:
     """Raises ConfigError for what only TensorRT-LLM knows."""
     if engine in ("openvino", "simulated"):
         settings.pop("gpu_memory_utilization", None)  # they take nothing of a GPU
-    if given:
+    if args:
         raise ConfigError(
-            f"{min(given)}: only the tensorrt_llm engine has this setting, and backend-config says engine={engine}"
+            f"{min(args)}: only the tensorrt_llm engine has this setting, and backend-config says engine={engine}"
         )

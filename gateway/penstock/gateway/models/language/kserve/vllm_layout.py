@@ -11,8 +11,8 @@ from typing import Any
 from penstock.classic.base import ModelContext
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.host.gpus import visible_gpus
-from penstock.gateway.configuration.config import Config, ConfigError, overlay
-from penstock.gateway.configuration.sections.language_model import OF_OUR_SCHEDULER
+from penstock.gateway.configuration.config import ConfigError
+from penstock.gateway.configuration.sections.language_model import ModelSettings
 from penstock.gateway.models.language.kserve.folder_layout import (
     beside,
     check_fetching,
@@ -23,10 +23,9 @@ from penstock.gateway.models.language.kserve.folder_layout import (
     model_source,
     precision,
     read_settings,
-    with_offload_where_it_works,
-    without_own_model,
 )
 from penstock.gateway.models.language.kserve.vllm_form import VLLM_FORM
+from penstock.gateway.models.language.shared_settings import settings_beside
 
 _FILE = "model.json"
 _ADAPTERS_FILE = "multi_lora.json"
@@ -65,8 +64,6 @@ _PARAMETERS = {
     "GPU_DEVICE_IDS": "the GPUs of a KIND_MODEL instance",
 }
 """Parameters of config.pbtxt, and how they are met."""
-_NO_GUESSES = {name: OF_OUR_SCHEDULER[name] for name in ("speculative", "max_draft_tokens")}
-"""vLLM has guesses of its own, `speculative_config`."""
 _BOOLS = {"true": True, "false": False}
 
 
@@ -77,32 +74,29 @@ class VllmLayout:
         """`engine`: what runs these models; the operator may have another one run them."""
         self._engine = engine
 
-    def configure(self, server: Config, context: ModelContext) -> Config:
+    def configure(self, defaults: ModelSettings, context: ModelContext) -> ModelSettings:
         """Raises ConfigError."""
-        given = read_settings(context.version_folder / _FILE, json.loads, "JSON")
-        if given is None:
+        args = read_settings(context.version_folder / _FILE, json.loads, "JSON")
+        if args is None:
             raise ConfigError(f"'{_FILE}' containing vllm engine args must be provided in version {context.version}")
-        given = {name: _truth(value) for name, value in given.items()}
-        given = {name: value for name, value in given.items() if name not in _AS_HERE or value != _AS_HERE[name]}
-        check_fetching(given)
-        model = model_source(given.pop("model", None), context, _FILE)
-        check_tokenizer(given, context, _FILE, model)
+        args = {name: _truth(value) for name, value in args.items()}
+        args = {name: value for name, value in args.items() if name not in _AS_HERE or value != _AS_HERE[name]}
+        check_fetching(args)
+        model = model_source(args.pop("model", None), context, _FILE)
+        check_tokenizer(args, context, _FILE, model)
         engine = choose(self._engine, "vllm", "vllm")
-        settings: dict[str, Any] = {"engine": engine, "model": model, **_adapters(given, context)}
+        settings: dict[str, Any] = {"engine": engine, "model": model, **_adapters(args, context)}
         for name in ("tokenizer", *_OF_ITS_FRONT):
-            given.pop(name, None)
-        given |= _devices(context.config, given)
-        if "dtype" in given:
-            settings["dtype"] = precision("dtype", given.pop("dtype"))
-        if "kv_cache_dtype" in given:
-            settings["kv_cache_dtype"] = _cache_precision(given.pop("kv_cache_dtype"))
-        if engine == "vllm":
-            settings |= _NO_GUESSES  # whatever other models do
-        else:
-            _only_common(given, engine)
-        settings |= {ours: given.pop(name) for name, ours in _SETTINGS.items() if name in given}
-        config = overlay(without_own_model(server), settings | ({"engine_args": given} if given else {}))
-        return with_offload_where_it_works(config)
+            args.pop(name, None)
+        args |= _devices(context.config, args)
+        if "dtype" in args:
+            settings["dtype"] = precision("dtype", args.pop("dtype"))
+        if "kv_cache_dtype" in args:
+            settings["kv_cache_dtype"] = _cache_precision(args.pop("kv_cache_dtype"))
+        if engine != "vllm":
+            _only_common(args, engine)
+        settings |= {ours: args.pop(name) for name, ours in _SETTINGS.items() if name in args}
+        return settings_beside(defaults, "foreign", settings | ({"engine_args": args} if args else {}))
 
 
 def _truth(value: object) -> object:
@@ -114,31 +108,31 @@ def _cache_precision(value: object) -> str:
     return "fp8" if value in ("fp8", "fp8_e4m3") else precision("kv_cache_dtype", value)
 
 
-def _adapters(given: dict[str, Any], context: ModelContext) -> dict[str, Any]:
-    """Takes what concerns LoRA out of `given`. As in Triton, adapters are read only where `enable_lora` is true."""
-    enabled = given.pop("enable_lora", False)
-    room = [given.pop(name) for name in ("max_loras", "max_cpu_loras") if name in given]
-    rank = {"max_lora_rank": given.pop("max_lora_rank")} if "max_lora_rank" in given else {}
+def _adapters(args: dict[str, Any], context: ModelContext) -> dict[str, Any]:
+    """Takes what concerns LoRA out of `args`. As in Triton, adapters are read only where `enable_lora` is true."""
+    enabled = args.pop("enable_lora", False)
+    room = [args.pop(name) for name in ("max_loras", "max_cpu_loras") if name in args]
+    rank = {"max_lora_rank": args.pop("max_lora_rank")} if "max_lora_rank" in args else {}
     if not enabled:
         return {}
-    found = read_settings(context.version_folder / _ADAPTERS_FILE, json.loads, "JSON")
-    if found is None:
+    folders = read_settings(context.version_folder / _ADAPTERS_FILE, json.loads, "JSON")
+    if folders is None:
         raise ConfigError(f"Triton backend cannot find {_ADAPTERS_FILE} in version {context.version}.")
-    for name, path in found.items():
+    for name, path in folders.items():
         if "=" in name or not isinstance(path, str):
             raise ConfigError(f"{_ADAPTERS_FILE}: {name!r} must be a name without '=' for a path")
     if not all(isinstance(count, int) for count in room):
         raise ConfigError("max_loras and max_cpu_loras must be numbers")
-    adapters = [f"{name}={beside(path, context.version_folder)}" for name, path in found.items()]
+    adapters = [f"{name}={beside(path, context.version_folder)}" for name, path in folders.items()]
     # vLLM's max_loras is for one batch and others wait in CPU memory; here it is for all that are loaded
     return {"lora": adapters, "max_loras": max(len(adapters), 1, *room), **rank}
 
 
-def _devices(config: ModelConfig, given: dict[str, Any]) -> dict[str, Any]:
+def _devices(config: ModelConfig, args: dict[str, Any]) -> dict[str, Any]:
     """The GPUs that the instance group and GPU_DEVICE_IDS choose, as vLLM's `device_ids`. Raises ConfigError."""
     group = check_one_instance(config)
     parameters = check_parameters(config, _PARAMETERS)
-    size = int(given.get("tensor_parallel_size", 1)) * int(given.get("pipeline_parallel_size", 1))
+    size = int(args.get("tensor_parallel_size", 1)) * int(args.get("pipeline_parallel_size", 1))
     kind = ModelInstanceGroup.KIND_MODEL if group is None else group.kind
     if kind == ModelInstanceGroup.KIND_GPU:
         if size > 1:
@@ -165,11 +159,11 @@ def _device_ids(text: str, size: int) -> list[int]:
     return ids
 
 
-def _only_common(given: dict[str, Any], engine: str) -> None:
+def _only_common(args: dict[str, Any], engine: str) -> None:
     """Takes out what another engine satisfies anyway. Raises ConfigError for what only vLLM knows."""
-    given.pop("enforce_eager", None)  # no other engine captures graphs
+    args.pop("enforce_eager", None)  # no other engine captures graphs
     if engine in ("openvino", "simulated") or not visible_gpus():
-        given.pop("gpu_memory_utilization", None)  # they take nothing of a GPU
-    unknown = given.keys() - _SETTINGS.keys()
+        args.pop("gpu_memory_utilization", None)  # they take nothing of a GPU
+    unknown = args.keys() - _SETTINGS.keys()
     if unknown:
         raise ConfigError(f"{min(unknown)}: only the vllm engine has this setting; backend-config says engine={engine}")

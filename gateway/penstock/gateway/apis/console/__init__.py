@@ -1,0 +1,1 @@
+"""The console at /console: a page for operators, and the feed that it shows."""

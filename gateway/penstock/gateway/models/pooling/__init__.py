@@ -1,0 +1,1 @@
+"""Models that give a row of numbers for a text: embeddings, scores of pairs, classes."""

@@ -1,0 +1,1 @@
+"""The figures that README.md and docs/performance.md show: `python loadtest/benchmarks figures`."""

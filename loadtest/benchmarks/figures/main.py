@@ -1,0 +1,131 @@
+"""The pages of figures, rendered from `figures.toml`, and the tables that are older than the code they measure."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.loadtest.errors import LoadTestError
+
+ROOT = Path(__file__).parents[3]
+DATA = Path(__file__).with_name("figures.toml")
+PAGE = "docs/performance.md"
+README = "README.md"
+_MARKS = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    section: str
+    title: str
+    date: date
+    machine: str
+    """A name of `machines`."""
+    code: tuple[str, ...]
+    """Names of `paths`: what is measured."""
+    method: str
+    body: str
+    """A table in Markdown."""
+    command: str = ""
+    note: str = ""
+
+
+class ReadmeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text: str
+    figure: str
+    table: str
+    """The title of the table that has it."""
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    head: str
+    limitations: str
+    machines: dict[str, str]
+    paths: dict[str, tuple[str, ...]]
+    readme: tuple[ReadmeRow, ...]
+    table: tuple[Table, ...]
+
+
+def main(settings: Mapping[str, Any]) -> int:
+    """Exit status 1: with `check`, a page is not what the data says."""
+    figures = read()
+    stale = [name for name, text in pages(figures).items() if (ROOT / name).read_text(encoding="utf-8") != text]
+    for line in old_tables(figures):
+        print(line)
+    if settings["check"]:
+        for name in stale:
+            print(f"{name} is not what {DATA.relative_to(ROOT)} says: python loadtest/benchmarks figures")
+        return 1 if stale else 0
+    for name, text in pages(figures).items():
+        (ROOT / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+def read(path: Path = DATA) -> Figures:
+    """Raises LoadTestError."""
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Figures)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise LoadTestError(f"{path}: {error}") from None
+
+
+def pages(figures: Figures) -> dict[str, str]:
+    """Text by name; of the README only what is between its marks is from here."""
+    readme = (ROOT / README).read_text(encoding="utf-8")
+    table = "\n".join(_readme_table(figures))
+    return {PAGE: _page(figures), README: _MARKS.sub(lambda marks: f"{marks[1]}{table}\n{marks[2]}", readme)}
+
+
+def _readme_table(figures: Figures) -> Iterator[str]:
+    dates = {table.title: table.date for table in figures.table}
+    yield "| Penstock beside | ratio | measured |"
+    yield "|---|---:|---|"
+    for row in figures.readme:
+        if row.table not in dates:
+            raise LoadTestError(f"{DATA}: there is no table {row.table!r}")
+        yield f"| {row.text} | {row.figure} | {dates[row.table]} |"
+
+
+def _page(figures: Figures) -> str:
+    parts = [figures.head, "\n| machine | |\n|---|---|\n"]
+    parts += [f"| {name} | {text} |\n" for name, text in figures.machines.items()]
+    for section, tables in groupby(figures.table, key=lambda table: table.section):
+        parts.append(f"\n## {section}\n")
+        parts += [_section(table, figures.machines) for table in tables]
+    return "".join([*parts, "\n", figures.limitations])
+
+
+def _section(table: Table, machines: Mapping[str, str]) -> str:
+    if table.machine not in machines:
+        raise LoadTestError(f"{DATA}: {table.title}: there is no machine {table.machine!r}")
+    command = f" `{table.command}`." if table.command else ""
+    note = f"\n{table.note}\n" if table.note else ""
+    head = f"\n### {table.title}\n\n**{table.date}, {table.machine}.**{command} {table.method}\n\n"
+    return head + table.body.strip() + "\n" + note
+
+
+def old_tables(figures: Figures) -> Iterator[str]:
+    """A line for each table that is older than the newest commit to what it measures."""
+    for table in figures.table:
+        paths = [path for name in table.code for path in figures.paths[name]]
+        if missing := [path for path in paths if not (ROOT / path).exists()]:
+            raise LoadTestError(f"{DATA}: {table.title}: there is no {missing[0]}")
+        changed = changed_on(paths)
+        if changed > table.date:
+            yield f"older than its code: {table.title} ({table.date}; changed {changed})"
+
+
+def changed_on(paths: Sequence[str]) -> date:
+    """The day of the newest commit to one of these. Raises LoadTestError outside of a git checkout."""
+    command = ("git", "-C", str(ROOT), "log", "-1", "--format=%cs", "--", *paths)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout.strip():
+        raise LoadTestError(f"git tells no dates: {done.stderr.strip() or 'no commits'}")
+    return date.fromisoformat(done.stdout.strip())

@@ -154,12 +154,13 @@ def test_a_chat_streams_beside_another(open_page: Open, open_server: Server, pic
             pane.get_by_text("together").wait_for()
             assert pane.locator(".token").count() > 3
         page.get_by_role("button", name="Copy as Python").first.click()
+        page.locator("pre.copied", has_text="import os").first.wait_for()
         text = page.locator("pre.copied").first.inner_text()
         assert "client.chat.completions.create(" in text
         assert "Who are you?" in text
         compile(text, "copied", "exec")
         page.get_by_role("button", name="Copy as curl").first.click()
-        assert "curl -N" in page.locator("pre.copied").first.inner_text()
+        page.locator("pre.copied", has_text="curl -N").first.wait_for()
         picture(page, "playground")
 
 

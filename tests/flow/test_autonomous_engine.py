@@ -70,6 +70,18 @@ def submit(
     return engine.submit([AddRequest(engine.new_ids(n), prompt, params, now, deadline, adapter=adapter)])
 
 
+async def test_it_shows_its_queue(start: Start) -> None:
+    engine = await start(limits={"max_num_seqs": 1}, **SLOW)
+    streams = [submit(engine, [number], max_tokens=200) for number in range(2)]
+    [view] = await engine.inspect()
+    while view is None or [row.status for row in view.requests] != ["running", "waiting"]:
+        [view] = await engine.inspect()
+    assert [row.waits_for for row in view.requests] == ["", "turn"]
+    assert view.blocks is None
+    for stream in streams:
+        stream.close()
+
+
 async def collect(stream: RequestStream) -> dict[int, RequestOutput]:
     """Each id's tokens in one output, its last."""
     results: dict[int, RequestOutput] = {}

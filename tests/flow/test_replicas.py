@@ -125,6 +125,18 @@ def busy(replicas: list[MortalEngine]) -> MortalEngine:
     return max(replicas, key=lambda replica: len(replica.received))
 
 
+async def test_each_replica_shows_itself_unless_it_is_down(make: MakeFleet) -> None:
+    fleet, replicas = await make(2, {"max_num_seqs": 1})
+    streams = [fleet.submit([request(fleet, [number])]) for number in range(4)]
+    await fleet.inspect()  # what comes with it waits for the next step
+    views = await fleet.inspect()
+    assert [sum(row.waits_for == "seat" for row in view.requests) for view in views if view] == [1, 1]
+    await replicas[0].die()
+    assert [view is None for view in await fleet.inspect([10**6, 0])] == [True, False]
+    for stream in streams:
+        stream.close()
+
+
 async def test_a_stream_goes_on_behind_its_tokens(make: MakeFleet) -> None:
     fleet, replicas = await make(2)
     reader = Reader(fleet.submit([request(fleet, [1, 2, 3, 4, 5])]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 from penstock.engines.contract.model_info import ModelInfo
@@ -108,11 +109,13 @@ def words(request: GenerateRequest) -> Iterable[Step]:
 class _Described:
     """A LoadedModel that no engine runs."""
 
-    loaded, sleep, chat_template, adapters = True, None, None, AdapterSet()
+    loaded, ready, max_num_seqs, chat_template, adapters = True, True, 1, None, AdapterSet()
 
     def __init__(self, model: ServedModel) -> None:
         self.names = (model.name,)
-        self.describe = lambda name, adapter: model
+        self.engine = SimpleNamespace(info=model.info, failed=False)
+        self.sleep = SimpleNamespace(asleep=False, falls_asleep=False, seconds_left=None)
+        self.describe = lambda name, adapter=None: model
 
 
 class FakeModels(Catalogue):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.engines.client.stream import RequestStream
 from penstock.engines.contract.engine_stats import EngineStats
+from penstock.engines.contract.engine_view import EngineView
 from penstock.engines.contract.messages import AddRequest
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.runner import ModelRunner
@@ -91,6 +92,9 @@ class MortalEngine:
 
     async def reset_prefix_cache(self) -> None:
         await self._engine.reset_prefix_cache()
+
+    async def inspect(self, since_steps: Sequence[int] = ()) -> list[EngineView | None]:
+        return await self._engine.inspect(since_steps)
 
     async def stop(self, reason: str = "The server was stopped.") -> None:
         if self._alive is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from penstock.gateway.generating.request_reading import RequestReader, default_model
+from penstock.gateway.generating.request_reading import JsonBody, RequestReader, default_model
 from penstock.gateway.models.entries import Kind, Upstream, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.requests.context import RequestContext
@@ -88,20 +88,20 @@ class GeneratingEndpoint(ABC, Generic[_R]):
             request = await self._for_own_model(exchange, request)
             if request is None or await self._answer_at_once(exchange, request):
                 return
-            wanted = await self._generate_request(request, exchange.context)
+            text_request = await self._generate_request(request, exchange.context)
             if request.stream and self._settings.heartbeat_s:
-                wanted = replace(wanted, pulse=self._settings.heartbeat_s)
+                text_request = replace(text_request, pulse=self._settings.heartbeat_s)
             if resumable is not None and resumable.has_room:
                 await resumable.begin(
                     exchange,
                     body,
-                    lambda context: self._dataplane.generate(replace(wanted, context=context)),
-                    lambda recorder, generation: self._respond(recorder, request, wanted, generation),
+                    lambda context: self._dataplane.generate(replace(text_request, context=context)),
+                    lambda recorder, generation: self._respond(recorder, request, text_request, generation),
                 )
                 return
-            generation = await self._dataplane.generate(wanted)
+            generation = await self._dataplane.generate(text_request)
             try:
-                await self._respond(exchange, request, wanted, generation)
+                await self._respond(exchange, request, text_request, generation)
             finally:
                 generation.close()
 
@@ -123,7 +123,7 @@ class GeneratingEndpoint(ABC, Generic[_R]):
         return False
 
     @abstractmethod
-    def _parse(self, body: bytes) -> _R:
+    def _parse(self, body: JsonBody) -> _R:
         """Raises InvalidRequestError, UnsupportedError."""
 
     @abstractmethod
@@ -136,7 +136,7 @@ class GeneratingEndpoint(ABC, Generic[_R]):
 
     @abstractmethod
     def _respond(
-        self, exchange: Exchange, request: _R, wanted: GenerateRequest, generation: Generation
+        self, exchange: Exchange, request: _R, text_request: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
         """The whole response, streamed or not."""
 

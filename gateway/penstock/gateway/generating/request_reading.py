@@ -23,18 +23,36 @@ _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 _R = TypeVar("_R")
 
 
-def parse(body: bytes, kind: type[_R], unsupported: Mapping[str, tuple[str, ...]]) -> _R:
+class JsonBody:
+    """A body that is a JSON object, divided into its fields."""
+
+    def __init__(self, content: bytes) -> None:
+        """Raises InvalidRequestError."""
+        self.content = content
+        self.fields = decode_json(content, dict[str, msgspec.Raw])
+
+    @property
+    def model(self) -> str | None:
+        """The name in it; None where there is none, or something else."""
+        raw = self.fields.get("model")
+        try:
+            return None if raw is None else msgspec.json.decode(raw, type=str)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+
+def parse(body: bytes | JsonBody, kind: type[_R], unsupported: Mapping[str, tuple[str, ...]]) -> _R:
     """Decodes a body. `unsupported` names fields that are refused, each with the values that ask for nothing. Raises
     InvalidRequestError, UnsupportedError."""
-    fields = decode_json(body, dict[str, msgspec.Raw])
-    _refuse_unsupported(fields, unsupported)
+    body = JsonBody(body) if isinstance(body, bytes) else body
+    _refuse_unsupported(body.fields, unsupported)
     try:
-        return decode_checked(body, kind)
+        return decode_checked(body.content, kind)
     except InvalidRequestError:
-        whole = _whole_numbers(fields)
+        whole = _whole_numbers(body.fields)
         if not whole:
             raise
-        return decode_checked(msgspec.json.encode(fields | whole), kind)
+        return decode_checked(msgspec.json.encode(body.fields | whole), kind)
 
 
 def _whole_numbers(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
@@ -79,22 +97,22 @@ def media_note(kind: str) -> str:
 
 
 def texts_or_ids(
-    given: str | list[str | int | list[int]], vocab_size: int, most: int, param: str
+    inputs: str | list[str | int | list[int]], vocab_size: int, most: int, param: str
 ) -> list[str | list[int]]:
     """One text or the token ids of one, or a list of at most `most` of these, all of one kind. Raises
     InvalidRequestError."""
-    if isinstance(given, str):
-        return [given]
-    if not given:
+    if isinstance(inputs, str):
+        return [inputs]
+    if not inputs:
         raise InvalidRequestError(f"{param} must not be empty.", param=param)
-    texts = [item for item in given if isinstance(item, str)]
-    token_ids = [item for item in given if isinstance(item, int)]
-    lists = [item for item in given if isinstance(item, list)]
-    if len(given) not in (len(texts), len(token_ids), len(lists)):
+    texts = [item for item in inputs if isinstance(item, str)]
+    token_ids = [item for item in inputs if isinstance(item, int)]
+    lists = [item for item in inputs if isinstance(item, list)]
+    if len(inputs) not in (len(texts), len(token_ids), len(lists)):
         raise InvalidRequestError(f"{param} must not mix texts and token ids.", param=param)
     if token_ids:
         lists = [token_ids]
-    elif len(given) > most:
+    elif len(inputs) > most:
         raise InvalidRequestError(f"{param}: at most {most} {param}s are allowed.", param=param)
     if not all(lists):
         raise InvalidRequestError(f"{param} must not be empty.", param=param)
@@ -152,7 +170,7 @@ class RequestReader(Generic[_R]):
     def __init__(
         self,
         models: Catalogue,
-        parse_body: Callable[[bytes], _R],
+        parse_body: Callable[[JsonBody], _R],
         model_name: Callable[[_R], str],
         choose: Callable[[RequestContext], str],
         kind: Kind | None = None,
@@ -165,49 +183,40 @@ class RequestReader(Generic[_R]):
         self._choose = choose
         self._kind = kind
 
-    async def read(self, exchange: Exchange, body: bytes) -> _R | None:
+    async def read(self, exchange: Exchange, content: bytes) -> _R | None:
         """The request for a model of this server; None when another server has answered it. Raises PenstockError."""
-        own_body = body if self._kind is None else await self._passed_on(exchange, self._kind, body)
-        if own_body is None:
+        whole = JsonBody(content)
+        body = whole if self._kind is None else await self._passed_on(exchange, self._kind, whole)
+        if body is None:
             return None
         try:
-            request = self._parse_body(own_body)
+            request = self._parse_body(body)
             if not self._model_name(request):
                 raise _no_model()
         except InvalidRequestError as error:
-            return await self.read(exchange, self._with_model(own_body, error, exchange.context))
+            return await self.read(exchange, self._with_model(body, error, exchange.context))
         return request
 
-    async def _passed_on(self, exchange: Exchange, kind: Kind, body: bytes) -> bytes | None:
+    async def _passed_on(self, exchange: Exchange, kind: Kind, body: JsonBody) -> JsonBody | None:
         """None when another server has answered; else the body for a model of this server. Raises PenstockError."""
-        name = self._named(body) if self._models.has_upstreams else None
+        name, context = body.model, exchange.context
         if name is None or not self._models.is_upstream(name, kind):
             return body
-        context = exchange.context
         entry = await self._models.find(name, kind, context)
         if context.routed is not None:
-            context.routed.keep(kind.value, body)
-        return body if entry.upstream is None else await entry.upstream.answer(exchange, kind.value, body)
+            context.routed.keep(kind.value, body.content)
+        if entry.upstream is None:
+            return body
+        rest = await entry.upstream.answer(exchange, kind.value, body.content)
+        return None if rest is None else JsonBody(rest)
 
-    def _named(self, body: bytes) -> str | None:
-        """None if it cannot be read: the endpoint will say why."""
-        try:
-            return msgspec.json.decode(body, type=_Named).model
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-            return None
-
-    def _with_model(self, body: bytes, error: InvalidRequestError, context: RequestContext) -> bytes:
+    def _with_model(self, body: JsonBody, error: InvalidRequestError, context: RequestContext) -> bytes:
         """The body of a request that was refused with `error`, with a model. Raises `error` where something else is
         wrong, and what `choose` raises."""
         if error.param != "model":
             raise error
-        fields = decode_json(body, dict[str, msgspec.Raw])
-        if "model" in fields and bytes(fields["model"]) not in _NONE:
+        if "model" in body.fields and bytes(body.fields["model"]) not in _NONE:
             raise error
         name = self._choose(context)
-        context.hold_more(len(body))
-        return msgspec.json.encode({**fields, "model": name})
-
-
-class _Named(msgspec.Struct):
-    model: str | None = None
+        context.hold_more(len(body.content))
+        return msgspec.json.encode({**body.fields, "model": name})

@@ -24,8 +24,6 @@ class Catalogue:
         self._board = board or LoadingBoard()
         self._on_demand = on_demand
         self._entries: dict[str, Entry] = {}
-        self.has_upstreams = on_demand is not None
-        """Whether requests may go to other servers."""
         self.traffic: Traffic | None = None
         """None while no name has rules."""
         self.changes = Changes()
@@ -170,7 +168,6 @@ class Catalogue:
             self._check_free(entry)
         for entry in entries:
             self._put(entry.name, entry.served)
-        self.has_upstreams |= entries[0].upstream is not None
         if isinstance(model, LoadedModel):
             model.sleep.on_change = self.changes.tell
             model.adapters.on_change = self._adapters_changed
@@ -202,7 +199,6 @@ class Catalogue:
         for name in [name for name, entry in self._entries.items() if _belongs(entry, model)]:
             self._put(name, None)
         self._follow_adapters()
-        self.has_upstreams = self._on_demand is not None or any(map(_is_upstream, self._entries.values()))
         self.changes.tell()
 
     def _adapters_changed(self) -> None:
@@ -343,10 +339,6 @@ def _entries_of(model: LoadedModel | PoolingModel | Upstream) -> list[Entry]:
         return own + [Entry(adapter.name, NameHolder(model, adapter)) for adapter in model.adapters]
     names = model.names if isinstance(model, PoolingModel) else (model.name,)
     return [Entry(name, model) for name in names]
-
-
-def _is_upstream(entry: Entry) -> bool:
-    return entry.upstream is not None
 
 
 def _belongs(entry: Entry, model: LoadedModel | Upstream) -> bool:

@@ -54,8 +54,8 @@ _STOP_SECONDS = 15.0
 
 def front_count(config: Config) -> int:
     """Raises ConfigError for options that only one front has."""
-    wanted = config.server.fronts
-    count = max(1, min(usable_cores() // _CORES_OF_FRONT, _MOST_BY_ITSELF)) if wanted == "auto" else wanted
+    fronts = config.server.fronts
+    count = max(1, min(usable_cores() // _CORES_OF_FRONT, _MOST_BY_ITSELF)) if fronts == "auto" else fronts
     if count > 1:
         if sys.platform != "linux":
             raise ConfigError("fronts: several share a port on Linux only")
@@ -178,22 +178,22 @@ class FrontPorts:
     def _reserved(self) -> list[dict[str, socket]]:
         """For each front, its sockets by port. Raises ConfigError."""
         server = self._config.server
-        found: list[dict[str, socket]] = [{} for _ in range(self._folder.fronts)]
+        slots: list[dict[str, socket]] = [{} for _ in range(self._folder.fronts)]
         ports: tuple[tuple[Literal["http", "grpc"], int, bool], ...] = (
             ("http", server.http_port, server.allow_http),
             ("grpc", server.grpc_port, server.allow_grpc),
         )
-        for kind, port, wanted in ports:
-            if not wanted:
+        for kind, port, opens in ports:
+            if not opens:
                 continue
             try:
                 sockets = reserve(server.address(kind), port, self._folder.fronts)
             except OSError as error:
                 raise cannot_listen(server, kind, error) from None
             self._ports[kind] = int(sockets[0].getsockname()[1])
-            for slot, each in zip(found, sockets, strict=True):
-                slot[kind] = each
-        return found if self._ports else []
+            for slot, listening in zip(slots, sockets, strict=True):
+                slot[kind] = listening
+        return slots if self._ports else []
 
     async def _open_metrics(self) -> None:
         try:
@@ -209,11 +209,11 @@ class FrontPorts:
         self._keys.changes.watch(lambda: fronts.tell(keys_message(self._keys.granted)))
         shared.kserve.logs.changes.watch(lambda: fronts.tell(self._logs()))
         tls = [tls_settings(self._config, port) for port in self._ports]
-        if any(each.enabled for each in tls):
+        if any(settings.enabled for settings in tls):
             shared.signals.on_hangup(lambda: fronts.tell(ReadAgain()))
-        for each in tls:
-            if each.unused:
-                logger.warning("%s is not used: --%s-use-ssl turns TLS on", each.unused, each.port)
+        for settings in tls:
+            if settings.unused:
+                logger.warning("%s is not used: --%s-use-ssl turns TLS on", settings.unused, settings.port)
 
     def _first(self, number: int) -> Sequence[FromSupervisor]:
         """What a front is told at its start."""

@@ -377,6 +377,8 @@ class Server:
         if not server.allow_http:
             return
         url = self._ports.http_url(reachable_host(server.address("http")))
+        if shows_console(server):
+            logger.info("a browser shows what the server does: %s/console", url)
         asked = self._models.first_to_ask
         if asked is not None:
             logger.info("%s", first_steps(url, *asked, needs_key=self._keys.needed))

@@ -32,7 +32,7 @@ from penstock.gateway.apis.anthropic.schemas import (
 )
 from penstock.gateway.apis.anthropic.tools import OfferedTools, offered_tools
 from penstock.gateway.generating.endpoint import TranslatingEndpoint, chat_fields
-from penstock.gateway.generating.request_reading import RequestReader, default_model, parse
+from penstock.gateway.generating.request_reading import JsonBody, RequestReader, default_model, parse
 from penstock.gateway.generating.streams import collect, stream
 from penstock.gateway.models.entries import Kind, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
@@ -51,7 +51,7 @@ def upstream_chat(request: MessagesRequest, context: RequestContext) -> Upstream
     if request.max_tokens < 1:
         raise InvalidRequestError("max_tokens must be at least 1.", param="max_tokens")
     note_hints(request, context)
-    given = {
+    fields = {
         "max_tokens": request.max_tokens,
         "stop": request.stop_sequences or None,
         "temperature": request.temperature,
@@ -63,7 +63,7 @@ def upstream_chat(request: MessagesRequest, context: RequestContext) -> Upstream
         "reasoning_effort": asked_effort(request.output_config, context),
         **_format_fields(request.answer_format),
     }
-    return UpstreamChat(chat_fields(given, messages), show_reasoning=shows_thoughts(request.thinking))
+    return UpstreamChat(chat_fields(fields, messages), show_reasoning=shows_thoughts(request.thinking))
 
 
 def _tool_fields(request: MessagesRequest, offered: OfferedTools) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _format_fields(answer: OutputFormat | None) -> dict[str, Any]:
 
 
 class Messages(TranslatingEndpoint[MessagesRequest]):
-    def _parse(self, body: bytes) -> MessagesRequest:
+    def _parse(self, body: JsonBody) -> MessagesRequest:
         return parse(body, MessagesRequest, UNSUPPORTED)
 
     def _model_name(self, request: MessagesRequest) -> str:

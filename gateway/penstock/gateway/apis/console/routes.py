@@ -26,6 +26,7 @@ from penstock.gateway.errors import HttpError
 from penstock.gateway.requests.access import OPERATE, Access, ApiKeys
 from penstock.gateway.requests.addresses import is_loopback
 from penstock.gateway.requests.bounded_json import decode_json
+from penstock.gateway.transports.http.access_control import authorization_of
 from penstock.gateway.transports.http.compression import accepted_coding
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.routes import Api, Route
@@ -113,8 +114,7 @@ class ConsoleGuard:
 
     def check_key(self, exchange: Exchange) -> None:
         """Again, while a stream runs: its key may have been taken away. Raises AuthenticationError."""
-        key = exchange.headers.get(b"x-api-key")
-        self._keys.principal(exchange.headers.get(b"authorization") or (None if key is None else b"Bearer " + key))
+        self._keys.principal(authorization_of(exchange))
 
     @property
     def may_act(self) -> bool:

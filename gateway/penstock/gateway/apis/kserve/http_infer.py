@@ -474,7 +474,7 @@ def encode_infer(
     """
     tensors = list(tensors)
     if _is_plain(inference, tensors, parameters):
-        shown = tuple([(each.name, each.datatype, each.array.shape, each.array.nbytes) for each in tensors])
+        shown = tuple([(tensor.name, tensor.datatype, tensor.array.shape, tensor.array.nbytes) for tensor in tensors])
         head = _plain_answer_head(model.name, model.version, shown)
         return [head, *map(to_buffer, tensors)]
     parts = [b""]

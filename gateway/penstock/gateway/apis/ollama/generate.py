@@ -29,11 +29,11 @@ from penstock.gateway.apis.openai.chat import chat_generation, upstream_chat
 from penstock.gateway.apis.openai.validation import WHAT_FITS, completion_generate_request
 from penstock.gateway.generating.endpoint import TranslatingEndpoint
 from penstock.gateway.generating.fitting import only_prompt
-from penstock.gateway.generating.request_reading import parse
+from penstock.gateway.generating.request_reading import JsonBody, parse
 from penstock.gateway.generating.streams import stream
 from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.entries import UpstreamAnswer, UpstreamChat
-from penstock.gateway.models.language.dataplane import GenerateRequest as WantedText
+from penstock.gateway.models.language.dataplane import GenerateRequest as TextRequest
 from penstock.gateway.models.language.dataplane import Generation, ServedModel
 from penstock.gateway.models.language.models import LoadedModel, NameHolder
 from penstock.gateway.requests.context import RequestContext
@@ -82,13 +82,15 @@ class _Endpoint(TranslatingEndpoint[_R]):
     schema: type[_R]
     is_chat: bool
 
-    def _parse(self, body: bytes) -> _R:
+    def _parse(self, body: JsonBody) -> _R:
         request = parse(body, self.schema, {})
         if request.keep_alive is not None:
             seconds_of(request.keep_alive)
         return request
 
-    def _respond(self, exchange: Exchange, request: _R, wanted: WantedText, generation: Generation) -> Awaitable[None]:
+    def _respond(
+        self, exchange: Exchange, request: _R, text_request: TextRequest, generation: Generation
+    ) -> Awaitable[None]:
         if request.keep_alive is not None:
             keep(self._dataplane.models, self._loaded(request, exchange.context), request.keep_alive, exchange.context)
         return self._respond_from(exchange, request, generation)
@@ -189,7 +191,7 @@ class _Endpoint(TranslatingEndpoint[_R]):
         messages: list[dict[str, Any]],
         context: RequestContext,
         before: Sequence[int] = (),
-    ) -> WantedText:
+    ) -> TextRequest:
         """`before`: tokens that go before the chat's."""
         name, options = self._model_name(request), request.options or Options()
         model = self._dataplane.model(name, context)
@@ -197,16 +199,16 @@ class _Endpoint(TranslatingEndpoint[_R]):
         chat = openai_chat(request, name, tools, within_openai(sampling), context, model)
         bounds = window(options, model.info.context_length, context)
 
-        async def render(shown: list[dict[str, Any]], cut: bool) -> WantedText:
+        async def render(shown: list[dict[str, Any]], cut: bool) -> TextRequest:
             variant = msgspec.structs.replace(chat, truncate_prompt_tokens=WHAT_FITS) if cut else chat
             return await chat_generation(self._dataplane, self._settings, variant, shown, context)
 
         cut = request.truncate is not False
-        wanted = await fitted_chat(messages, render, bounds, context, cut=cut)
+        text_request = await fitted_chat(messages, render, bounds, context, cut=cut)
         if before:
-            prompt = _continued(before, only_prompt(wanted), model)
-            wanted = with_prompt(wanted, bounds.shortened(prompt, "context", context, cut=cut))
-        return widened(bounds.limited(wanted), sampling, context)
+            prompt = _continued(before, only_prompt(text_request), model)
+            text_request = with_prompt(text_request, bounds.shortened(prompt, "context", context, cut=cut))
+        return widened(bounds.limited(text_request), sampling, context)
 
     def _openai_chat(
         self,
@@ -229,7 +231,7 @@ class Chat(_Endpoint[ChatRequest]):
     def _is_empty(self, request: ChatRequest) -> bool:
         return not request.messages
 
-    async def _generate_request(self, request: ChatRequest, context: RequestContext) -> WantedText:
+    async def _generate_request(self, request: ChatRequest, context: RequestContext) -> TextRequest:
         messages = template_messages(request.messages or (), context, self._roles(request, context))
         return await self._chat(request, request.tools, messages, context)
 
@@ -244,7 +246,7 @@ class Generate(_Endpoint[GenerateRequest]):
     schema = GenerateRequest
     is_chat = False
 
-    def _parse(self, body: bytes) -> GenerateRequest:
+    def _parse(self, body: JsonBody) -> GenerateRequest:
         request = super()._parse(body)
         if request.raw and (request.system or request.context or request.template):
             message = "raw: this prompt goes to the model as it is, without system, context and template."
@@ -261,7 +263,7 @@ class Generate(_Endpoint[GenerateRequest]):
             return None
         return generation.prompt_token_ids[0]
 
-    async def _generate_request(self, request: GenerateRequest, context: RequestContext) -> WantedText:
+    async def _generate_request(self, request: GenerateRequest, context: RequestContext) -> TextRequest:
         loaded = self._loaded(request, context)
         source = None if loaded.chat_template is None else loaded.chat_template.source
         as_it_is = _goes_as_it_is(request, source)
@@ -269,7 +271,7 @@ class Generate(_Endpoint[GenerateRequest]):
             return await self._completion(request, context)
         return await self._chat(request, None, _messages(request, context), context, before=request.context or ())
 
-    async def _completion(self, request: GenerateRequest, context: RequestContext) -> WantedText:
+    async def _completion(self, request: GenerateRequest, context: RequestContext) -> TextRequest:
         name, options = self._model_name(request), request.options or Options()
         model = self._dataplane.model(name, context)
         if request.system:
@@ -280,9 +282,9 @@ class Generate(_Endpoint[GenerateRequest]):
             text = await self._tokens(request, str(text), bounds, context)
         sampling = sampling_fields(options, context)
         completion = openai_completion(request, name, text, within_openai(sampling), context)
-        wanted = completion_generate_request(completion, model, self._settings, context)
-        wanted = widened(wanted, sampling, context)
-        return wanted if request.suffix else bounds.limited(wanted)
+        text_request = completion_generate_request(completion, model, self._settings, context)
+        text_request = widened(text_request, sampling, context)
+        return text_request if request.suffix else bounds.limited(text_request)
 
     async def _tokens(self, request: GenerateRequest, text: str, bounds: Window, context: RequestContext) -> list[int]:
         cut = request.truncate is not False

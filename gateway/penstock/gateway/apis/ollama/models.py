@@ -213,7 +213,7 @@ def _description(model: _Model, files: ModelFiles) -> dict[str, Any]:
         "template": model.template,
         "details": {**files.details, "parent_model": model.adapter_of},
         "model_info": {"general.architecture": family, **files.info, **known},
-        "capabilities": [each for each in model.capabilities if each in _CAPABILITIES],
+        "capabilities": [capability for capability in model.capabilities if capability in _CAPABILITIES],
         "modified_at": _modified(model, files),
     }
 

@@ -24,7 +24,7 @@ from penstock.gateway.apis.openai import schemas as openai
 from penstock.gateway.apis.openai.messages import history_arguments, reads_role
 from penstock.gateway.apis.openai.validation import MAX_LOGPROBS
 from penstock.gateway.generating.request_reading import media_note
-from penstock.gateway.models.language.dataplane import GenerateRequest as WantedText
+from penstock.gateway.models.language.dataplane import GenerateRequest as TextRequest
 from penstock.gateway.models.language.dataplane import ServedModel
 from penstock.gateway.models.language.sampling import bounded
 from penstock.gateway.models.language.structured_output import JsonSchema, ResponseFormat
@@ -83,7 +83,7 @@ def within_openai(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, **{name: _clamped(fields[name], *bounds) for name, bounds in _OPENAI_BOUNDS.items()}}
 
 
-def widened(text_request: WantedText, fields: Mapping[str, Any], context: RequestContext) -> WantedText:
+def widened(text_request: TextRequest, fields: Mapping[str, Any], context: RequestContext) -> TextRequest:
     """With those of `fields` that are outside OpenAI's bounds. What is outside the sampler's own is cut and noted."""
     changed = {}
     for name, (low, high) in _OPENAI_BOUNDS.items():

@@ -38,7 +38,7 @@ from penstock.gateway.apis.openai.tools import tool_use
 from penstock.gateway.apis.openai.validation import chat_generate_request, kept_metadata, real_tier, with_metadata
 from penstock.gateway.generating.answer_shape import answer_shape, asked_budget
 from penstock.gateway.generating.endpoint import GeneratingEndpoint, chat_fields
-from penstock.gateway.generating.request_reading import parse
+from penstock.gateway.generating.request_reading import JsonBody, parse
 from penstock.gateway.generating.streams import Collected, collect, collecting, stream
 from penstock.gateway.models.entries import UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation, ServedModel
@@ -164,7 +164,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         super().__init__(dataplane, settings, resumable)
         self._keeper = keeper
 
-    def _parse(self, body: bytes) -> ChatRequest:
+    def _parse(self, body: JsonBody) -> ChatRequest:
         request = parse(body, ChatRequest, CHAT)
         if request.store and self._keeper is None:
             raise UnsupportedError("store: lines of batches are not kept.", param="store")

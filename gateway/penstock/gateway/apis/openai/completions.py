@@ -24,7 +24,7 @@ from penstock.gateway.apis.openai.objects import (
 from penstock.gateway.apis.openai.schemas import COMPLETION, CompletionRequest, StreamOptions
 from penstock.gateway.apis.openai.validation import completion_generate_request
 from penstock.gateway.generating.endpoint import GeneratingEndpoint
-from penstock.gateway.generating.request_reading import parse
+from penstock.gateway.generating.request_reading import JsonBody, parse
 from penstock.gateway.generating.streams import Collected, collect, stream
 from penstock.gateway.models.entries import Kind
 from penstock.gateway.models.language.choice_output import whole_characters
@@ -175,7 +175,7 @@ class Completions(GeneratingEndpoint[CompletionRequest]):
     kind = Kind.COMPLETIONS
     passes_body = True
 
-    def _parse(self, body: bytes) -> CompletionRequest:
+    def _parse(self, body: JsonBody) -> CompletionRequest:
         return parse(body, CompletionRequest, COMPLETION)
 
     def _model_name(self, request: CompletionRequest) -> str:

@@ -150,36 +150,38 @@ class TensorModel:
     ) -> AsyncIterator[UpstreamAnswer | str]:
         """As Upstream has it."""
         request = msgspec.convert({**chat.fields, "model": self.name, "stream": True}, ChatRequest)
-        async with self._asked(exchange, request, await self._chat_prompt(request, exchange), pulse) as answer:
+        async with self._inference(exchange, request, await self._chat_prompt(request, exchange), pulse) as answer:
             yield answer
 
     async def _answer_chat(self, exchange: Exchange, request: ChatRequest) -> None:
         context = exchange.context
         request.metadata = kept_metadata(request.metadata, context)
-        async with self._asked(exchange, request, await self._chat_prompt(request, exchange), self._pulse) as answer:
+        async with self._inference(
+            exchange, request, await self._chat_prompt(request, exchange), self._pulse
+        ) as answer:
             if request.stream:
                 head = self._head("chatcmpl", "chat.completion.chunk", request)
                 frames = _frames(head, request, opening=b'"delta":{"content":', closing=b"}")
                 ending = partial(_ending, frames, request, answer, chat_usage)
                 await stream(exchange, answer, frames, opening=partial(frames.role, 0, None), ending=ending)
                 return
-            [found] = await collect(answer, 1)
-            message = AssistantMessage(found.text)
-            choice = ChatChoice(index=0, message=message, logprobs=None, **_end_of(found))
+            [collected] = await collect(answer, 1)
+            message = AssistantMessage(collected.text)
+            choice = ChatChoice(index=0, message=message, logprobs=None, **_end_of(collected))
             usage = chat_usage(answer.usage) if answer.counted else None
             body = spliced(self._head("chatcmpl", "chat.completion", request), choices=[choice], usage=usage)
             await exchange.respond(200, with_metadata(body, request.metadata) if request.metadata else body)
 
     async def _answer_completion(self, exchange: Exchange, request: CompletionRequest) -> None:
         head = self._head("cmpl", "text_completion", request)
-        async with self._asked(exchange, request, only_prompt(request), self._pulse) as answer:
+        async with self._inference(exchange, request, only_prompt(request), self._pulse) as answer:
             if request.stream:
                 frames = _frames(head, request, opening=b'"text":')
                 ending = partial(_ending, frames, request, answer, usage_object)
                 await stream(exchange, answer, frames, ending=ending)
                 return
-            [found] = await collect(answer, 1)
-            choice = CompletionChoice(index=0, text=found.text, logprobs=None, **_end_of(found))
+            [collected] = await collect(answer, 1)
+            choice = CompletionChoice(index=0, text=collected.text, logprobs=None, **_end_of(collected))
             usage = usage_object(answer.usage) if answer.counted else None
             await exchange.respond(200, spliced(head, choices=[choice], usage=usage))
 
@@ -194,7 +196,7 @@ class TensorModel:
         """Raises PenstockError."""
         exchange.context.principal.require_model(self.name)
         return await self._kserve.pools.text.run(
-            sum(len(str(each.content)) for each in request.messages), self._rendered, request, exchange.context
+            sum(len(str(message.content)) for message in request.messages), self._rendered, request, exchange.context
         )
 
     def _rendered(self, request: ChatRequest, context: RequestContext) -> str:
@@ -225,7 +227,7 @@ class TensorModel:
         return None
 
     @asynccontextmanager
-    async def _asked(
+    async def _inference(
         self, exchange: Exchange, request: CommonRequest, prompt: str, pulse: float | None
     ) -> AsyncIterator[_Answer]:
         """Raises PenstockError."""
@@ -380,5 +382,5 @@ def _ending(frames: Frames, request: CommonRequest, answer: _Answer, usage: Call
     return frames.end(usage(answer.usage) if shows else None)
 
 
-def _end_of(found: Collected) -> dict[str, Any]:
-    return {"finish_reason": found.finish_reason, "stop_reason": found.stop_reason}
+def _end_of(collected: Collected) -> dict[str, Any]:
+    return {"finish_reason": collected.finish_reason, "stop_reason": collected.stop_reason}

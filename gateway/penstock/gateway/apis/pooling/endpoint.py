@@ -16,7 +16,7 @@ import numpy as np
 from penstock.engines.encoder.text import TokenizedText, Vectors
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.pooling.schemas import UNSUPPORTED, PoolingRequest
-from penstock.gateway.generating.request_reading import RequestReader, default_model, parse
+from penstock.gateway.generating.request_reading import JsonBody, RequestReader, default_model, parse
 from penstock.gateway.models.entries import Kind
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.pooling.plane import PoolingPlane
@@ -117,7 +117,7 @@ class PoolingEndpoint(ABC, Generic[_R]):
             exchange.read_deadline()
             await exchange.respond(200, await self.answer(request, exchange.context))
 
-    def _parse(self, body: bytes) -> PoolingRequest:
+    def _parse(self, body: JsonBody) -> PoolingRequest:
         return parse(body, self.schema, self.unsupported)
 
     def _default_model(self, context: RequestContext) -> str:

@@ -26,7 +26,7 @@ from penstock.gateway.apis.responses.tools import NO_TOOLS, ResponseTools, respo
 from penstock.gateway.errors import PreviousResponseError
 from penstock.gateway.generating.endpoint import TranslatingEndpoint
 from penstock.gateway.generating.fitting import longest_that_fits, within
-from penstock.gateway.generating.request_reading import parse
+from penstock.gateway.generating.request_reading import JsonBody, parse
 from penstock.gateway.generating.streams import stream
 from penstock.gateway.models.entries import Kind, UpstreamAnswer, UpstreamChat
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation, Usage
@@ -82,7 +82,9 @@ _TOO_LARGE = "The response is too large to be kept."
 
 
 @dataclass
-class Asked:
+class Turn:
+    """A request, and what it goes on from."""
+
     request: ResponsesRequest
     stream: bool | None
     items: list[InputItem] = field(default_factory=list)
@@ -130,9 +132,9 @@ class Asked:
 class Keeping:
     """Of one response."""
 
-    def __init__(self, responses: ResponseService, asked: Asked, tenant: str) -> None:
+    def __init__(self, responses: ResponseService, turn: Turn, tenant: str) -> None:
         self._responses = responses
-        self._asked = asked
+        self._turn = turn
         self._tenant = tenant
 
     def keep(self, ended: dict[str, Any]) -> None:
@@ -141,13 +143,13 @@ class Keeping:
             body = _encode(ended)
             ended["store"] = self.fits(body)
             if ended["store"]:
-                asked = self._asked
-                self._responses.store.keep(self._tenant, ended["id"], body, asked.items_json, asked.previous)
+                turn = self._turn
+                self._responses.store.keep(self._tenant, ended["id"], body, turn.items_json, turn.previous)
         self._go_on(ended)
 
     def fits(self, body: bytes) -> bool:
         """Whether a response with this JSON is small enough to be kept."""
-        return self._responses.store.fits(len(body) + len(self._asked.items_json), self._asked.previous)
+        return self._responses.store.fits(len(body) + len(self._turn.items_json), self._turn.previous)
 
     def end(self, ended: dict[str, Any]) -> None:
         """For one in the background, which is kept since it was queued. One that is too large has failed."""
@@ -161,10 +163,10 @@ class Keeping:
 
     def _go_on(self, ended: Mapping[str, Any]) -> None:
         """The conversation, if there is one."""
-        conversation_id = self._asked.request.conversation_id
+        conversation_id = self._turn.request.conversation_id
         if conversation_id is not None and ended["status"] in ("completed", "incomplete"):
             output = [item for item in ended["output"] if not _is_half_a_call(item)]
-            items = self._asked.shown_items + output
+            items = self._turn.shown_items + output
             self._responses.conversations.append(conversation_id, self._tenant, items)
 
 
@@ -177,27 +179,27 @@ _BACKGROUND_ROUTE = "/v1/responses/background"
 """In records: the request itself is answered at once."""
 
 
-class CreateResponse(TranslatingEndpoint[Asked]):
+class CreateResponse(TranslatingEndpoint[Turn]):
     def __init__(self, dataplane: DataPlane, settings: AppSettings, responses: ResponseService) -> None:
         super().__init__(dataplane, settings)
         self._responses = responses
         self._stores = responses.store.enabled
 
-    def _parse(self, body: bytes) -> Asked:
+    def _parse(self, body: JsonBody) -> Turn:
         request = parse(body, ResponsesRequest, UNSUPPORTED)
         needs_store = {
             "store": request.store,
             "conversation": request.conversation_id is not None,
             "background": request.background,
         }
-        for name, asked in needs_store.items():
-            if asked and not self._stores:
+        for name, is_present in needs_store.items():
+            if is_present and not self._stores:
                 raise UnsupportedError(f"{name}: this server keeps no responses (--stored-responses).", param=name)
         if request.conversation_id is not None and request.previous_response_id is not None:
             raise InvalidRequestError("conversation and previous_response_id exclude each other.", param="conversation")
         if request.background:
             self._check_background(request)
-        return Asked(request, request.stream)
+        return Turn(request, request.stream)
 
     def _check_background(self, request: ResponsesRequest) -> None:
         """Raises UnsupportedError, InvalidRequestError."""
@@ -207,15 +209,15 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         if request.store is False:
             raise InvalidRequestError("store must not be false with background.", param="store")
 
-    def _model_name(self, request: Asked) -> str:
+    def _model_name(self, request: Turn) -> str:
         return request.request.model
 
-    async def _generate_request(self, asked: Asked, context: RequestContext) -> GenerateRequest:
-        request = asked.request
+    async def _generate_request(self, turn: Turn, context: RequestContext) -> GenerateRequest:
+        request = turn.request
         model = self._dataplane.model(request.model, context)
-        messages = await self._messages(asked, context)
-        chat = chat_request(request, asked.tools, asked.include, context)
-        with in_words_of_responses(context.record, asked.tools.places):
+        messages = await self._messages(turn, context)
+        chat = chat_request(request, turn.tools, turn.include, context)
+        with in_words_of_responses(context.record, turn.tools.places):
 
             def render(messages: Sequence[dict[str, Any]]) -> Awaitable[GenerateRequest]:
                 return chat_generation(self._dataplane, self._settings, chat, list(messages), context)
@@ -224,97 +226,97 @@ class CreateResponse(TranslatingEndpoint[Asked]):
                 text_request = await truncated(messages, model.info.context_length, request.max_output_tokens, render)
             else:
                 text_request = await render(messages)
-        if text_request.stages and asked.include.logprobs:
-            asked.leave_out_logprobs(context, "this model's answers may have reasoning or calls, which have none here.")
+        if text_request.stages and turn.include.logprobs:
+            turn.leave_out_logprobs(context, "this model's answers may have reasoning or calls, which have none here.")
             text_request = replace(text_request, params=msgspec.structs.replace(text_request.params, logprobs=None))
         return replace(text_request, grammar_field=name_of_responses(text_request.grammar_field))
 
-    async def _messages(self, asked: Asked, context: RequestContext) -> list[dict[str, Any]]:
+    async def _messages(self, turn: Turn, context: RequestContext) -> list[dict[str, Any]]:
         """As chat templates know them, with those that the request goes on from. Raises PenstockError."""
-        request = asked.request
-        earlier = await asked.earlier(self._responses, context)
+        request = turn.request
+        earlier = await turn.earlier(self._responses, context)
         before = "previous_response_id" if request.conversation_id is None else "conversation"
-        return template_messages(request.instructions, earlier, asked.items, asked.tools, context, before)
+        return template_messages(request.instructions, earlier, turn.items, turn.tools, context, before)
 
-    async def _answer_at_once(self, exchange: Exchange, asked: Asked) -> bool:
-        if not asked.request.background:
+    async def _answer_at_once(self, exchange: Exchange, turn: Turn) -> bool:
+        if not turn.request.background:
             return False
-        response = await self._begin(exchange.context, asked)
+        response = await self._begin(exchange.context, turn)
         if response.log is None:
             await exchange.respond(200, msgspec.json.encode(response.shown()))
         else:
             await send_events(exchange, response.log, -1, self._settings.heartbeat_s)
         return True
 
-    async def _begin(self, context: RequestContext, asked: Asked) -> BackgroundResponse:
+    async def _begin(self, context: RequestContext, turn: Turn) -> BackgroundResponse:
         """Raises PenstockError."""
         background, tenant = self._responses.background, context.tenant
         background.check_room(tenant)
-        text_request = await self._generate_request(asked, context)
-        keeping = Keeping(self._responses, asked, tenant)
-        response = _object(asked, text_request, Usage(), store=True)
+        text_request = await self._generate_request(turn, context)
+        keeping = Keeping(self._responses, turn, tenant)
+        response = _object(turn, text_request, Usage(), store=True)
         queued = msgspec.json.encode(response.queued())
         if not keeping.fits(queued):
             raise InvalidRequestError("The conversation is too large to be kept.", param="input")
-        size = len(queued) + len(asked.items_json) + OVERHEAD
+        size = len(queued) + len(turn.items_json) + OVERHEAD
         background.check_room(tenant, size)  # others have come meanwhile
         own = context.next_request()
         own.record.route = _BACKGROUND_ROUTE
         context.hand_over_to(own)
         generate = partial(self._dataplane.generate, replace(text_request, context=own))
-        events = ResponseEvents(response, keeping.end, asked.include, asked.tools)
-        begun = BackgroundResponse(own, events, generate, size=size, stream=bool(asked.stream))
+        events = ResponseEvents(response, keeping.end, turn.include, turn.tools)
+        begun = BackgroundResponse(own, events, generate, size=size, stream=bool(turn.stream))
         store = self._responses.store
-        background.begin(begun, store.keep(tenant, response.id, queued, asked.items_json, asked.previous, is_open=True))
+        background.begin(begun, store.keep(tenant, response.id, queued, turn.items_json, turn.previous, is_open=True))
         return begun
 
     def _respond(
-        self, exchange: Exchange, asked: Asked, text_request: GenerateRequest, generation: Generation
+        self, exchange: Exchange, turn: Turn, text_request: GenerateRequest, generation: Generation
     ) -> Awaitable[None]:
         return self._send(
-            exchange, asked, _object(asked, text_request, generation.usage, store=self._kept(asked)), generation
+            exchange, turn, _object(turn, text_request, generation.usage, store=self._kept(turn)), generation
         )
 
-    async def _upstream_chat(self, asked: Asked, context: RequestContext) -> UpstreamChat:
-        if asked.request.background:
+    async def _upstream_chat(self, turn: Turn, context: RequestContext) -> UpstreamChat:
+        if turn.request.background:
             message = "background: this model, which is no language model of this server, makes no such responses."
             raise UnsupportedError(message, param="background")
-        messages = await self._messages(asked, context)
-        if asked.include.logprobs:
-            asked.leave_out_logprobs(context, "models of other servers have no logprobs here.")
-        if asked.request.truncation == "auto":
+        messages = await self._messages(turn, context)
+        if turn.include.logprobs:
+            turn.leave_out_logprobs(context, "models of other servers have no logprobs here.")
+        if turn.request.truncation == "auto":
             context.ignore("truncation", "models of other servers say themselves what does not fit.")
-        return upstream_chat(chat_request(asked.request, asked.tools, asked.include, context), messages)
+        return upstream_chat(chat_request(turn.request, turn.tools, turn.include, context), messages)
 
-    def _renamed(self, asked: Asked, model: str) -> Asked:
-        return Asked(msgspec.structs.replace(asked.request, model=model), asked.stream)
+    def _renamed(self, turn: Turn, model: str) -> Turn:
+        return Turn(msgspec.structs.replace(turn.request, model=model), turn.stream)
 
-    def _respond_from(self, exchange: Exchange, asked: Asked, answer: UpstreamAnswer) -> Awaitable[None]:
-        request = asked.request
+    def _respond_from(self, exchange: Exchange, turn: Turn, answer: UpstreamAnswer) -> Awaitable[None]:
+        request = turn.request
         response = ResponseObject(
             request,
             answer.usage,
             exchange.context.record,
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0,
-            store=self._kept(asked),
+            store=self._kept(turn),
             tier="default",
             presence_penalty=request.presence_penalty or 0.0,
             frequency_penalty=request.frequency_penalty or 0.0,
         )
-        return self._send(exchange, asked, response, answer)
+        return self._send(exchange, turn, response, answer)
 
-    def _kept(self, asked: Asked) -> bool:
-        return self._stores and asked.request.store is not False
+    def _kept(self, turn: Turn) -> bool:
+        return self._stores and turn.request.store is not False
 
     def _send(
-        self, exchange: Exchange, asked: Asked, response: ResponseObject, generation: Generation | UpstreamAnswer
+        self, exchange: Exchange, turn: Turn, response: ResponseObject, generation: Generation | UpstreamAnswer
     ) -> Awaitable[None]:
-        keep = Keeping(self._responses, asked, exchange.context.tenant).keep
-        if not asked.stream:
-            output = Output(asked.include, asked.tools, response.id)
+        keep = Keeping(self._responses, turn, exchange.context.tenant).keep
+        if not turn.stream:
+            output = Output(turn.include, turn.tools, response.id)
             return self._answer(exchange, output, generation, response, keep)
-        events = ResponseEvents(response, keep, asked.include, asked.tools)
+        events = ResponseEvents(response, keep, turn.include, turn.tools)
         exchange.error_form = StreamErrors(events)
         return stream(exchange, generation, events, opening=events.opening, ending=events.ending)
 
@@ -334,14 +336,14 @@ class CreateResponse(TranslatingEndpoint[Asked]):
         await exchange.respond(200, msgspec.json.encode(ended))
 
 
-def _object(asked: Asked, text_request: GenerateRequest, usage: Usage, *, store: bool) -> ResponseObject:
+def _object(turn: Turn, text_request: GenerateRequest, usage: Usage, *, store: bool) -> ResponseObject:
     params, tier, record = (
         text_request.params,
-        real_tier(asked.request.service_tier, text_request),
+        real_tier(turn.request.service_tier, text_request),
         text_request.context.record,
     )
     return ResponseObject(
-        asked.request,
+        turn.request,
         usage,
         record,
         temperature=params.temperature,
@@ -358,8 +360,8 @@ class InputTokens(CreateResponse):
 
     kind = Kind.TOKENS
 
-    async def _answer_at_once(self, exchange: Exchange, asked: Asked) -> bool:
-        text_request = await self._generate_request(asked, exchange.context)
+    async def _answer_at_once(self, exchange: Exchange, turn: Turn) -> bool:
+        text_request = await self._generate_request(turn, exchange.context)
         count = {"object": "response.input_tokens", "input_tokens": len(text_request.prompts[0])}
         await exchange.respond(200, msgspec.json.encode(count))
         return True

@@ -136,7 +136,7 @@ class FrontProcess:
                 files = ArenaFiles("penstock-front")
                 failing.callback(files.close)
                 self._box = BlackBox()
-                listeners = (each.fileno() for each in self._sockets.values())
+                listeners = (listener.fileno() for listener in self._sockets.values())
                 descriptors = [self._box.descriptor, theirs.fileno(), files.down, files.up, *listeners]
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -250,8 +250,8 @@ class FrontProcess:
 
     async def list_requests(self, limit: int, tenant: str | None, model: str | None, seconds: float) -> Listed | None:
         """None: it does not say that in this time."""
-        asked = ListRequests(id=next(self._numbers), limit=limit, tenant=tenant, model=model)
-        answer = await self._ask(asked, seconds)
+        request = ListRequests(id=next(self._numbers), limit=limit, tenant=tenant, model=model)
+        answer = await self._ask(request, seconds)
         return answer if isinstance(answer, Listed) else None
 
     async def watch_requests(self, since: float, limit: int, request: str, seconds: float) -> Watched | None:

@@ -36,7 +36,7 @@ _OF_CODED_BODY = (b"content-encoding", b"content-length")
 _TENSOR_ENDPOINTS = ("/infer", "/generate", "/generate_stream")
 
 
-class _Asked(msgspec.Struct):
+class _ServedFields(msgspec.Struct):
     """What decides who serves a request; of whatever type a client sends it."""
 
     model: Any = ""
@@ -49,8 +49,8 @@ class FrontApp(App):
     def __init__(
         self, models: FrontModels, settings: AppSettings, kserve: KServe, forwarder: Forwarder, quotas: QuotaClient
     ) -> None:
-        def ollama_name(given: str) -> str:
-            return model_name(given, models.serves)
+        def ollama_name(model: str) -> str:
+            return model_name(model, models.serves)
 
         def own(route: Route) -> Route:
             name = ollama_name if route.api is OLLAMA else str
@@ -140,9 +140,9 @@ def _is_served(models: FrontModels, name: Callable[[str], str], resumable: bool,
     """Whether nothing but a model of this front is needed. So is nothing for a body that cannot be read: its error.
     `resumable`: streams outlive their connections, and their clients may come back to another front."""
     try:
-        asked = decode_json(body, _Asked)
+        request = decode_json(body, _ServedFields)
     except InvalidRequestError:
         return True
-    if asked.store or (resumable and asked.stream) or asked.keep_alive is not None or not isinstance(asked.model, str):
+    if request.store or (resumable and request.stream) or request.keep_alive is not None:
         return False
-    return models.serves(name(asked.model))
+    return isinstance(request.model, str) and models.serves(name(request.model))

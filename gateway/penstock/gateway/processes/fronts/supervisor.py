@@ -46,8 +46,8 @@ def reserve(host: str, port: int, count: int) -> list[socket.socket]:
             sockets.append(listener(host, port, backlog=_BACKLOG, reuse_port=True))
             port = sockets[0].getsockname()[1]
     except BaseException:
-        for each in sockets:
-            each.close()
+        for reserved in sockets:
+            reserved.close()
         raise
     return sockets
 
@@ -82,8 +82,8 @@ class Slot:
 
     def close(self) -> None:
         """Clients that wait on these sockets are refused; the kernel spreads connections over the others."""
-        for each in self.sockets.values():
-            each.close()
+        for listening in self.sockets.values():
+            listening.close()
 
 
 class Fronts:
@@ -121,7 +121,7 @@ class Fronts:
 
     async def start(self, sockets: Sequence[Mapping[str, socket.socket]]) -> None:
         """One front for each of these, by the port's kind. Raises EngineError."""
-        self._slots = [Slot(number, each) for number, each in enumerate(sockets)]
+        self._slots = [Slot(number, listeners) for number, listeners in enumerate(sockets)]
         results = await asyncio.gather(*map(self._start, self._slots), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -217,14 +217,14 @@ class Fronts:
 
     def _take_statistics(self, front: FrontProcess, report: Reported) -> None:
         front.forget_pending()
-        for each in report.statistics:
+        for entry in report.statistics:
             try:
-                model = self._models.model(each.name, str(each.version))
+                model = self._models.model(entry.name, str(entry.version))
             except PenstockError:
                 continue  # unloaded meanwhile, with its statistics
-            if isinstance(model, LanguageModel) and model.loaded_model is self._table.model(each.id):
-                add(model.statistics, each.counts)
-                front.add_pending(model.statistics, each.pending)
+            if isinstance(model, LanguageModel) and model.loaded_model is self._table.model(entry.id):
+                add(model.statistics, entry.counts)
+                front.add_pending(model.statistics, entry.pending)
 
     async def refresh(self) -> None:
         """Implements Elsewhere."""
@@ -242,12 +242,12 @@ class Fronts:
         fronts = GaugeMetricFamily("penstock_fronts", "Front processes that serve.", value=len(self.serving))
         text = "Front processes that have taken the place of one that died."
         restarts = CounterMetricFamily("penstock_front_restarts", text, value=self._restarts)
-        families.update({each.name: each for each in (fronts, restarts)})
+        families.update({family.name: family for family in (fronts, restarts)})
 
     async def list_requests(self, limit: int, tenant: str | None, model: str | None) -> list[Chosen]:
         """Of each front that answers."""
-        asked = [front.list_requests(limit, tenant, model, _ASK_SECONDS) for front in self.serving]
-        return [listed.chosen for listed in await asyncio.gather(*asked) if listed is not None]
+        lists = [front.list_requests(limit, tenant, model, _ASK_SECONDS) for front in self.serving]
+        return [listed.chosen for listed in await asyncio.gather(*lists) if listed is not None]
 
     async def watch_requests(self, since: float, limit: int, request: str) -> list[WatchedRequests]:
         """Of each front that answers."""

@@ -156,7 +156,7 @@ class AccessControl:
         if access is not None and access.role is None:  # a probe: kubelets send a pod's address as Host
             check_restriction(self._restrictions, access.group, exchange.headers, "API")
             return
-        principal = self._keys.principal(_authorization(exchange))
+        principal = self._keys.principal(authorization_of(exchange))
         if principal is self._keys.without_key:
             self._guard.check(exchange)
         exchange.context.principal = principal
@@ -173,7 +173,7 @@ class AccessControl:
             exchange.context.count()
 
 
-def _authorization(exchange: Exchange) -> bytes | None:
+def authorization_of(exchange: Exchange) -> bytes | None:
     """Clients of Anthropic's API send their key in a header of its own. Raises InvalidRequestError."""
     authorization, key = exchange.only_header(b"authorization"), exchange.only_header(b"x-api-key")
     return b"Bearer " + key if authorization is None and key is not None else authorization

@@ -157,9 +157,9 @@ class Exchange:
     def read_deadline(self) -> None:
         """Sets the context's deadline to what the client says in `X-Request-Timeout`, if it does. Raises
         InvalidRequestError."""
-        given = self.headers.get(b"x-request-timeout")
-        if given is not None:
-            self.context.limit(timeout_seconds(given.decode("latin-1")))
+        seconds = self.headers.get(b"x-request-timeout")
+        if seconds is not None:
+            self.context.limit(timeout_seconds(seconds.decode("latin-1")))
 
     def call(self) -> Call:
         """The work that this request asks for. Call its `watch` as soon as the body is read."""

@@ -351,7 +351,7 @@ class Http1Connection(SocketConnection):
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
         if self._stream is not None and self._stream.feed(body) > _MAX_UNREAD_BYTES:
-            self._read(wanted=False)
+            self._read(on=False)
 
     def on_message_complete(self) -> None:
         if self._framing and self._parser.should_upgrade():
@@ -368,7 +368,7 @@ class Http1Connection(SocketConnection):
             self._next(stream)
 
     def read_on(self) -> None:
-        self._read(wanted=True)
+        self._read(on=True)
 
     def _hang_up_after_response(self) -> None:
         """No pipelining: what comes behind the request that is being answered is dropped. Clients send it again."""

@@ -97,10 +97,10 @@ def connection_scope(transport: asyncio.BaseTransport, version: str) -> dict[str
 
 def _address(name: Callable[[], Any]) -> tuple[str, int] | None:
     try:
-        found = name()
+        address = name()
     except OSError:  # the client has gone
         return None
-    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
 
 
 class HttpStream(ABC):

@@ -165,10 +165,10 @@ class SocketConnection(asyncio.Protocol, ABC):
         self._unread_answers.note(self, 0)
         self._connections.remove(self)
 
-    def _read(self, *, wanted: bool) -> None:
-        if wanted != self._reading and not self._transport.is_closing():
-            self._reading = wanted
-            if wanted:
+    def _read(self, *, on: bool) -> None:
+        if on != self._reading and not self._transport.is_closing():
+            self._reading = on
+            if on:
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
@@ -208,10 +208,10 @@ def untaken_bytes(transport: asyncio.BaseTransport) -> int:
     import fcntl  # not everywhere
     import termios
 
-    found = bytes(4)
+    number = bytes(4)
     with suppress(OSError, ValueError):  # it is closed already
-        found = fcntl.ioctl(own.fileno(), termios.TIOCOUTQ, found)
-    return int.from_bytes(found, sys.byteorder)
+        number = fcntl.ioctl(own.fileno(), termios.TIOCOUTQ, number)
+    return int.from_bytes(number, sys.byteorder)
 
 
 def watch(connections: Iterable[PortConnection], now: float) -> None:

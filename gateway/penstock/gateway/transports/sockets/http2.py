@@ -61,14 +61,14 @@ class ConnectionWatch:
     def stalled_streams(self, now: float, http2: Http2Connection) -> list[int]:
         """Streams of whose data the client has long taken nothing."""
         before, self._unsent = self._unsent, {}
-        found = []
+        stalled = []
         for stream_id, stream in http2.streams.items():
             if stream.unsent:
                 size, since = before.get(stream_id, (0, now))
                 self._unsent[stream_id] = (stream.unsent, since if stream.unsent == size else now)
                 if now - self._unsent[stream_id][1] > self._settings.stream_seconds:
-                    found.append(stream_id)
-        return found
+                    stalled.append(stream_id)
+        return stalled
 
     def wants_ping(self, now: float, *, busy: bool) -> bool:
         """Notes that one is sent."""
@@ -215,7 +215,7 @@ class Http2SocketConnection(SocketConnection):
     def _read_on(self) -> None:
         """Or not, while there is enough to look at, or to be read by the client."""
         reading = not (self._unlooked or self.http2.unread)
-        self._read(wanted=reading)
+        self._read(on=reading)
 
     def abort(self) -> None:
         if self._ending and not self._transport.get_write_buffer_size():

@@ -66,7 +66,7 @@ def test_replicas_are_engines_of_one_model() -> None:
         ({"engine": "vllm", "replicas": 2}, "replicas: the vllm engine divides devices by itself"),
         ({"engine": "tensorrt_llm", "replicas": 2}, "replicas: the tensorrt_llm engine divides devices by itself"),
         ({"engine": "torch", "replicas": 2, "device": "cuda:1"}, "replicas: each takes a GPU of its own, so device"),
-        ({"replicas": 0}, "replicas: 0 of them here needs some elsewhere"),
+        ({"replicas": 0}, "replicas: 0 needs a replica-address"),
         ({"replicas": 0, "replica_address": ["ipc:///x/d"]}, "engine: with replicas=0, this is set where"),
         ({"replica_address": ["tcp://host:1"]}, "replica-address: over tcp an engine needs an engine-key"),
         ({"replica_address": ["ipc:///x/d"], "lora_directory": "/"}, "replica-address: engines elsewhere do not have"),

@@ -256,7 +256,7 @@ def test_an_address_with_another_fault_meanwhile_is_tried_again(
     while follower.index.keys() != cached(driver):
         follower.next_number = 0
         follower.catch_up()
-    assert caplog.text.count("it will be tried again") == 1
+    assert caplog.text.count("it will be retried") == 1
 
 
 def test_what_cannot_be_is_refused(config: KVEventsConfig) -> None:

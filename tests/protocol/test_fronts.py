@@ -332,7 +332,7 @@ def test_a_front_that_is_killed_costs_its_own_connections_alone(server: Server) 
     assert {stream.tokens for stream in whole} == {300}
     server.wait_for_log(r"front \d is back")
     assert other.is_running()
-    evidence = Path(server.wait_for_log(r"known of the end of front \d is in (\S+)")[1])
+    evidence = Path(server.wait_for_log(r"crash report of front \d: (\S+)")[1])
     report = json.loads((evidence / "report.json").read_text())
     assert (report["kind"], report["pid"], report["signal"]) == ("front", victim.pid, "SIGKILL")
     wait_until(lambda: samples(server)["penstock_fronts", ""] == 2)

@@ -615,7 +615,7 @@ def test_a_public_name_divides_requests_between_own_models_and_those_of_other_se
     counted = HTTP.post(fleet.front.url + "/tokenize", json={"model": "public", "prompt": "hi"}, headers=user)
     assert counted.json()["count"]
     over_kserve = HTTP.post(f"{fleet.front.url}/v2/models/public/generate", json={"text_input": "hi"}, headers=user)
-    assert (over_kserve.status_code, "no model of this API" in over_kserve.text) == (501, True)
+    assert (over_kserve.status_code, "not a model of this API" in over_kserve.text) == (501, True)
     targets = {each["target"]: each for each in rule_state(fleet, "public")["targets"]}
     assert sum(each["accepted"] for each in targets.values()) == 24
     assert all(each["in_flight"] == 0 and set(each["ended"]) == {"ok"} for each in targets.values())

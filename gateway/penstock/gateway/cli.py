@@ -48,12 +48,12 @@ _INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     _check_package()
     parser = _parser()
-    given = list(sys.argv[1:] if argv is None else argv)
-    if not given:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
         parser.exit(2, _OVERVIEW)
-    if given[0] not in parser.commands and ("/" in given[0] or Path(given[0]).exists()):
-        parser.fail(f"there is no command {given[0]!r}", f"to serve it as a model: penstock serve {given[0]}")
-    args = vars(parser.parse_args(given))
+    if arguments[0] not in parser.commands and ("/" in arguments[0] or Path(arguments[0]).exists()):
+        parser.fail(f"there is no command {arguments[0]!r}", f"to serve it as a model: penstock serve {arguments[0]}")
+    args = vars(parser.parse_args(arguments))
     run: Callable[[dict[str, Any]], int] = args.pop("run_command")
     try:
         status = run(args)

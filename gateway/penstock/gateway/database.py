@@ -70,7 +70,7 @@ class Database:
 def is_disk_error(error: Exception) -> bool:
     """Whether it may be gone when the same is tried again: a full disk, a folder that does not answer."""
     if isinstance(error, ExceptionGroup):
-        return all(is_disk_error(each) for each in error.exceptions)
+        return all(is_disk_error(part) for part in error.exceptions)
     return isinstance(error, OSError | sqlite3.OperationalError) and not isinstance(error, FileNotFoundError)
 
 

@@ -51,10 +51,10 @@ class CommandParser(argparse.ArgumentParser):
         if unknown is not None:
             self._refuse(unknown)
         self._check_command(args)
-        found, rest = super().parse_known_args(args, namespace)
+        values, rest = super().parse_known_args(args, namespace)
         if rest:
             self._refuse(rest[0])
-        return found, []
+        return values, []
 
     @property
     def flags(self) -> list[str]:
@@ -86,7 +86,9 @@ class CommandParser(argparse.ArgumentParser):
     @property
     def commands(self) -> Sequence[str]:
         """Where one of them is needed."""
-        groups = [each for each in self._actions if isinstance(each, argparse._SubParsersAction) and each.required]
+        groups = [
+            action for action in self._actions if isinstance(action, argparse._SubParsersAction) and action.required
+        ]
         return [name for group in groups for name in group.choices]
 
     @property
@@ -105,13 +107,13 @@ class CommandParser(argparse.ArgumentParser):
         if flag in self.flags:
             return f"did you mean {flag}?"
         hints = {name: hint for name, hint in self._hints.items() if self._has(flags_in(hint))}
-        longer = [each for each in self.flags if flag.startswith("--") and each.startswith(flag)]
+        longer = [candidate for candidate in self.flags if flag.startswith("--") and candidate.startswith(flag)]
         near = longer[:3] or _near(flag, [*self.flags, *hints])
         if flag in hints or (near and near[0] in hints):
             return hints[flag if flag in hints else near[0]]
         if longer:
             return f"write it in full: {' or '.join(near)}"
-        return f"did you mean {' or '.join(each for each in near if each not in hints)}?" if near else ""
+        return f"did you mean {' or '.join(candidate for candidate in near if candidate not in hints)}?" if near else ""
 
     def _has(self, flags: Collection[str]) -> bool:
         return all(flag in self._option_string_actions for flag in flags)
@@ -132,18 +134,20 @@ class CommandParser(argparse.ArgumentParser):
         if start or not head or not names.startswith("-"):
             return message.removeprefix("argument ")
         written = {arg.partition("=")[0] for arg in self._args}
-        each = names.split("/")
-        return next((name for name in each if name in written), each[-1]) + colon + problem
+        aliases = names.split("/")
+        return next((name for name in aliases if name in written), aliases[-1]) + colon + problem
 
     def fail(self, message: str, hint: str = "") -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n" + (f"{hint}\n" if hint else ""))
 
 
-def _near(flag: str, others: Iterable[str]) -> list[str]:
+def _near(flag: str, flags: Iterable[str]) -> list[str]:
     """The long flags that are spelled almost like it."""
-    names = {each.removeprefix("--"): each for each in others if each.startswith("--")}
+    names = {candidate.removeprefix("--"): candidate for candidate in flags if candidate.startswith("--")}
     name = flag.lstrip("-")
-    return [names[each] for each in get_close_matches(name, names, 2, 0.8) or get_close_matches(name, names, 1)]
+    return [
+        names[candidate] for candidate in get_close_matches(name, names, 2, 0.8) or get_close_matches(name, names, 1)
+    ]
 
 
 def flags_in(hint: str) -> list[str]:

@@ -35,8 +35,8 @@ def add_sections(
             continue
         group = parser.add_argument_group(name, (section.__doc__ or "").strip())
         for field in fields:
-            others = [other for other, ours in (other_names or {}).items() if ours == field.name]
-            _add_flag(group, field, others, positional=field.name == positional, commas=field.name in lists)
+            aliases = [other for other, ours in (other_names or {}).items() if ours == field.name]
+            _add_flag(group, field, aliases, positional=field.name == positional, commas=field.name in lists)
 
 
 def switches(sections: Sections) -> set[str]:
@@ -49,9 +49,9 @@ def switches(sections: Sections) -> set[str]:
     }
 
 
-def _add_flag(group: Any, field: inspect.Field, others: Sequence[str], *, positional: bool, commas: bool) -> None:
+def _add_flag(group: Any, field: inspect.Field, aliases: Sequence[str], *, positional: bool, commas: bool) -> None:
     kind = bare(field.type)
-    flags = ["--" + name.replace("_", "-") for name in (field.name, *others)]
+    flags = ["--" + name.replace("_", "-") for name in (field.name, *aliases)]
     options: dict[str, Any] = {"help": _help(field), "default": argparse.SUPPRESS}
     metavar = _metavar(field.type)
     if positional:

@@ -33,8 +33,8 @@ def bare(kind: inspect.Type) -> inspect.Type:
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
     if isinstance(kind, inspect.UnionType):
-        others = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
-        return bare(others[0]) if len(others) == 1 else kind
+        members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+        return bare(members[0]) if len(members) == 1 else kind
     return kind
 
 
@@ -45,7 +45,7 @@ def extra(kind: inspect.Type, name: str) -> str | None:
     inner = kind.types if isinstance(kind, inspect.UnionType) else ()
     if isinstance(kind, inspect.VarTupleType):
         inner = (kind.item_type,)
-    return next(filter(None, (extra(each, name) for each in inner)), None)
+    return next(filter(None, (extra(member, name) for member in inner)), None)
 
 
 def plain_settings(section: type[msgspec.Struct], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,19 +66,19 @@ def plain(value: Any, kind: inspect.Type) -> Any:
     elif isinstance(kind, inspect.StructType) and isinstance(value, Mapping):
         return _plain_fields(value, kind.fields)
     elif isinstance(kind, inspect.VarTupleType) and isinstance(value, list | tuple):
-        return [plain(each, kind.item_type) for each in value]
+        return [plain(item, kind.item_type) for item in value]
     return value
 
 
 def _plain_fields(values: Mapping[str, Any], fields: Sequence[inspect.Field]) -> dict[str, Any]:
     kinds = {field.encode_name: field.type for field in fields}
-    found = dict(values)
-    for name in found.keys() & kinds.keys():
+    converted = dict(values)
+    for name in converted.keys() & kinds.keys():
         try:
-            found[name] = plain(found[name], kinds[name])
+            converted[name] = plain(converted[name], kinds[name])
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    return found
+    return converted
 
 
 def _plain_text(text: str, kind: inspect.Type) -> str | float:
@@ -86,8 +86,8 @@ def _plain_text(text: str, kind: inspect.Type) -> str | float:
     if unit is not None and not _is_number(text):
         return _quantity(text, unit, whole=isinstance(bare(kind), inspect.IntType))
     if isinstance(literal := bare(kind), inspect.LiteralType):
-        words = (each for each in literal.values if isinstance(each, str))
-        return next((each for each in words if each.lower() == text.lower()), text)
+        words = (word for word in literal.values if isinstance(word, str))
+        return next((word for word in words if word.lower() == text.lower()), text)
     if text.startswith("~") and extra(kind, "metavar") in _PATHS:
         return os.path.expanduser(text)
     return text

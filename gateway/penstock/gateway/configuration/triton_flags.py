@@ -105,7 +105,7 @@ def without_triton_forms(switches: Collection[str], parser: CommandParser, argv:
             plain.append(_switch(flag, value, switches) if equals else flag)
             continue
         ours, more = _ours(parser, flag, value if equals else next(rest, ""))
-        plain += [_switch(*each, switches) for each in ours]
+        plain += [_switch(*setting, switches) for setting in ours]
         warnings |= dict.fromkeys(more)
     for warning in warnings:
         print(f"{parser.prog}: warning: {warning}", file=sys.stderr)
@@ -116,10 +116,10 @@ def _in_full(parser: CommandParser, flag: str) -> str:
     """A flag of Triton's that may be abbreviated, where no other flag begins so; any other flag as it is. Triton reads
     its command line by getopt_long, so start scripts have --model-repo. An abbreviation means what the whole name
     means; where there are several, the command fails and names them."""
-    longer = sorted({each for each in (*parser.flags, *_OTHERS) if each.startswith(flag)})
+    longer = sorted({candidate for candidate in (*parser.flags, *_OTHERS) if candidate.startswith(flag)})
     if flag in longer:
         return flag
-    if len(longer) > 1 and any(each in TRITON_SERVED or each in _OTHERS for each in longer):
+    if len(longer) > 1 and any(candidate in TRITON_SERVED or candidate in _OTHERS for candidate in longer):
         more = ", ..." if len(longer) > _MOST_LISTED else ""
         parser.fail(f"there is no flag {flag}", f"write it in full: {' or '.join(longer[:_MOST_LISTED])}{more}")
     one = longer[0] if longer else flag

@@ -38,10 +38,10 @@ class AskedBudget:
     """The field that says so."""
 
 
-def asked_budget(*given: tuple[str, int | None], max_tokens: int) -> AskedBudget | None:
+def asked_budget(*limits: tuple[str, int | None], max_tokens: int) -> AskedBudget | None:
     """Of a request's fields, each with its value; `max_tokens` 0: what the context leaves. None: no bound, or one that
     `max_tokens` keeps by itself. Raises InvalidRequestError."""
-    budgets = [AskedBudget(tokens, param) for param, tokens in given if tokens is not None]
+    budgets = [AskedBudget(tokens, param) for param, tokens in limits if tokens is not None]
     for budget in budgets:
         if budget.tokens < 0:
             raise InvalidRequestError(f"{budget.param} must not be negative.", param=budget.param)
@@ -78,16 +78,19 @@ def within_budget(
     return msgspec.structs.replace(grammar or _ANY_TEXT, budget=bound)
 
 
-def answer_grammar(asked: Grammar | None, use: ToolUse, parsers: ModelParsers, info: ModelInfo) -> Grammar | None:
-    """`asked`: what the request's own fields say. Raises UnsupportedError for what a grammar cannot promise here."""
+def answer_grammar(
+    request_grammar: Grammar | None, use: ToolUse, parsers: ModelParsers, info: ModelInfo
+) -> Grammar | None:
+    """`request_grammar`: what the request's own fields say. Raises UnsupportedError for what a grammar cannot
+    promise here."""
     strict = any(tool.strict for tool in use.tools)
-    if not (use.is_forced or strict or asked):
+    if not (use.is_forced or strict or request_grammar):
         return None
     if not info.supports_grammars:
         param = "tool_choice" if use.is_forced else "tools" if strict else None
         raise UnsupportedError("This model's engine has no structured output.", param=param)
     if not use.tools:
-        return asked
+        return request_grammar
     parser = use.parser(parsers)
     form = None if parser is None else parser.form
     if form is None:
@@ -97,11 +100,11 @@ def answer_grammar(asked: Grammar | None, use: ToolUse, parsers: ModelParsers, i
         raise UnsupportedError(message, param="tools")
     if use.is_forced:
         return Grammar("grammar", form.calls(use.tools, parsers.added_texts, parallel=use.in_parallel))
-    if asked is None:
+    if request_grammar is None:
         return Grammar("grammar", form.calls_or_text(use.tools, parsers.added_texts, parallel=use.in_parallel))
-    if asked.kind != "json_schema":
+    if request_grammar.kind != "json_schema":
         raise UnsupportedError("Beside tools, the answer can be JSON or any text.", param="tools")
-    answer = lark.json_value(msgspec.json.decode(asked.text))
+    answer = lark.json_value(msgspec.json.decode(request_grammar.text))
     return Grammar("grammar", form.calls_or(answer, use.tools, parsers.added_texts, parallel=use.in_parallel))
 
 
@@ -231,7 +234,7 @@ class AnswerShape:
     show_reasoning: bool
     budget: AskedBudget | None
 
-    def applied(self, wanted: GenerateRequest, prompt: ChatPrompt) -> GenerateRequest:
+    def applied(self, request: GenerateRequest, prompt: ChatPrompt) -> GenerateRequest:
         """The request with its prompt, for an answer of this shape. Raises as `behind_thought`."""
         stages = answer_stages(self.parsers, self.use, prompt.end)
         grammar = self.grammar
@@ -240,10 +243,10 @@ class AnswerShape:
         if self.budget is not None:
             grammar = within_budget(grammar, self.budget, self.parsers, prompt.end, calls=bool(self.use.tools))
         return replace(
-            wanted,
+            request,
             prompts=[prompt.token_ids],
-            params=msgspec.structs.replace(wanted.params, grammar=grammar),
-            grammar_field=wanted.grammar_field or ("tools" if self.use.tools else None),
+            params=msgspec.structs.replace(request.params, grammar=grammar),
+            grammar_field=request.grammar_field or ("tools" if self.use.tools else None),
             stages=stages,
             shown_tokens=self.parsers.shown_tokens if stages else frozenset[int](),
             show_reasoning=self.show_reasoning,
@@ -253,15 +256,16 @@ class AnswerShape:
 def answer_shape(
     model: ServedModel,
     use: ToolUse,
-    asked: Grammar | None,
+    request_grammar: Grammar | None,
     *,
     show_reasoning: bool,
     budget: AskedBudget | None = None,
 ) -> AnswerShape:
-    """`asked`: what the request's own fields say that the answer is. Raises UnsupportedError for what this model's
-    answers cannot be searched for, for what a grammar cannot promise here, and for a budget that nothing would keep."""
+    """`request_grammar`: what the request's own fields say that the answer is. Raises UnsupportedError for what this
+    model's answers cannot be searched for, for what a grammar cannot promise here, and for a budget that nothing would
+    keep."""
     check_tool_parser(model.parsers, use)
     if budget is not None:
         check_budget(budget, model.parsers, model.info)
-    grammar = answer_grammar(asked, use, model.parsers, model.info)
+    grammar = answer_grammar(request_grammar, use, model.parsers, model.info)
     return AnswerShape(model.parsers, use, grammar, show_reasoning, budget)

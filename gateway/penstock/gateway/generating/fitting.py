@@ -67,11 +67,11 @@ async def longest_that_fits(
 
 def _lengths(messages: Messages, starts: Sequence[int]) -> list[int]:
     """Characters of the conversation from each start on, negative, so that they ascend."""
-    total = sum(_length(each) for each in messages if each["role"] == "system")
+    total = sum(_length(message) for message in messages if message["role"] == "system")
     lengths: list[int] = []
     end = len(messages)
     for start in reversed(starts):
-        total += sum(_length(each) for each in messages[start:end] if each["role"] != "system")
+        total += sum(_length(message) for message in messages[start:end] if message["role"] != "system")
         lengths.append(-total)
         end = start
     return lengths[::-1]

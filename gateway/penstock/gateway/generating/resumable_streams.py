@@ -79,10 +79,10 @@ class ResumableStreams:
     async def resume(self, exchange: Exchange, body: bytes) -> bool:
         """Sends the rest of a stream to who names the last event that came. False: no event is named. Raises
         NotFoundError for a stream that is not kept, or another caller's, InvalidRequestError for another request's."""
-        given = exchange.only_header(HEADER)
-        if not given:
+        header = exchange.only_header(HEADER)
+        if not header:
             return False
-        name, _, number = given.decode("latin-1").rpartition("-")
+        name, _, number = header.decode("latin-1").rpartition("-")
         stream = self._streams.get(name)
         if stream is None or stream.tenant != exchange.context.tenant:
             message = "There is no such stream (any more): send the request without Last-Event-ID."

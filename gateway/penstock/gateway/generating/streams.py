@@ -136,8 +136,8 @@ async def stream(
 async def send_frames(exchange: Exchange, frames: AsyncIterator[bytes]) -> None:
     """Sends these as a stream, to its end."""
     await exchange.start_stream()
-    async for each in frames:
-        await exchange.raw_send(_body_message(each))
+    async for frame in frames:
+        await exchange.raw_send(_body_message(frame))
     await exchange.finish(b"")
 
 

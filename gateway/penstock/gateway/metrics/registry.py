@@ -17,7 +17,7 @@ class Source(Protocol):
     def collect(self) -> Iterable[Metric]: ...
 
 
-class Elsewhere(Protocol):
+class OtherProcesses(Protocol):
     """Other processes of this server."""
 
     async def refresh(self) -> None:
@@ -34,7 +34,7 @@ class Metrics:
         """`more`: families that prometheus-client would rename."""
         self._sources = sources
         self._more = more
-        self.elsewhere: Elsewhere | None = None
+        self.other_processes: OtherProcesses | None = None
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
@@ -47,14 +47,14 @@ class Metrics:
                 known = merged.setdefault(family.name, family)
                 if known is not family:
                     known.samples += family.samples
-        if self.elsewhere is not None:
-            self.elsewhere.merge(merged)
+        if self.other_processes is not None:
+            self.other_processes.merge(merged)
         return iter(merged.values())
 
     async def page(self) -> tuple[bytes, str]:
         """What `render` gives, with the newest of other processes."""
-        if self.elsewhere is not None:
-            await self.elsewhere.refresh()
+        if self.other_processes is not None:
+            await self.other_processes.refresh()
         return self.render()
 
     def render(self) -> tuple[bytes, str]:

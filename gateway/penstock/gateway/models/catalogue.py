@@ -298,7 +298,9 @@ class Catalogue:
     ) -> list[list[str]]:
         """Models that are still loading count where no other is there."""
         models = self.pooling_models()
-        known = [([*model.names], model) for model in ([each for each in models if each.loaded] or models)]
+        known = [
+            ([*model.names], model) for model in ([candidate for candidate in models if candidate.loaded] or models)
+        ]
         rules = [(name, model) for name, model in listed if self.model(name) is None]
         known += [([name], model) for name, model in rules if isinstance(model, PoolingModel)]
         for capability in capabilities:

@@ -14,11 +14,11 @@ class LoadPolicy:
 
     def __init__(self, **autoscaling: Any) -> None:
         """The fields of `Autoscaling`. Raises ConfigError."""
-        found = read_ray_settings({"autoscaling": autoscaling}).autoscaling
-        self._targets = found or Autoscaling()
+        settings = read_ray_settings({"autoscaling": autoscaling}).autoscaling
+        self._targets = settings or Autoscaling()
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         figures = context.aggregated_metrics or {}
         loads = {name: list(values.values()) for name, values in figures.items()}
-        wanted = replicas_for(loads, context.total_queued_requests or 0.0, context.target_num_replicas, self._targets)
-        return wanted, {}
+        replicas = replicas_for(loads, context.total_queued_requests or 0.0, context.target_num_replicas, self._targets)
+        return replicas, {}

@@ -37,10 +37,10 @@ def add_deploy_command(commands: Any, formatter: Any) -> None:
     parser.set_defaults(run_command=partial(_run, parser))
 
 
-def _run(parser: argparse.ArgumentParser, given: dict[str, Any]) -> int:
+def _run(parser: argparse.ArgumentParser, arguments: dict[str, Any]) -> int:
     try:
-        deployment = read_deployment(given["config"])
-        if given["serve_config"]:
+        deployment = read_deployment(arguments["config"])
+        if arguments["serve_config"]:
             sys.stdout.write(serve_config(deployment))
             return 0
         return _deploy(deployment)

@@ -59,7 +59,7 @@ def _absolute(value: Any) -> Any:
     """Replicas have another working directory. What is no path here, a hub's id for one, stays as it is."""
     if isinstance(value, str):
         return os.path.abspath(value) if os.path.exists(value) else value
-    return [_absolute(each) for each in value]
+    return [_absolute(item) for item in value]
 
 
 _PATHS = {

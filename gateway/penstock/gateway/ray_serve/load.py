@@ -49,10 +49,10 @@ def replicas_for(
         _sum(loads, "running") / targets.target_running,
         _sum(loads, "kv_usage") / targets.target_kv_usage,
     ]
-    wanted = max(ratios)
-    if replicas and abs(wanted / replicas - 1) <= _TOLERANCE:
-        wanted = replicas
-    return min(targets.max_replicas, max(targets.min_replicas, math.ceil(wanted)))
+    count = max(ratios)
+    if replicas and abs(count / replicas - 1) <= _TOLERANCE:
+        count = replicas
+    return min(targets.max_replicas, max(targets.min_replicas, math.ceil(count)))
 
 
 def _sum(loads: Mapping[str, Sequence[float]], name: str) -> float:

@@ -108,10 +108,10 @@ def _short(hashed: Any) -> str:
 
 def _bounds() -> tuple[int, ...]:
     """Even steps while prompts are short, and then growing ones, so that a header has room for all."""
-    found = [_FIRST_STEP * number for number in range(1, _EVEN_STEPS + 1)]
-    while found[-1] < _MOST_BYTES:
-        found.append(int(found[-1] * _GROWTH))
-    return tuple(found)
+    bounds = [_FIRST_STEP * number for number in range(1, _EVEN_STEPS + 1)]
+    while bounds[-1] < _MOST_BYTES:
+        bounds.append(int(bounds[-1] * _GROWTH))
+    return tuple(bounds)
 
 
 _BOUNDS = _bounds()

@@ -23,15 +23,15 @@ class PrefixRouter(RequestRouter):
         """In ranks of one: Serve takes the first that has a place."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-        found = {replica.replica_id: replica for replica in candidate_replicas}
-        loads = {each: self._replica_queue_len_cache.get(each) or 0 for each in found}
+        by_id = {replica.replica_id: replica for replica in candidate_replicas}
+        loads = {replica_id: self._replica_queue_len_cache.get(replica_id) or 0 for replica_id in by_id}
         key = _key(pending_request)
         avoid = [
-            each
-            for each, replica in found.items()
-            if each.unique_id in key.avoid or not replica.routing_stats.get(READY, True)
+            replica_id
+            for replica_id, replica in by_id.items()
+            if replica_id.unique_id in key.avoid or not replica.routing_stats.get(READY, True)
         ]
-        return [[found[each]] for each in self._table.choose(key.hashes, loads, avoid)]
+        return [[by_id[replica_id]] for replica_id in self._table.choose(key.hashes, loads, avoid)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         self._table.sent(_key(pending_request).hashes, replica_id)

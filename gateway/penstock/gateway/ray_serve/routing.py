@@ -52,8 +52,8 @@ class RouteTable(Generic[Replica]):
 
     def _known(self, key: Sequence[str], loads: Mapping[Replica, int]) -> Replica | None:
         enough = ceil(len(key) * _LEAST_KNOWN)
-        for each in reversed(key[max(0, enough - 1) :]):
-            replica = self._seen.get(each)
+        for prefix in reversed(key[max(0, enough - 1) :]):
+            replica = self._seen.get(prefix)
             if replica is not None and replica in loads:
                 return replica
         return None
@@ -61,17 +61,17 @@ class RouteTable(Generic[Replica]):
     def sent(self, key: Sequence[str], replica: Replica) -> None:
         """Notes where a request went. Of a beginning that several replicas have, the newest one is known."""
         self._sent[replica] += 1
-        for each in key:
-            self._seen[each] = replica
-            self._seen.move_to_end(each)
+        for prefix in key:
+            self._seen[prefix] = replica
+            self._seen.move_to_end(prefix)
         while len(self._seen) > self._most:
             self._seen.popitem(last=False)
 
     def keep(self, replicas: frozenset[Replica]) -> None:
         """Forgets all others: they have ended."""
-        gone = [each for each, replica in self._seen.items() if replica not in replicas]
-        for each in gone:
-            del self._seen[each]
+        gone = [prefix for prefix, replica in self._seen.items() if replica not in replicas]
+        for prefix in gone:
+            del self._seen[prefix]
         self._sent = Counter({replica: count for replica, count in self._sent.items() if replica in replicas})
 
 

@@ -88,8 +88,8 @@ def _check_placement(settings: RaySettings) -> None:
     if settings.placement_group is None:
         return
     first = settings.placement_group.bundles[0]
-    wanted = {"CPU": settings.cpus, "GPU": settings.gpus, **settings.resources}
-    for name, amount in wanted.items():
+    resources = {"CPU": settings.cpus, "GPU": settings.gpus, **settings.resources}
+    for name, amount in resources.items():
         if first.get(name, 0.0) < amount:
             raise ConfigError(
                 f"ray: the first bundle of placement_group has {first.get(name, 0.0):g} of {name}, and the replica's "

@@ -59,9 +59,11 @@ class StreamGuard:
         tries = _MOST_TRIES if form.repeatable and request.whole else 1
         for tries_left in reversed(range(tries)):
             answer = _Answer(form, send, is_last=not tries_left)
-            told = [(self._session_header, str(key).encode())] if str(key) else []
+            session_headers = [(self._session_header, str(key).encode())] if str(key) else []
             try:
-                await self._app({**scope, **carried, "headers": [*headers, *told]}, request.replay(), answer.send)
+                await self._app(
+                    {**scope, **carried, "headers": [*headers, *session_headers]}, request.replay(), answer.send
+                )
             except Exception:
                 logger.exception("the proxy failed")
             if answer.finished or request.gone:
@@ -75,8 +77,8 @@ class StreamGuard:
 
     def _key(self, headers: list[tuple[bytes, bytes]], body: bytes) -> tuple[RouteKey, list[tuple[bytes, bytes]]]:
         """And the headers without the one that becomes the key."""
-        given = [value.decode("latin-1") for name, value in headers if name == self._session_header]
-        session = given[0] if given else None
+        sessions = [value.decode("latin-1") for name, value in headers if name == self._session_header]
+        session = sessions[0] if sessions else None
         hashes = request_hashes(body, session)
         return RouteKey(hashes), [(name, value) for name, value in headers if name != self._session_header]
 

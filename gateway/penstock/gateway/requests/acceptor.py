@@ -34,20 +34,20 @@ _RESERVED = 128
 _LEAST = 16
 
 
-def connections_within_limit(wanted: int) -> int:
-    """`wanted`, or fewer where the process may not have that many descriptors. Raises the soft limit to the hard one
+def connections_within_limit(limit: int) -> int:
+    """`limit`, or fewer where the process may not have that many descriptors. Raises the soft limit to the hard one
     first."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return wanted
+        return limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _RESERVED
+    needed = limit + _RESERVED
     if resource.RLIM_INFINITY != soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return max(_LEAST, min(wanted, soft - _RESERVED))
-    return wanted
+        return max(_LEAST, min(limit, soft - _RESERVED))
+    return limit
 
 
 def listener(host: str, port: int, *, backlog: int = 1, reuse_port: bool = False) -> socket.socket:

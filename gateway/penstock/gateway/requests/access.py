@@ -93,8 +93,8 @@ def check_restriction(
     required = restrictions.get(group) if restrictions and group is not None else None
     if required is None:
         return
-    given = headers.get(required.name.lower().encode(), b"")
-    if not compare_digest(given, required.value.encode()):  # the time that it takes tells nothing of the value
+    value = headers.get(required.name.lower().encode(), b"")
+    if not compare_digest(value, required.value.encode()):  # the time that it takes tells nothing of the value
         raise RestrictedApiError(f"This {what} is restricted, expecting header '{required.name}'")
 
 

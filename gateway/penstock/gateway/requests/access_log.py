@@ -57,13 +57,13 @@ class AccessLog:
     def __call__(self, context: RequestContext) -> None:
         record = context.record
         total = time.monotonic() - context.arrival
-        if record.outcome is _OK and not self._wanted(record, total):
+        if record.outcome is _OK and not self._is_sampled(record, total):
             return
         if not self._lines:
             asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._write_behind)
         self._lines.append(self._line(context, total) + self._line_end)
 
-    def _wanted(self, record: RequestRecord, total: float) -> bool:
+    def _is_sampled(self, record: RequestRecord, total: float) -> bool:
         if record.route in QUIET_ROUTES or total < self._slow_s:
             return False
         return self._sample >= 1 or self._chance() < self._sample

@@ -105,7 +105,7 @@ class DrainState:
         self._leaving = False
         self._draining = False
         self._calls: set[Call] = set()
-        self._elsewhere: set[Interruptible] = set()
+        self._processes: set[Interruptible] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -135,7 +135,7 @@ class DrainState:
     def expire(self) -> None:
         """Ends what is still in flight. Idempotent; implies `begin`."""
         self.begin()
-        for call in (*self._calls, *self._elsewhere):
+        for call in (*self._calls, *self._processes):
             call.interrupt(self._shutting_down())
 
     def cancel(self, record: RequestRecord, error: PenstockError) -> bool:
@@ -158,16 +158,16 @@ class DrainState:
 
     def wait_for(self, process: Interruptible) -> None:
         """Another process of the server drains, too: this one counts as busy until `wait_no_more`."""
-        self._elsewhere.add(process)
+        self._processes.add(process)
         self._idle.clear()
 
     def wait_no_more(self, process: Interruptible) -> None:
         """Idempotent."""
-        self._elsewhere.discard(process)
+        self._processes.discard(process)
         self._look()
 
     def _look(self) -> None:
-        if not self._calls and not self._elsewhere:
+        if not self._calls and not self._processes:
             self._idle.set()
 
     async def wait_idle(self, seconds: float | None = None) -> bool:

@@ -16,5 +16,5 @@ class Changes:
         self._watchers.append(tell)
 
     def tell(self) -> None:
-        for each in self._watchers:
-            each()
+        for watcher in self._watchers:
+            watcher()

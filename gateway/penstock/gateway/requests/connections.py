@@ -45,8 +45,8 @@ class PortConnections:
         self._all.add(new)
         if len(self._all) <= self._most:
             return True
-        others = (other for other in self._all if other is not new and other.replaceable)
-        idle = min(others, key=lambda other: other.idle_since, default=None)
+        candidates = (other for other in self._all if other is not new and other.replaceable)
+        idle = min(candidates, key=lambda other: other.idle_since, default=None)
         if idle is not None:
             idle.abort()
         return idle is not None

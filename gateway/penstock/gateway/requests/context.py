@@ -311,9 +311,9 @@ class RequestContext:
 def read_context(headers: Mapping[bytes, bytes]) -> RequestContext:
     """A context that begins now, from what both protocols' headers say. Names are in lower case."""
     context = RequestContext(headers=headers)
-    given = headers.get(b"x-request-id")
-    if given:
-        context.id = _request_id(given.decode("latin-1"))
+    request_id = headers.get(b"x-request-id")
+    if request_id:
+        context.id = _request_id(request_id.decode("latin-1"))
     parent = headers.get(b"traceparent")
     if parent is not None:
         context.traceparent = _trace_parent(parent.decode("latin-1"))
@@ -326,27 +326,27 @@ def deadline_exceeded() -> DeadlineExceededError:
     return DeadlineExceededError("The request's deadline passed before the model could begin.")
 
 
-def _request_id(given: str) -> str:
+def _request_id(text: str) -> str:
     """The caller's id, cut and cleaned, which is only ever echoed; or a new one."""
-    return _NOT_IN_REQUEST_ID.sub("", given[: 4 * _MAX_REQUEST_ID])[:_MAX_REQUEST_ID] or new_request_id()
+    return _NOT_IN_REQUEST_ID.sub("", text[: 4 * _MAX_REQUEST_ID])[:_MAX_REQUEST_ID] or new_request_id()
 
 
-def timeout_seconds(given: str) -> float:
+def timeout_seconds(text: str) -> float:
     """From `X-Request-Timeout`. Raises InvalidRequestError."""
-    if not _SECONDS.fullmatch(given) or not float(given):
+    if not _SECONDS.fullmatch(text) or not float(text):
         raise InvalidRequestError("X-Request-Timeout must be a number of seconds above 0.")
-    return float(given)
+    return float(text)
 
 
-def _trace_parent(given: str) -> str:
+def _trace_parent(text: str) -> str:
     """The header as it is, or "" where it is not what https://www.w3.org/TR/trace-context/ asks for: a broken one is
     ignored."""
-    version, _, rest = given.partition("-")
+    version, _, rest = text.partition("-")
     trace_id, _, rest = rest.partition("-")
     parent_id = rest.partition("-")[0]
-    valid = _TRACEPARENT.fullmatch(given) and version != "ff" and trace_id.strip("0") and parent_id.strip("0")
-    return given if valid else ""
+    valid = _TRACEPARENT.fullmatch(text) and version != "ff" and trace_id.strip("0") and parent_id.strip("0")
+    return text if valid else ""
 
 
-def _trace_state(given: str) -> str:
-    return given if len(given) <= _MAX_TRACESTATE else ""
+def _trace_state(text: str) -> str:
+    return text if len(text) <= _MAX_TRACESTATE else ""

@@ -98,9 +98,9 @@ def _new(parser: argparse.ArgumentParser, args: dict[str, Any]) -> int:
 
 
 def _new_engine_key(parser: argparse.ArgumentParser, args: dict[str, Any]) -> int:
-    given = [name for name in ("role", "model", "priority", *_LIMITS) if args[name]]
-    if given:
-        parser.error(f"--{given[0].replace('_', '-')}: not with --engine, whose keys have neither roles nor limits")
+    options = [name for name in ("role", "model", "priority", *_LIMITS) if args[name]]
+    if options:
+        parser.error(f"--{options[0].replace('_', '-')}: not with --engine, whose keys have neither roles nor limits")
     key = new_key()
     if args["file"] is None:
         print(key)

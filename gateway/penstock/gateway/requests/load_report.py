@@ -102,26 +102,26 @@ class LoadReporter:
             self._until = now + _GOOD_FOR
         return self._newest
 
-    def http_headers(self, wanted: bytes | None) -> list[tuple[bytes, bytes]]:
-        """`wanted`: the value of FORMAT_HEADER. Empty where no report is asked for, or one in a form that is not known:
+    def http_headers(self, header: bytes | None) -> list[tuple[bytes, bytes]]:
+        """`header`: the value of FORMAT_HEADER. Empty where no report is asked for, or one in a form that is not known:
         it is a balancer that asks, and no request of its clients should fail by it."""
-        form = self._form(wanted, self._always)
+        form = self._form(header, self._always)
         if form is None:
             return []
         name, value = self.report().in_form(form)
         return [(name.encode(), value.encode() if isinstance(value, str) else base64.b64encode(value).rstrip(b"="))]
 
-    def grpc_metadata(self, wanted: bytes | None) -> tuple[tuple[str, str | bytes], ...]:
+    def grpc_metadata(self, header: bytes | None) -> tuple[tuple[str, str | bytes], ...]:
         """For the trailers of an RPC: always as protobuf, unless the request asks for another form."""
-        form = self._form(wanted, None if self._always is None else ReportForm.BIN)
+        form = self._form(header, None if self._always is None else ReportForm.BIN)
         return () if form is None else (self.report().in_form(form),)
 
     @staticmethod
-    def _form(wanted: bytes | None, otherwise: ReportForm | None) -> ReportForm | None:
-        if wanted is None:
+    def _form(header: bytes | None, otherwise: ReportForm | None) -> ReportForm | None:
+        if header is None:
             return otherwise
         try:
-            return ReportForm(wanted.strip().lower().decode("latin-1"))
+            return ReportForm(header.strip().lower().decode("latin-1"))
         except ValueError:
             return otherwise
 

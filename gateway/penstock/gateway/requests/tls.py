@@ -121,33 +121,33 @@ class ReloadedCertificates:
         self._settings = settings
         self._look_seconds = look_seconds
         self._seen = self._stamps()
-        self._told = asyncio.Event()
+        self._reload_event = asyncio.Event()
         self.current = settings.read()
 
     def reload(self) -> None:
         """Reads the files soon, even if they look unchanged. Returns at once."""
-        self._told.set()
+        self._reload_event.set()
 
     async def follow(self, use: Callable[[Certificates], Awaitable[None]]) -> None:
         """Looks at the files now and then until it is cancelled; `use` gets certificates that are new."""
         while True:
             try:
                 async with asyncio.timeout(self._look_seconds):
-                    await self._told.wait()
+                    await self._reload_event.wait()
             except TimeoutError:
                 pass
-            told = self._told.is_set()
-            self._told.clear()
-            found = await asyncio.to_thread(self._read, told)
-            if found is not None:
-                self.current = found
-                await use(found)
+            forced = self._reload_event.is_set()
+            self._reload_event.clear()
+            certificates = await asyncio.to_thread(self._read, forced)
+            if certificates is not None:
+                self.current = certificates
+                await use(certificates)
                 logger.info("the %s port has read its certificate again, for new connections", self._settings.port)
 
-    def _read(self, told: bool) -> Certificates | None:
+    def _read(self, forced: bool) -> Certificates | None:
         """None where nothing is new, or the new files cannot be used."""
         stamps = self._stamps()
-        if stamps == self._seen and not told:
+        if stamps == self._seen and not forced:
             return None
         self._seen = stamps  # of before: what changes from now on is seen the next time
         try:

@@ -231,9 +231,9 @@ class _Front:
         self._draining: asyncio.Task[None] | None = None
 
     def _tell_usage(self, context: RequestContext) -> None:
-        found = usage_of(context)
-        if found is not None:
-            self._supervisor.send(Counted(usage=found))
+        usage = usage_of(context)
+        if usage is not None:
+            self._supervisor.send(Counted(usage=usage))
 
     def _new_grpc_server(self, service: FrontService, config: Config, listener: socket) -> Http2Transport:
         return http2_transport(grpc_settings(config), service.service, self._intake, listener)
@@ -272,8 +272,8 @@ class _Front:
             case Report():
                 self._supervisor.send(self._report(message.id))
             case ListRequests():
-                found = chosen(self._journal.in_flight(), message.limit, message.tenant, message.model)
-                self._supervisor.send(Listed(id=message.id, chosen=found))
+                matches = chosen(self._journal.in_flight(), message.limit, message.tenant, message.model)
+                self._supervisor.send(Listed(id=message.id, chosen=matches))
             case WatchRequests():
                 watched = self._watch.look(message.since, message.limit, message.request)
                 self._supervisor.send(Watched(id=message.id, requests=watched))

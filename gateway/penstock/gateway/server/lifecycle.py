@@ -198,7 +198,7 @@ class Server:
             )
         else:
             self._ports = self._new_front_ports(self._folder)
-            metrics.elsewhere = self._ports.fronts
+            metrics.other_processes = self._ports.fronts
 
     def _console_routes(self) -> Sequence[Route]:
         """None where there is no console. Raises ConfigError."""
@@ -241,8 +241,8 @@ class Server:
 
     def _new_operator_port(self) -> HttpServer:
         server, dataplane = self._config.server, self._models.dataplane
-        others = None if self._folder is None else self._requests_in_fronts
-        routes = operator_routes(self._config, dataplane, self._records.journal, others)
+        front_requests = None if self._folder is None else self._requests_in_fronts
+        routes = operator_routes(self._config, dataplane, self._records.journal, front_requests)
         app = build_metrics_app(dataplane, metrics_settings(self._config, self._settings), routes)
         limits = connection_limits(self._config)
         settings = ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits, http2=False)
@@ -379,9 +379,9 @@ class Server:
         url = self._ports.http_url(reachable_host(server.address("http")))
         if shows_console(server):
             logger.info("a browser shows what the server does: %s/console", url)
-        asked = self._models.first_to_ask
-        if asked is not None:
-            logger.info("%s", first_steps(url, *asked, needs_key=self._keys.needed))
+        first_model = self._models.first_to_ask
+        if first_model is not None:
+            logger.info("%s", first_steps(url, *first_model, needs_key=self._keys.needed))
 
     def _read_keys_again(self) -> None:
         try:

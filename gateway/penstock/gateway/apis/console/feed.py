@@ -86,10 +86,10 @@ class ConsoleFeed:
         return version | self._sources.server() | {"fronts": self._sources.fronts is not None}
 
     async def _engine(self, name: str, stream: _Stream) -> dict[str, Any]:
-        found = self._sources.engine_of(name)
-        if found is None:
+        entry = self._sources.engine_of(name)
+        if entry is None:
             return {"model": "", "parts": [], "problem": "No language model is loaded."}
-        name, model = found
+        name, model = entry
         look = self._engines.setdefault(name, _EngineLook())
         if time.monotonic() - look.at > _ENGINE_SECONDS:
             await _look_at(model.engine, look)

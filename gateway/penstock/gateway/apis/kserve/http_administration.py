@@ -54,8 +54,8 @@ async def log_settings(context: KServe, exchange: Exchange, *, update: bool) -> 
 async def shared_memory_status(context: KServe, exchange: Exchange, kind: str, region: str = "") -> None:
     """GET /v2/{kind}sharedmemory[/region/{region}]/status; `kind` is system or cuda."""
     regions = context.shared_memory.of(exchange.context.principal)
-    found = regions.status(region) if kind == "system" else regions.cuda_status(region)
-    await exchange.respond(200, _encode([_status(each) for each in found]))
+    statuses = regions.status(region) if kind == "system" else regions.cuda_status(region)
+    await exchange.respond(200, _encode([_status(item) for item in statuses]))
 
 
 def _status(status: RegionStatus) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from penstock.classic.model_config import ModelConfig, ModelInput, ModelOutput, 
 from penstock.classic.statistics import BatchStatistics, Duration, ResponseStatistics
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, PenstockError
 from penstock.gateway.apis.kserve.context import KServe
-from penstock.gateway.apis.kserve.store import ModelStore, ServedByOthers
+from penstock.gateway.apis.kserve.store import ModelStore, ServedByModels
 from penstock.gateway.requests.context import Principal
 from penstock.gateway.transports.http.exchange import Exchange
 
@@ -152,8 +152,8 @@ def _chosen(models: ModelStore, name: str, version: str) -> Iterable[InferModel]
         if version:
             return [models.model(name, version)]
         model = models.model(name)
-        if isinstance(model, ServedByOthers):
-            return model.others()
+        if isinstance(model, ServedByModels):
+            return model.serving_models()
         return [models.model(name, str(one)) for one in models.versions(name)] or [model]
     except (ModelNotFoundError, NotReadyError):
         if models.versions(name):
@@ -180,8 +180,8 @@ def counters(model: InferModel) -> Counters:
             "cache_hit": _duration(statistics.cache_hit),
             "cache_miss": _duration(statistics.cache_miss),
         },
-        "response_stats": {str(index): _response(each) for index, each in sorted(statistics.responses.items())},
-        "batch_stats": [_batch(size, each) for size, each in sorted(statistics.batches.items())],
+        "response_stats": {str(index): _response(counts) for index, counts in sorted(statistics.responses.items())},
+        "batch_stats": [_batch(size, counts) for size, counts in sorted(statistics.batches.items())],
         "memory_usage": [],
     }
 

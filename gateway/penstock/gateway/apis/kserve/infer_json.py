@@ -108,15 +108,15 @@ def _numbers(text: bytes, count: int, name: str, datatype: str) -> Array:
         if len(values) != count:
             raise _wrong_count(name)
         return _converted(values, dtype)
-    found = np.empty(count, dtype)
+    numbers = np.empty(count, dtype)
     filled = 0
     for piece in _pieces(text):
         values = decode(piece)
-        found[filled : filled + len(values)] = _converted(values, dtype)
+        numbers[filled : filled + len(values)] = _converted(values, dtype)
         filled += len(values)
     if filled != count:
         raise _wrong_count(name)
-    return found
+    return numbers
 
 
 def _pieces(text: bytes) -> Iterator[bytes]:

@@ -39,11 +39,11 @@ class NotExplicitError(NotReadyError):
         super().__init__("explicit model load / unload is not allowed if polling is enabled")
 
 
-class ServedByOthers(ABC):
+class ServedByModels(ABC):
     """An InferModel under a name that other models serve."""
 
     @abstractmethod
-    def others(self) -> list[InferModel]:
+    def serving_models(self) -> list[InferModel]:
         """Those of them that are there."""
 
 

@@ -58,7 +58,7 @@ def changes(values: Mapping[str, object]) -> dict[str, Any]:
     Raises InvalidRequestError for bad values and, unlike Triton, for unknown settings; UnsupportedError for
     `trace_file` and the mode `opentelemetry`.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in values.items():
         if name == "trace_file":
             raise UnsupportedError("trace file location can not be updated through network protocol")
@@ -68,12 +68,12 @@ def changes(values: Mapping[str, object]) -> dict[str, Any]:
         if name == "trace_mode":
             _check_mode(texts)
         elif not texts:
-            found[name] = None
+            settings[name] = None
         elif name == "trace_level":
-            found[name] = _levels(texts)
+            settings[name] = _levels(texts)
         else:
-            found[name] = _number(name, texts)
-    return found
+            settings[name] = _number(name, texts)
+    return settings
 
 
 def _texts(name: str, value: object) -> list[str]:

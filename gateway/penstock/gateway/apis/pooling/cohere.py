@@ -108,12 +108,12 @@ def _texts(request: CohereEmbedRequest) -> tuple[str, list[str]]:
         raise InvalidRequestError("Give texts, or inputs instead of it.", param="texts")
     if request.texts is not None:
         return "texts", request.texts
-    return "inputs", [_text(each, f"inputs[{number}]") for number, each in enumerate(request.inputs or ())]
+    return "inputs", [_text(item, f"inputs[{number}]") for number, item in enumerate(request.inputs or ())]
 
 
-def _text(given: CohereInput, path: str) -> str:
+def _text(item: CohereInput, path: str) -> str:
     parts = []
-    for number, part in enumerate(given.content):
+    for number, part in enumerate(item.content):
         if part.type != "text" or part.text is None:
             field = f"{path}.content[{number}]"
             raise UnsupportedError(f"{field}: only parts of type text can be embedded.", param=field)

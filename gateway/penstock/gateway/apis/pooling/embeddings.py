@@ -143,8 +143,8 @@ def _prompt(model: PoolingModel, name: str | None) -> str:
 
 def _answer(request: EmbeddingRequest, vectors: Vectors, texts: Sequence[TokenizedText]) -> bytes:
     data = [
-        {"index": index, "object": "embedding", "embedding": each}
-        for index, each in enumerate(written(vectors, request.encoding_format))
+        {"index": index, "object": "embedding", "embedding": vector}
+        for index, vector in enumerate(written(vectors, request.encoding_format))
     ]
     return list_object("embd", request.model, data, texts)
 

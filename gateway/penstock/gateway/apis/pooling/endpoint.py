@@ -50,16 +50,16 @@ def list_object(prefix: str, model: str, data: object, texts: Sequence[Tokenized
     )
 
 
-def check_dimensions(asked: int | None, model: PoolingModel, field: str = "dimensions") -> None:
+def check_dimensions(dimensions: int | None, model: PoolingModel, field: str = "dimensions") -> None:
     """Raises InvalidRequestError for a length that the model's vectors cannot be cut to."""
-    if asked is None:
+    if dimensions is None:
         return
     size = model.source.info.output_size
     trained = model.dimensions
-    if trained and asked not in (*trained, size):
+    if trained and dimensions not in (*trained, size):
         shown = ", ".join(map(str, sorted({*trained, size})))
         raise InvalidRequestError(f"{field}: this model's vectors may have {shown}.", param=field)
-    if not 1 <= asked <= size:
+    if not 1 <= dimensions <= size:
         raise InvalidRequestError(f"{field} must be between 1 and {size}.", param=field)
 
 
@@ -75,8 +75,8 @@ def finished(vectors: Vectors, dimensions: int | None, *, normalize: bool) -> Ve
 
 def written(vectors: Vectors, encoding_format: str | None) -> list[str] | list[list[float]]:
     if encoding_format != "base64":
-        found: list[list[float]] = vectors.tolist()
-        return found
+        rows: list[list[float]] = vectors.tolist()
+        return rows
     little = np.ascontiguousarray(vectors, "<f4")
     return [base64.b64encode(row).decode() for row in little]
 

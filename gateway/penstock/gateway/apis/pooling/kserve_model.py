@@ -76,11 +76,11 @@ class VectorModel:
     async def _rows(self, request: InferRequest) -> Vectors:
         """Raises PenstockError."""
         model, context = self._model, context_of(request)
-        asked = EmbeddingRequest(model=self.name, input=_texts(request), prompt_name=_prompt_name(request))
+        embedding_request = EmbeddingRequest(model=self.name, input=_texts(request), prompt_name=_prompt_name(request))
         if model.head is None:
-            rows, _ = await vectors_of(self._plane, model, asked, context)
+            rows, _ = await vectors_of(self._plane, model, embedding_request, context)
         else:
-            rows, _ = await class_rows(self._plane, model, asked, None, context)
+            rows, _ = await class_rows(self._plane, model, embedding_request, None, context)
         return rows
 
     def _succeeded(self, request: InferRequest, size: int, ns: int) -> None:
@@ -122,21 +122,21 @@ def _with_outputs(name: str, outputs: Mapping[str, int]) -> ModelConfig:
 
 def _texts(request: InferRequest) -> list[str | int | list[int]]:
     """Raises InvalidRequestError."""
-    found: list[str | int | list[int]] = []
+    texts: list[str | int | list[int]] = []
     for number, text in enumerate(request.inputs[TEXT].array.ravel().tolist()):
         try:
-            found.append(text.decode())
+            texts.append(text.decode())
         except UnicodeDecodeError:
             raise InvalidRequestError(f"element {number} of input '{TEXT}' is not UTF-8") from None
-    return found
+    return texts
 
 
 def _prompt_name(request: InferRequest) -> str | None:
     """The request's parameter of this name. Raises InvalidRequestError."""
-    given = request.parameters.get("prompt_name")
-    if given is not None and not isinstance(given, str):
+    prompt_name = request.parameters.get("prompt_name")
+    if prompt_name is not None and not isinstance(prompt_name, str):
         raise InvalidRequestError("the parameter 'prompt_name' must be a string")
-    return given
+    return prompt_name
 
 
 def _reason(error: BaseException) -> str:

@@ -78,9 +78,9 @@ def _check_task(request: PoolingTaskRequest, model: PoolingModel) -> None:
 
 
 def _answer(request: PoolingTaskRequest, task: str, rows: Vectors, texts: Sequence[TokenizedText]) -> bytes:
-    found: list[Any] = written(rows, request.encoding_format)
+    outputs: list[Any] = written(rows, request.encoding_format)
     if task == "token_embed":
-        values = iter(found)
-        found = [list(islice(values, len(text))) for text in texts]
-    data = [{"index": index, "object": "pooling", "data": each} for index, each in enumerate(found)]
+        values = iter(outputs)
+        outputs = [list(islice(values, len(text))) for text in texts]
+    data = [{"index": index, "object": "pooling", "data": output} for index, output in enumerate(outputs)]
     return list_object("pool", request.model, data, texts)

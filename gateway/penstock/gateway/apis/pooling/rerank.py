@@ -68,14 +68,14 @@ async def _angles(
 
     def tokenize() -> list[TokenizedText]:
         recipe = model.recipe
-        found: list[TokenizedText] = []
+        tokenized: list[TokenizedText] = []
         for kind, param, texts in (
             ("query", pairs.first_field, pairs.firsts),
             ("document", pairs.second_field, pairs.seconds),
         ):
             prompt = recipe.prompts.get(kind, recipe.default_prompt)
-            found += tokenize_inputs(model, texts, cut, prompt=prompt, add_special_tokens=True, param=param)
-        return found
+            tokenized += tokenize_inputs(model, texts, cut, prompt=prompt, add_special_tokens=True, param=param)
+        return tokenized
 
     rows, texts = await plane.rows(model, tokenize, pairs.num_chars, context)
     vectors = finished(rows, None, normalize=True)
@@ -114,7 +114,9 @@ def _documents(request: RerankRequest) -> tuple[str, list[str]]:
     if request.texts is None and request.documents is None:
         raise InvalidRequestError("Missing required parameter: documents.", param="documents")
     if request.texts is None:
-        return "documents", [each if isinstance(each, str) else each.text for each in request.documents or ()]
+        return "documents", [
+            document if isinstance(document, str) else document.text for document in request.documents or ()
+        ]
     if request.documents is not None:
         raise InvalidRequestError("Give documents, or texts instead of it.", param="documents")
     return "texts", request.texts
@@ -193,8 +195,8 @@ def _pairs(request: ScoreRequest) -> Pairs:
 
 def _one_of(request: ScoreRequest, name: str, *other_names: str) -> tuple[str, list[str]]:
     """What the request has under one of these names. Raises InvalidRequestError unless it is exactly one."""
-    given = {each: getattr(request, each) for each in (name, *other_names) if getattr(request, each) is not None}
-    if len(given) != 1:
+    fields = {field: getattr(request, field) for field in (name, *other_names) if getattr(request, field) is not None}
+    if len(fields) != 1:
         raise InvalidRequestError(f"Give {name}, or {' or '.join(other_names)} instead of it.", param=name)
-    [(name, texts)] = given.items()
+    [(name, texts)] = fields.items()
     return name, [texts] if isinstance(texts, str) else texts

@@ -43,14 +43,14 @@ class Cut:
 
 def truncation(request: PoolingRequest, model: PoolingModel, of_second: int | None = None) -> Cut:
     """As truncate_prompt_tokens (-1: the model's own limit) and truncation_side say. Raises InvalidRequestError."""
-    limit, asked = model.source.info.max_tokens, request.truncate_prompt_tokens
-    if asked is not None and not (asked == -1 or 1 <= asked <= limit):
+    limit, length = model.source.info.max_tokens, request.truncate_prompt_tokens
+    if length is not None and not (length == -1 or 1 <= length <= limit):
         raise InvalidRequestError(
             f"truncate_prompt_tokens must be -1 or between 1 and {limit}.", param="truncate_prompt_tokens"
         )
     return Cut(
-        most=limit if asked in (None, -1) else asked or limit,
-        allowed=asked is not None,
+        most=limit if length in (None, -1) else length or limit,
+        allowed=length is not None,
         of_second=of_second,
         at_start=request.truncation_side == "left",
     )
@@ -60,17 +60,17 @@ def tokenize_inputs(
     model: PoolingModel, inputs: Sequence[Input], cut: Cut, *, prompt: str, add_special_tokens: bool, param: str
 ) -> list[TokenizedText]:
     """`prompt` goes before each text. Raises InvalidRequestError, ContextLengthError."""
-    texts = [prompt + each for each in inputs if isinstance(each, str)]
+    texts = [prompt + item for item in inputs if isinstance(item, str)]
     encoded = iter(_encode(model, texts, cut, param))
     template = model.tokenizer.template
 
     def tokenized() -> Iterator[TokenizedText]:
-        for given in inputs:
-            if isinstance(given, str) and add_special_tokens:
+        for item in inputs:
+            if isinstance(item, str) and add_special_tokens:
                 joined = template.join([next(encoded)], cut.most if cut.allowed else None, cut_start=cut.at_start)
                 yield TokenizedText(joined.ids, joined.types)
             else:
-                yield TokenizedText(cut.most_of(next(encoded) if isinstance(given, str) else given))
+                yield TokenizedText(cut.most_of(next(encoded) if isinstance(item, str) else item))
 
     return _all_checked(model, tokenized(), cut, param)
 
@@ -86,7 +86,7 @@ def tokenize_pairs(
     pairs = zip(before, behind, strict=True)
     most = cut.most if cut.allowed else None
     joined = (template.join([a, b[: cut.of_second]], most, cut_start=cut.at_start) for a, b in pairs)
-    return _all_checked(model, (TokenizedText(each.ids, each.types) for each in joined), cut, param)
+    return _all_checked(model, (TokenizedText(pair.ids, pair.types) for pair in joined), cut, param)
 
 
 def _encode(model: PoolingModel, texts: Sequence[str], cut: Cut, param: str) -> list[list[int]]:
@@ -112,15 +112,15 @@ def _refuse_long(tokenizer: Tokenizer, texts: Sequence[str], cut: Cut, param: st
 
 def _all_checked(model: PoolingModel, texts: Iterable[TokenizedText], cut: Cut, param: str) -> list[TokenizedText]:
     """As soon as they are too many together, no more are taken: each pair has a copy of a query that may be long."""
-    found: list[TokenizedText] = []
+    checked: list[TokenizedText] = []
     total = 0
     for number, text in enumerate(texts):
-        found.append(_checked(model, text, number, cut, param))
+        checked.append(_checked(model, text, number, cut, param))
         total += len(text)
         if total > TOKENS_OF_A_CALL:
             message = f"The texts of this call have more than {TOKENS_OF_A_CALL} tokens together."
             raise InvalidRequestError(f"{message} Please send them in several calls.", param=param)
-    return found
+    return checked
 
 
 def _checked(model: PoolingModel, text: TokenizedText, number: int, cut: Cut, param: str) -> TokenizedText:

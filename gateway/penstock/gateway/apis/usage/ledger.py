@@ -191,8 +191,8 @@ class UsageLedger:
         self.write()
         query, values = _query(by, start, end, only, most + 1)
         rows = await self._database.run(lambda connection: connection.execute(query, values).fetchall())
-        found = [Line(*row[:5], **dict(zip(by, row[5:], strict=True))) for row in rows[:most]]
-        return found, len(rows) > most
+        page = [Line(*row[:5], **dict(zip(by, row[5:], strict=True))) for row in rows[:most]]
+        return page, len(rows) > most
 
 
 def _numbers(sums: _Sums) -> tuple[int, ...]:

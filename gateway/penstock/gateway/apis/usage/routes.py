@@ -39,12 +39,12 @@ async def _show(ledger: UsageLedger, exchange: Exchange) -> None:
     await exchange.respond(200, msgspec.json.encode(body))
 
 
-def _day(given: str | None, param: str) -> date | None:
-    if given is None:
+def _day(text: str | None, param: str) -> date | None:
+    if text is None:
         return None
     try:
-        if len(given) == len("2026-01-31"):
-            return date.fromisoformat(given)
+        if len(text) == len("2026-01-31"):
+            return date.fromisoformat(text)
     except ValueError:
         pass
     raise InvalidRequestError(f"{param} must be a day, as 2026-01-31.", param=param)
@@ -54,9 +54,9 @@ def _first_day(end: date) -> date:
     return date.fromordinal(max(1, end.toordinal() - _DEFAULT_DAYS + 1))
 
 
-def _columns(given: str) -> list[str]:
+def _columns(text: str) -> list[str]:
     """In the order of COLUMNS."""
-    names = {name for name in given.split(",") if name}
+    names = {name for name in text.split(",") if name}
     if not names <= set(COLUMNS):
         raise InvalidRequestError(f"by must be some of {', '.join(COLUMNS)}, with commas between.", param="by")
     return [name for name in COLUMNS if name in names]

@@ -62,19 +62,19 @@ def _add_options(parser: argparse.ArgumentParser, options: type[msgspec.Struct],
     parser.set_defaults(run_command=partial(_run, parser, options, module))
 
 
-def _run(parser: argparse.ArgumentParser, options: type[msgspec.Struct], module: str, given: dict[str, Any]) -> int:
+def _run(parser: argparse.ArgumentParser, options: type[msgspec.Struct], module: str, arguments: dict[str, Any]) -> int:
     """The report of the module's `run`, shown and written."""
-    target, file, text = given.pop("json", None), given.pop("config", None), given.pop("text", None)
-    own = {name: given.pop(name) for name in options.__struct_fields__ if name in given}
+    target, file, text = arguments.pop("json", None), arguments.pop("config", None), arguments.pop("text", None)
+    own = {name: arguments.pop(name) for name in options.__struct_fields__ if name in arguments}
     if text is not None and "stdlib" in own:
         parser.error("--text and --stdlib: there can be only one text")
     try:
-        wanted = msgspec.convert(own, options, strict=False)
-        config = load_config(given, file=file)
+        settings = msgspec.convert(own, options, strict=False)
+        config = load_config(arguments, file=file)
         if target is not None:
             target.touch()  # fails now, and not when everything is measured
         bench = import_module(module)
-        report = bench.run(config, wanted) if text is None else bench.run(config, wanted, text)
+        report = bench.run(config, settings) if text is None else bench.run(config, settings, text)
     except msgspec.ValidationError as error:
         parser.error(explain(str(error)))
     except ConfigError as error:

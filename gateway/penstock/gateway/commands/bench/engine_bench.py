@@ -213,19 +213,19 @@ class Rows:
 def measure(
     runner: ModelRunner,
     chunk: int,
-    wanted: EngineBench,
+    options: EngineBench,
     limits: Limits | None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rows:
     """`limits`: None where there are none to compare with. Raises InvalidRequestError if nothing fits, and what the
     runner says of a request that failed."""
-    bench = _Bench(runner, chunk, wanted, limits, clock)
+    bench = _Bench(runner, chunk, options, limits, clock)
     rows = bench.rows
-    for length in wanted.prompt_lengths:
+    for length in options.prompt_lengths:
         if bench.fits(f"prompt {length}", 1, length + 1):
             rows.prompts.append(bench.prompt_row(length))
-    for context in wanted.context_lengths:
-        for batch in wanted.batch_sizes:
+    for context in options.context_lengths:
+        for batch in options.batch_sizes:
             if bench.fits(f"batch {batch}, context {context}", batch, context + bench.room):
                 rows.decode.append(bench.decode_row(batch, context))
     if not rows.prompts and not rows.decode:
@@ -235,13 +235,13 @@ def measure(
 
 class _Bench:
     def __init__(
-        self, runner: ModelRunner, chunk: int, wanted: EngineBench, limits: Limits | None, clock: Callable[[], float]
+        self, runner: ModelRunner, chunk: int, options: EngineBench, limits: Limits | None, clock: Callable[[], float]
     ) -> None:
         self.rows = Rows()
-        self.room = 1 + _WARM_UP_STEPS + wanted.repeats * wanted.decode_steps
+        self.room = 1 + _WARM_UP_STEPS + options.repeats * options.decode_steps
         """Tokens that a request gets behind its context."""
         self._info = runner.info
-        self._wanted = wanted
+        self._options = options
         self._limits = limits
         self._driver = StepDriver(runner, chunk, clock)
         self._random = np.random.default_rng(0)
@@ -259,11 +259,11 @@ class _Bench:
 
     def prompt_row(self, length: int) -> PromptRow:
         seconds = []
-        for _ in range(1 + self._wanted.repeats):  # the first one is the warm-up
+        for _ in range(1 + self._options.repeats):  # the first one is the warm-up
             seconds.append(max(self._begin(length, 1), _SHORTEST))
             self._driver.drop_all()
         del seconds[0]
-        speed = Spread.of([length / each for each in seconds])
+        speed = Spread.of([length / duration for duration in seconds])
         work = self._info.work
         flops = None if work is None else prompt_flops(work, self._info.kv_groups, length)
         return PromptRow(tokens=length, seconds=Spread.of(seconds), tokens_per_second=speed, flops=flops)
@@ -271,21 +271,23 @@ class _Bench:
     def decode_row(self, batch: int, context: int) -> DecodeRow:
         for _ in range(batch):
             self._begin(context, self.room)
-        steps = self._wanted.decode_steps
-        ends = self._driver.decode(_WARM_UP_STEPS + self._wanted.repeats * steps)[_WARM_UP_STEPS - 1 :: steps]
+        steps = self._options.decode_steps
+        ends = self._driver.decode(_WARM_UP_STEPS + self._options.repeats * steps)[_WARM_UP_STEPS - 1 :: steps]
         self._driver.drop_all()
         seconds = [max((end - begin) / steps, _SHORTEST) for begin, end in pairwise(ends)]
         row = DecodeRow(
             batch_size=batch,
             context_length=context,
-            step_ms=Spread.of([1e3 * each for each in seconds]),
-            tokens_per_second=Spread.of([batch / each for each in seconds]),
+            step_ms=Spread.of([1e3 * duration for duration in seconds]),
+            tokens_per_second=Spread.of([batch / duration for duration in seconds]),
         )
         return row if self._info.work is None else self._with_reads(row, self._info.work)
 
     def _with_reads(self, row: DecodeRow, work: ModelWork) -> DecodeRow:
         batch, seconds = row.batch_size, row.step_ms.median / 1e3
-        attended = row.context_length + 1 + _WARM_UP_STEPS + (self._wanted.repeats * self._wanted.decode_steps - 1) / 2
+        attended = (
+            row.context_length + 1 + _WARM_UP_STEPS + (self._options.repeats * self._options.decode_steps - 1) / 2
+        )
         num_bytes = decode_bytes(work, self._info.kv_groups, batch, attended)
         limit = self._limits and self._limits.read_speed(num_bytes, threads_for(work, batch))
         return msgspec.structs.replace(
@@ -324,27 +326,27 @@ def compare_products(rows: Rows, work: ModelWork, chunk: int, limits: Limits) ->
 __all__ = ["run", "table"]
 
 
-def run(config: Config, wanted: EngineBench) -> EngineReport:
+def run(config: Config, options: EngineBench) -> EngineReport:
     """Raises ConfigError, PenstockError."""
     machine = this_machine()
-    found = find(overlay(config, {"max_num_seqs": max(config.models.scheduling.max_num_seqs, *wanted.batch_sizes)}))
+    target = find(overlay(config, {"max_num_seqs": max(config.models.scheduling.max_num_seqs, *options.batch_sizes)}))
     before = resident_memory()
-    runner, times = load(found)
+    runner, times = load(target)
     try:
-        loaded, chunk = resident_memory(), found.spec.scheduler.max_num_batched_tokens
+        loaded, chunk = resident_memory(), target.spec.scheduler.max_num_batched_tokens
         work = runner.info.work
-        limits = limits_of(work, wanted.repeats)
-        rows = measure(runner, chunk, wanted, limits)
+        limits = limits_of(work, options.repeats)
+        rows = measure(runner, chunk, options, limits)
         measured = resident_memory()
         if work is not None and limits is not None:
             compare_products(rows, work, chunk, limits)
         return EngineReport(
             machine=machine,
-            model=found.name,
+            model=target.name,
             runner=runner.info.runner,
             chunk=chunk,
-            decode_steps=wanted.decode_steps,
-            repeats=wanted.repeats,
+            decode_steps=options.decode_steps,
+            repeats=options.repeats,
             load=times,
             memory=Memory(_pages(before), _pages(loaded), _pages(measured), loaded.peak),
             work=work,

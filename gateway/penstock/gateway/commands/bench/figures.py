@@ -57,7 +57,7 @@ def this_machine() -> Machine:
 def machine_lines(machine: Machine) -> list[str]:
     return [
         f"{machine.date}, {machine.cpu}, {machine.cores} cores, load average before {machine.load_average}",
-        ", ".join(f"{name} {found}" for name, found in machine.packages.items()) + f", Python {machine.python}",
+        ", ".join(f"{name} {version}" for name, version in machine.packages.items()) + f", Python {machine.python}",
     ]
 
 

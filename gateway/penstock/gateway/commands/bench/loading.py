@@ -57,10 +57,10 @@ def find(config: Config) -> Wanted:
     return Wanted(source.name, source, tokenizer, spec)
 
 
-def load(wanted: Wanted) -> tuple[ModelRunner, LoadTimes]:
+def load(target: Wanted) -> tuple[ModelRunner, LoadTimes]:
     stages = _Stages()
-    bind(wanted.spec.placement)
-    runner = load_runner(wanted.spec, stages)
+    bind(target.spec.placement)
+    runner = load_runner(target.spec, stages)
     return runner, stages.end()
 
 

@@ -31,11 +31,11 @@ Doubles = npt.NDArray[np.float64]
 
 def kl_divergences(reference: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> Doubles:
     """[N], in nats: what of the information in softmax(reference) is lost with softmax(other), of logits [N, vocab]."""
-    found = [
+    divergences = [
         _divergences(reference[start : start + _ROWS_AT_A_TIME], other[start : start + _ROWS_AT_A_TIME])
         for start in range(0, len(reference), _ROWS_AT_A_TIME)
     ]
-    return np.concatenate(found) if found else np.zeros(0)
+    return np.concatenate(divergences) if divergences else np.zeros(0)
 
 
 def _divergences(reference: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> Doubles:
@@ -97,8 +97,8 @@ class Scorer:
         self._next_id += 1
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=0)
         request = AddRequest((self._next_id,), window.token_ids, params, time.monotonic())
-        found = self._answer([request])
-        return found[len(found) - window.num_new :]
+        logprobs = self._answer([request])
+        return logprobs[len(logprobs) - window.num_new :]
 
     def distributions(self, window: Window) -> tuple[list[float], Floats]:
         """`logprobs`, and the logits [new tokens, vocab] that they are of."""
@@ -115,10 +115,10 @@ class Scorer:
 
         runner.watch_prompt_logits = watch
         try:
-            found = self.logprobs(window)
+            logprobs = self.logprobs(window)
         finally:
             runner.watch_prompt_logits = None
-        return found, np.concatenate(rows)
+        return logprobs, np.concatenate(rows)
 
     def _answer(self, messages: Iterable[DownMessage]) -> list[float]:
         logprobs: list[float] = []
@@ -139,48 +139,48 @@ __all__ = ["run", "table"]
 _WINDOW = 512
 
 
-def run(config: Config, wanted: PerplexityBench, file: Path | None = None) -> PerplexityReport:
+def run(config: Config, options: PerplexityBench, file: Path | None = None) -> PerplexityReport:
     """Raises ConfigError, PenstockError, OSError."""
     machine = this_machine()
-    configs = [config, *(overlay(config, compared(settings)) for settings in wanted.compare)]
-    found = [find(overlay(each, {"max_num_seqs": 1})) for each in configs]
-    tokenizer = found[0].tokenizer
-    text, token_ids = read_text(tokenizer, wanted, file)
+    configs = [config, *(overlay(config, compared(settings)) for settings in options.compare)]
+    targets = [find(overlay(item, {"max_num_seqs": 1})) for item in configs]
+    tokenizer = targets[0].tokenizer
+    text, token_ids = read_text(tokenizer, options, file)
     first = first_token(tokenizer)
     with ExitStack() as stack:
-        cores = [_core(each, stack) for each in found]
-        length = _window_length(wanted, cores)
-        stride = wanted.stride or max(1, length // 2)
+        cores = [_core(item, stack) for item in targets]
+        length = _window_length(options, cores)
+        stride = options.stride or max(1, length // 2)
         if stride >= length:
             raise InvalidRequestError(f"stride {stride} is not below context-length, {length}")
-        scored = [_Scored(settings, core) for settings, core in zip(("", *wanted.compare), cores, strict=True)]
+        scored = [_Scored(settings, core) for settings, core in zip(("", *options.compare), cores, strict=True)]
         for window in windows(token_ids, length, stride, first):
             _score(scored, window)
-        rows = [each.row() for each in scored]
-        lacking = [each.runner for each in scored if not each.scorer.has_distributions]
+        rows = [item.row() for item in scored]
+        lacking = [item.runner for item in scored if not item.scorer.has_distributions]
     return PerplexityReport(
         machine=machine,
-        model=found[0].name,
+        model=targets[0].name,
         text=text,
         context_length=length,
         stride=stride,
         begins_with=first,
         counted=len(scored[0].logprobs),
         rows=rows,
-        without_divergence=f"{lacking[0]} does not show whole distributions" if lacking and wanted.compare else "",
+        without_divergence=f"{lacking[0]} does not show whole distributions" if lacking and options.compare else "",
     )
 
 
 def compared(settings: str) -> dict[str, str]:
     """`weights=int4,threads=2` by name. Raises ConfigError."""
-    found = {}
+    values = {}
     for part in settings.split(","):
         name, equals, value = part.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or name not in COMPARABLE:
             raise ConfigError(f"compare: {part!r} is none of the settings of a model, as NAME=VALUE")
-        found[name] = value.strip()
-    return found
+        values[name] = value.strip()
+    return values
 
 
 @dataclass(slots=True)
@@ -251,19 +251,20 @@ def _score(scored: Sequence[_Scored], window: Window) -> None:
         other.num_same_best += int(np.count_nonzero(reference.argmax(axis=1) == logits.argmax(axis=1)))
 
 
-def _core(wanted: Wanted, stack: ExitStack) -> EngineCore:
-    runner, _ = load(wanted)
-    core = EngineCore(runner, wanted.spec.scheduler, time.monotonic)
+def _core(target: Wanted, stack: ExitStack) -> EngineCore:
+    runner, _ = load(target)
+    core = EngineCore(runner, target.spec.scheduler, time.monotonic)
     stack.callback(core.close)
     if not runner.info.supports_logprobs:
         raise UnsupportedError(f"the {runner.info.runner} engine has no logprobs, and so no perplexity")
     return core
 
 
-def _window_length(wanted: PerplexityBench, cores: Sequence[EngineCore]) -> int:
+def _window_length(options: PerplexityBench, cores: Sequence[EngineCore]) -> int:
     most = min(core.info.context_length for core in cores) - 1  # the engine generates a token behind it
-    if (wanted.context_length or 0) > most:
+    if (options.context_length or 0) > most:
         raise InvalidRequestError(
-            f"context-length {wanted.context_length}: with one token that is generated, the context has room for {most}"
+            f"context-length {options.context_length}: with one token that is generated, "
+            f"the context has room for {most}"
         )
-    return wanted.context_length or min(_WINDOW, most)
+    return options.context_length or min(_WINDOW, most)

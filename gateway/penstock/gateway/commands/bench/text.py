@@ -60,19 +60,19 @@ _CHARACTERS_OF_TOKEN = 8
 """More than a token of such a text has on average."""
 
 
-def read_text(tokenizer: Tokenizer, wanted: PerplexityBench, file: Path | None) -> tuple[Text, list[int]]:
+def read_text(tokenizer: Tokenizer, options: PerplexityBench, file: Path | None) -> tuple[Text, list[int]]:
     """What it is, and its tokens. Raises OSError and InvalidRequestError for a file that cannot be read, and
     for a text that is too short."""
     if file is None:
-        source = f"{wanted.stdlib} of the standard library of Python {platform.python_version()}"
-        text = library_text(wanted.stdlib, wanted.text_tokens * _CHARACTERS_OF_TOKEN)
+        source = f"{options.stdlib} of the standard library of Python {platform.python_version()}"
+        text = library_text(options.stdlib, options.text_tokens * _CHARACTERS_OF_TOKEN)
     else:
         source = file.name
         try:
             text = file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise InvalidRequestError(f"text: {file} is not in UTF-8: {error}") from None
-    token_ids = tokenizer.encode(text, add_special_tokens=False)[: wanted.text_tokens]
+    token_ids = tokenizer.encode(text, add_special_tokens=False)[: options.text_tokens]
     if len(token_ids) < 2:
         raise InvalidRequestError("the text has no token with another one before it")
     digest = hashlib.sha256(np.array(token_ids, "<u4").tobytes()).hexdigest()

@@ -99,29 +99,29 @@ class Answering:
         return await in_order(requests, self._embed, 2)
 
     async def completion_generation(self, request: CompletionRequest) -> Generation:
-        return await self._host.dataplane.generate(self._wanted_completion(request))
+        return await self._host.dataplane.generate(self._completion_request(request))
 
     async def chat_generation(self, request: ChatRequest) -> Generation:
-        return await self._host.dataplane.generate(await self._wanted_chat(request))
+        return await self._host.dataplane.generate(await self._chat_request(request))
 
-    def _wanted_completion(self, request: CompletionRequest) -> GenerateRequest:
+    def _completion_request(self, request: CompletionRequest) -> GenerateRequest:
         model = self._host.dataplane.model(request.model)
         return completion_generate_request(request, model, self._settings, RequestContext())
 
-    async def _wanted_chat(self, request: ChatRequest) -> GenerateRequest:
+    async def _chat_request(self, request: ChatRequest) -> GenerateRequest:
         model = self._host.dataplane.model(request.model)
         context = RequestContext()
         messages = template_messages(request.messages, context, model.template_roles)
         return await chat_generation(self._host.dataplane, self._settings, request, messages, context)
 
     async def _completion(self, request: CompletionRequest) -> Answer:
-        generate = self._wanted_completion(request)
+        generate = self._completion_request(request)
         async with await self._host.dataplane.generate(generate) as generation:
             collected = await collect(generation, generate.n)
         return completion_answer(generate.prompts[0], generation, collected, logprobs=request.logprobs is not None)
 
     async def _chat(self, request: ChatRequest) -> Answer:
-        generate = await self._wanted_chat(request)
+        generate = await self._chat_request(request)
         async with await self._host.dataplane.generate(generate) as generation:
             collected = await collect(generation, generate.n)
         return chat_answer(

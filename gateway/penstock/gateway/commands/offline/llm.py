@@ -94,7 +94,7 @@ class LLM:
         /v1/chat/completions, with `logprobs` as a number. Raises as `generate`."""
         self._must_generate()
         name = adapter or self._host.name
-        requests = [chat_request(name, each, parameters) for each in conversations(messages)]
+        requests = [chat_request(name, conversation, parameters) for conversation in conversations(messages)]
         return self._thread.run(self._answering.chats(requests))
 
     def stream(self, prompt: str | Sequence[int], *, adapter: str | None = None, **parameters: Any) -> AnswerStream:
@@ -144,10 +144,10 @@ class LLM:
         self._thread.run(self._host.generating.sleep.wake())
 
     @staticmethod
-    def _one(given: list[Any], what: str) -> list[Any]:
-        if len(given) != 1:
-            raise InvalidRequestError(f"A stream takes one {what}, not {len(given)}.")
-        return given
+    def _one(items: list[Any], what: str) -> list[Any]:
+        if len(items) != 1:
+            raise InvalidRequestError(f"A stream takes one {what}, not {len(items)}.")
+        return items
 
     def _must_generate(self) -> None:
         if self._host.makes_vectors:

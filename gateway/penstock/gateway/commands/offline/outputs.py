@@ -50,22 +50,22 @@ class Answer:
 def completion_answer(
     prompt: str | list[int], generation: Generation, collected: list[Collected], *, logprobs: bool
 ) -> Answer:
-    choices = [_choice(index, each, logprobs) for index, each in enumerate(collected)]
+    choices = [_choice(index, answer, logprobs) for index, answer in enumerate(collected)]
     return _answer(prompt, generation, choices)
 
 
 def chat_answer(generation: Generation, collected: list[Collected], *, logprobs: bool, names_tool: bool) -> Answer:
     """`names_tool`: the request names the one tool that is called, so that the call ends nothing."""
     choices = []
-    for index, each in enumerate(collected):
-        called = has_call(each.parts) and not names_tool
-        each.finish_reason = finish_reason(each.finish_reason, called=called)
+    for index, answer in enumerate(collected):
+        called = has_call(answer.parts) and not names_tool
+        answer.finish_reason = finish_reason(answer.finish_reason, called=called)
         shown = {
             name: value
-            for name, value in msgspec.to_builtins(message(each.text, each.parts)).items()
+            for name, value in msgspec.to_builtins(message(answer.text, answer.parts)).items()
             if name not in ("refusal", "reasoning")
         }
-        choices.append(_choice(index, each, logprobs, shown))
+        choices.append(_choice(index, answer, logprobs, shown))
     return _answer(None, generation, choices)
 
 

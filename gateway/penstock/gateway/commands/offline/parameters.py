@@ -28,51 +28,51 @@ _CHAT = frozenset(
 _EMBED = frozenset({"add_special_tokens", "dimensions", "normalize", "prompt_name", "truncate_prompt_tokens"})
 
 
-def completion_request(model: str, prompt: Any, given: Mapping[str, Any]) -> CompletionRequest:
+def completion_request(model: str, prompt: Any, parameters: Mapping[str, Any]) -> CompletionRequest:
     """Raises TypeError for an unknown name, InvalidRequestError for a value of another type."""
-    _check_names("generate", given, _GENERATE)
-    return _converted({**given, "model": model, "prompt": prompt}, CompletionRequest)
+    _check_names("generate", parameters, _GENERATE)
+    return _converted({**parameters, "model": model, "prompt": prompt}, CompletionRequest)
 
 
-def chat_request(model: str, messages: Any, given: Mapping[str, Any]) -> ChatRequest:
+def chat_request(model: str, messages: Any, parameters: Mapping[str, Any]) -> ChatRequest:
     """`logprobs` is a number, as for text completions. Raises as `completion_request`."""
-    _check_names("chat", given, _CHAT)
-    fields = {**given, "model": model, "messages": messages}
-    if (logprobs := given.get("logprobs")) is not None:
+    _check_names("chat", parameters, _CHAT)
+    fields = {**parameters, "model": model, "messages": messages}
+    if (logprobs := parameters.get("logprobs")) is not None:
         fields |= {"logprobs": True, "top_logprobs": _converted(logprobs, int)}
     return _converted(fields, ChatRequest)
 
 
-def embedding_request(model: str, texts: Any, given: Mapping[str, Any]) -> EmbeddingRequest:
+def embedding_request(model: str, texts: Any, parameters: Mapping[str, Any]) -> EmbeddingRequest:
     """Raises as `completion_request`."""
-    _check_names("embed", given, _EMBED)
-    return _converted({**given, "model": model, "input": texts}, EmbeddingRequest)
+    _check_names("embed", parameters, _EMBED)
+    return _converted({**parameters, "model": model, "input": texts}, EmbeddingRequest)
 
 
-def prompt_list(given: Any) -> list[str | list[int]]:
+def prompt_list(prompt: Any) -> list[str | list[int]]:
     """One text, the token ids of one, or several of these. Raises InvalidRequestError."""
-    if isinstance(given, str):
-        return [given]
-    several = _converted(given, list[int | str | list[int]])
+    if isinstance(prompt, str):
+        return [prompt]
+    several = _converted(prompt, list[int | str | list[int]])
     if several and all(isinstance(item, int) for item in several):
         return [_converted(several, list[int])]
     return _converted(several, list[str | list[int]])
 
 
-def conversations(given: Any) -> list[Any]:
+def conversations(messages: Any) -> list[Any]:
     """One list of messages, or several. Raises InvalidRequestError."""
-    several = _converted(given, list[Any])
+    several = _converted(messages, list[Any])
     return [several] if several and not isinstance(several[0], list | tuple) else several
 
 
-def _check_names(method: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
-    for name in given:
+def _check_names(method: str, parameters: Mapping[str, Any], known: frozenset[str]) -> None:
+    for name in parameters:
         if name not in known:
             raise TypeError(f"{method}() has no parameter {name!r}")
 
 
-def _converted(given: Any, kind: type[_T]) -> _T:
+def _converted(value: Any, kind: type[_T]) -> _T:
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(str(error)) from None

@@ -47,8 +47,8 @@ class ChatApi:
     def first_model(self) -> str:
         """Raises ChatError."""
         with closing(self._connect()) as connection:
-            found = _json(self._call(connection, "GET", "/models").read())
-        models = found.get("data") or ()
+            listing = _json(self._call(connection, "GET", "/models").read())
+        models = listing.get("data") or ()
         if not models:
             raise ChatError(f"the server at {self._url} has no model yet")
         return str(models[0]["id"])

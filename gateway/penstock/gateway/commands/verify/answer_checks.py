@@ -29,8 +29,8 @@ def check_answers(subject: Subject, *, quick: bool) -> Row:
         return notes.row()
     limit = _ANSWER_TOKENS if subject.model.parsers.reasoning is None else _THINKING_TOKENS
     logprobs = {"logprobs": 0} if subject.info.supports_logprobs else {}
-    asked = [(question(text), logprobs) for text in QUESTIONS[: 4 if quick else None]]
-    answers = _without_errors(subject.ask(asked, limit), notes)
+    questions = [(question(text), logprobs) for text in QUESTIONS[: 4 if quick else None]]
+    answers = _without_errors(subject.ask(questions, limit), notes)
     if not answers:
         return notes.row()
     ended = sum(answer.outputs[0].finish_reason != "length" for answer in answers)
@@ -64,10 +64,10 @@ def repeats(token_ids: Sequence[int]) -> bool:
 
 def _judge_sureness(answers: Sequence[Answer], notes: Notes) -> float | None:
     """The geometric mean of the tokens' probabilities; None: the engine has no logprobs."""
-    found = [entry.logprob for answer in answers for entry in answer.outputs[0].logprobs or ()]
-    if not found:
+    logprobs = [entry.logprob for answer in answers for entry in answer.outputs[0].logprobs or ()]
+    if not logprobs:
         return None
-    sure = math.exp(sum(found) / len(found))
+    sure = math.exp(sum(logprobs) / len(logprobs))
     note = f"mean probability of their tokens {sure:.2f}"
     if sure >= SURE:
         notes.add("pass", note)
@@ -106,8 +106,8 @@ def _check_required(subject: Subject, cases: Sequence[Any], notes: Notes) -> dic
     if not subject.info.supports_grammars:
         notes.add("pass", "the engine has no grammars, so no call can be required")
         return {}
-    asked = [(question(text), {"tools": [tool], "tool_choice": "required"}) for tool, text, _ in cases]
-    answers = subject.ask(asked, _CALL_TOKENS)
+    questions = [(question(text), {"tools": [tool], "tool_choice": "required"}) for tool, text, _ in cases]
+    answers = subject.ask(questions, _CALL_TOKENS)
     came = _without_errors(answers, notes)
     whole = [
         (answer, case)
@@ -126,20 +126,20 @@ def _judge_call(
     answer: Answer, tool: Mapping[str, Any], arguments: Mapping[str, Any], markers: Sequence[str]
 ) -> set[str]:
     """Which of `valid`, `expected` and `left`: markup that the parser did not take."""
-    found = set()
+    marks = set()
     if answer.outputs[0].finish_reason != "length" and any(marker in answer.text for marker in markers):
-        found.add("left")
+        marks.add("left")
     function = tool["function"]
     for call in answer.outputs[0].message.get("tool_calls") or ():
         try:
-            given = json.loads(call["function"]["arguments"])
+            call_arguments = json.loads(call["function"]["arguments"])
         except ValueError:
             continue
-        if call["function"]["name"] == function["name"] and conforms(given, function["parameters"]):
-            found.add("valid")
-            if given == arguments:
-                found.add("expected")
-    return found
+        if call["function"]["name"] == function["name"] and conforms(call_arguments, function["parameters"]):
+            marks.add("valid")
+            if call_arguments == arguments:
+                marks.add("expected")
+    return marks
 
 
 def check_json(subject: Subject, *, quick: bool) -> Row:
@@ -150,8 +150,8 @@ def check_json(subject: Subject, *, quick: bool) -> Row:
         notes.add("skipped", reason)
         return notes.row()
     cases = JSON_ANSWERS[: 10 if quick else None]
-    asked = [(question(text), {"response_format": _response_format(schema)}) for schema, text in cases]
-    answers = subject.ask(asked, _JSON_TOKENS)
+    questions = [(question(text), {"response_format": _response_format(schema)}) for schema, text in cases]
+    answers = subject.ask(questions, _JSON_TOKENS)
     came = _without_errors(answers, notes)
     cut, wrong = 0, []
     for (schema, text), answer in zip(cases, answers, strict=True):

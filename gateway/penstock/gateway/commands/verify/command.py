@@ -53,13 +53,13 @@ def add_verify_command(commands: Any, formatter: Callable[..., argparse.HelpForm
     parser.set_defaults(run_command=partial(_run, parser))
 
 
-def _run(parser: argparse.ArgumentParser, given: dict[str, Any]) -> int:
-    quick, as_json = given.pop("quick", False), given.pop("json", False)
-    of_tasks = {name: given.pop(name, None) for name in ("tasks", "task_folder", "task_limit")}
+def _run(parser: argparse.ArgumentParser, arguments: dict[str, Any]) -> int:
+    quick, as_json = arguments.pop("quick", False), arguments.pop("json", False)
+    of_tasks = {name: arguments.pop(name, None) for name in ("tasks", "task_folder", "task_limit")}
     progress = _Progress()
     try:
         tasks = _tasks(parser, **of_tasks)
-        config = _config(parser, given)
+        config = _config(parser, arguments)
         from penstock.gateway.commands.verify.verifying import page, verify
 
         report = verify(config, quick=quick, progress=progress, tasks=tasks)
@@ -72,10 +72,10 @@ def _run(parser: argparse.ArgumentParser, given: dict[str, Any]) -> int:
     return 1 if report.failed else 0
 
 
-def _config(parser: argparse.ArgumentParser, given: dict[str, Any]) -> Config:
-    file = given.pop("config", None)
+def _config(parser: argparse.ArgumentParser, arguments: dict[str, Any]) -> Config:
+    file = arguments.pop("config", None)
     try:
-        config = load_config(given, file=file)
+        config = load_config(arguments, file=file)
     except ConfigError as error:
         parser.error(str(error))
     if config.models.model.engine == "simulated":

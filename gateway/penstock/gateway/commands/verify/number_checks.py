@@ -142,9 +142,9 @@ def exact(config: Config, weights: str = "f32") -> Config:
         weights = "auto"  # they stay as they are
     for settings in ({"weights": weights, "activations": "f32"}, {"weights": weights, "activations": "auto"}):
         with suppress(ConfigError, PenstockError):
-            found = overlay(config, floats | settings)
-            find(found)
-            return found
+            exact_config = overlay(config, floats | settings)
+            find(exact_config)
+            return exact_config
     return overlay(config, floats | {"weights": "auto", "activations": "auto"})
 
 

@@ -39,10 +39,10 @@ class Tasks:
     def check(self, subject: Subject) -> Row:
         """The figures, which are neither good nor bad here."""
         notes = Notes("tasks")
-        found = lm_eval.simple_evaluate(
+        evaluation = lm_eval.simple_evaluate(
             _Model(subject), tasks=self._names, task_manager=self._manager, limit=self._limit, log_samples=False
         )
-        results: dict[str, dict[str, Any]] = found["results"]
+        results: dict[str, dict[str, Any]] = evaluation["results"]
         for task, figures in results.items():
             notes.add("pass", f"{task}: " + ", ".join(_words(figures)))
         plain = msgspec.json.decode(msgspec.json.encode(results, enc_hook=_plain))
@@ -95,25 +95,25 @@ class _Model(TemplateLM):
         """Of continuations behind their contexts: logprob, and whether it is the greedy one."""
         most = self._subject.info.context_length - 1
         whole = [([*context, *continuation])[-most:] for _, context, continuation in requests]
-        found = []
+        scores = []
         for group in _groups(list(zip(whole, requests, strict=True))):
             prompts = [tokens for tokens, _ in group]
             answers = self._subject.generate(prompts, max_tokens=1, temperature=0.0, prompt_logprobs=0)
             for answer, (_, (_, _, continuation)) in zip(answers, group, strict=True):
                 entries = (answer.prompt_logprobs or [])[-len(continuation) :]
                 known = [entry for entry in entries if entry is not None]
-                found.append((sum(entry.logprob for entry in known), all(entry.rank == 1 for entry in known)))
-        return found
+                scores.append((sum(entry.logprob for entry in known), all(entry.rank == 1 for entry in known)))
+        return scores
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         most = self._subject.info.context_length - 2
-        found = []
+        scores = []
         for request in requests:
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
             windows = get_rolling_token_windows(tokens, self.prefix_token_id, most, context_len=1)
             parts = [(None, *make_disjoint_window(window)) for window in windows]
-            found.append(sum(logprob for logprob, _ in self._loglikelihood_tokens(parts)))
-        return found
+            scores.append(sum(logprob for logprob, _ in self._loglikelihood_tokens(parts)))
+        return scores
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         return [self._continue(*request.args) for request in requests]

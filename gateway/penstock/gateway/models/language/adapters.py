@@ -154,10 +154,10 @@ class AdapterSet:
                 self.put(Adapter(name, key, Path(name), int(time.time())))
 
 
-def parse_adapters(given: Sequence[str], models: Collection[str]) -> dict[str, Path]:
+def parse_adapters(texts: Sequence[str], models: Collection[str]) -> dict[str, Path]:
     """The setting `lora`, NAME=FOLDER each, as name -> folder. `models`: names that are taken. Raises ConfigError."""
     folders: dict[str, Path] = {}
-    for text in given:
+    for text in texts:
         name, equals, path = (part.strip() for part in text.partition("="))
         if not equals or not name or not path:
             raise ConfigError(f"lora: {text!r} is not NAME=FOLDER")
@@ -171,13 +171,13 @@ def parse_adapters(given: Sequence[str], models: Collection[str]) -> dict[str, P
     return folders
 
 
-def parse_directory(given: str | None) -> Path | None:
+def parse_directory(text: str | None) -> Path | None:
     """The setting `lora_directory`. Raises ConfigError."""
-    if given is None:
+    if text is None:
         return None
-    directory = Path(given).expanduser().resolve()
+    directory = Path(text).expanduser().resolve()
     if not directory.is_dir():
-        raise ConfigError(f"lora-directory: {given} is not a folder")
+        raise ConfigError(f"lora-directory: {text} is not a folder")
     return directory
 
 

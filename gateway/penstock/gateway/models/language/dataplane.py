@@ -181,11 +181,11 @@ class DataPlane:
         used = [model.in_flight] if adapter is None else [model.in_flight, adapter.in_flight]
 
         def end() -> None:
-            for each in used:
-                each.end()
+            for counter in used:
+                counter.end()
 
-        for each in used:  # before anything is awaited: from now on unloading waits for this call
-            each.begin()
+        for counter in used:  # before anything is awaited: from now on unloading waits for this call
+            counter.begin()
         try:
             _check_supported(request.params, model.engine.info)
             record = request.context.record
@@ -199,8 +199,8 @@ class DataPlane:
             info = model.engine.info  # if it has just woken up, its cache may be smaller than before
             adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]
             most = request.params.max_tokens  # 0 if the caller names no limit: the context may leave much
-            wanted = [min(most, info.context_length - len(prompt)) * request.n for prompt in prompts]
-            request.context.pay_tokens(sum(map(len, prompts)) + sum(wanted))
+            budgets = [min(most, info.context_length - len(prompt)) * request.n for prompt in prompts]
+            request.context.pay_tokens(sum(map(len, prompts)) + sum(budgets))
             record.enter(Stage.ENGINE)
             stream = model.engine.submit(adds)
         except BaseException as error:
@@ -299,11 +299,11 @@ def _max_tokens(params: SamplingParams, prompt: list[int], info: ModelInfo, *, c
     if not prompt:
         raise InvalidRequestError("The prompt is empty.", param="prompt")
     if room < max(1, params.min_tokens, 0 if clamp else params.max_tokens):
-        asked = f" and {params.max_tokens} in the completion" if params.max_tokens else ""
+        completion = f" and {params.max_tokens} in the completion" if params.max_tokens else ""
         fits = f" At most {room} fit behind this prompt." if room > 0 else ""
         raise ContextLengthError(
             f"This model's maximum context length is {info.context_length} tokens. However, you requested "
-            f"{len(prompt) + params.max_tokens} tokens ({len(prompt)} in the prompt{asked}). Please reduce "
+            f"{len(prompt) + params.max_tokens} tokens ({len(prompt)} in the prompt{completion}). Please reduce "
             f"the length of the prompt or the completion.{fits}",
             param="prompt",
         )

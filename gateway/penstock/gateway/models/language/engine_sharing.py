@@ -157,7 +157,7 @@ def _check_no_engine(settings: ModelSettings, server: ServerConfig, setting: str
     for section in parts:
         _check_default(section, setting)
     if server.stream_interval_ms != ServerConfig().stream_interval_ms:
-        raise _elsewhere("stream_interval_ms", setting)
+        raise _set_at_engine("stream_interval_ms", setting)
 
 
 def attached_engine(
@@ -195,10 +195,10 @@ def _check_default(section: msgspec.Struct, setting: str) -> None:
     default = type(section)()
     for name in section.__struct_fields__:
         if name not in KEPT and getattr(section, name) != getattr(default, name):
-            raise _elsewhere(name, setting)
+            raise _set_at_engine(name, setting)
 
 
-def _elsewhere(name: str, setting: str) -> ConfigError:
+def _set_at_engine(name: str, setting: str) -> ConfigError:
     return ConfigError(f"{name.replace('_', '-')}: with {setting}, this is set where the engine is started")
 
 

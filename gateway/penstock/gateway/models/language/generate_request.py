@@ -127,10 +127,10 @@ def _checked_ids(prompt: list[int], vocab_size: int) -> list[int]:
 
 
 def _check_logprobs(request: GenerateRequest, prompts: list[list[int]]) -> None:
-    asked = request.params.prompt_logprobs
-    if asked is None:
+    num_logprobs = request.params.prompt_logprobs
+    if num_logprobs is None:
         return
-    count = sum(map(len, prompts)) * (1 + asked) * request.n
+    count = sum(map(len, prompts)) * (1 + num_logprobs) * request.n
     if count > _MAX_PROMPT_LOGPROBS:
         raise InvalidRequestError(
             f"The prompts' tokens have {count} log probabilities in the choices of this call, and "

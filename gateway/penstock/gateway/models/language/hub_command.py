@@ -95,7 +95,7 @@ def _list(args: dict[str, Any]) -> None:
 
     rows = [("ID", "REVISION", "COMMIT", "SIZE", "CHANGED")]
     for model in _cached():
-        for revision in sorted(model.revisions, key=lambda each: -each.last_modified):
+        for revision in sorted(model.revisions, key=lambda item: -item.last_modified):
             changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(revision.last_modified))
             names = ",".join(sorted(revision.refs)) or "-"
             size = size_text(revision.size_on_disk)
@@ -108,15 +108,15 @@ def _remove(args: dict[str, Any]) -> None:
 
     from penstock.gateway.models.memory.budget import size_text
 
-    hub_id, wanted = args["id"], args["revision"]
-    model = next((each for each in _cached() if each.repo_id == hub_id), None)
+    hub_id, revision = args["id"], args["revision"]
+    model = next((entry for entry in _cached() if entry.repo_id == hub_id), None)
     if model is None:
         raise _Failed(f"{hub_id} is not here")
-    hashes = [each.commit_hash for each in model.revisions if wanted is None or _is_called(each, wanted)]
+    hashes = [entry.commit_hash for entry in model.revisions if revision is None or _is_called(entry, revision)]
     if not hashes:
-        raise _Failed(f"{hub_id} is not here with the revision {wanted}")
-    if len(hashes) > 1 and wanted is not None:
-        raise _Failed(f"{wanted} may be any of {', '.join(sorted(hashes))}")
+        raise _Failed(f"{hub_id} is not here with the revision {revision}")
+    if len(hashes) > 1 and revision is not None:
+        raise _Failed(f"{revision} may be any of {', '.join(sorted(hashes))}")
     deletion = scan_cache_dir().delete_revisions(*hashes)
     deletion.execute()
     print(f"{size_text(deletion.expected_freed_size)} are free again")
@@ -134,7 +134,10 @@ def _cached() -> list[CachedRepoInfo]:
         repositories = scan_cache_dir().repos
     except CacheNotFound:
         return []
-    return sorted([each for each in repositories if each.repo_type == "model"], key=lambda each: each.repo_id)
+    return sorted(
+        [repository for repository in repositories if repository.repo_type == "model"],
+        key=lambda repository: repository.repo_id,
+    )
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -217,13 +217,13 @@ def replica_metrics(engine: Replicated, labels: dict[str, str]) -> Iterator[Metr
     names, values, state = [*labels, "replica"], list(labels.values()), engine.replica_states()
     for name, text, value in (*_REPLICA_GAUGES, *(_HANDOVER_GAUGES if engine.has_roles else ())):
         gauge = GaugeMetricFamily(f"penstock_replica_{name}", text, labels=names)
-        for each in state:
-            gauge.add_metric([*values, str(each.replica)], value(each))
+        for replica in state:
+            gauge.add_metric([*values, str(replica.replica)], value(replica))
         yield gauge
     for name, text, value in (*_REPLICA_COUNTERS, *(_HANDOVER_COUNTERS if engine.has_roles else ())):
         counter = CounterMetricFamily(f"penstock_replica_{name}", text, labels=names)
-        for each in state:
-            counter.add_metric([*values, str(each.replica)], value(each))
+        for replica in state:
+            counter.add_metric([*values, str(replica.replica)], value(replica))
         yield counter
     if engine.has_roles:
         handovers = CounterMetricFamily(

@@ -40,7 +40,7 @@ class ModelSleep:
         self._clock = clock
         self.asleep = False
         """The engine is stopped, or is about to stop, or is starting again."""
-        self._was_told = False
+        self._sleep_ordered = False
         self._lock = asyncio.Lock()
         """Held while the engine stops or starts."""
         self.on_change: Callable[[], None] = _nobody
@@ -54,12 +54,12 @@ class ModelSleep:
     @property
     def wakes_by_itself(self) -> bool:
         """It sleeps, and the next request wakes it."""
-        return self.asleep and not self._was_told
+        return self.asleep and not self._sleep_ordered
 
     @property
     def stays_awake(self) -> bool:
         """It is awake, and does not fall asleep by itself."""
-        return not (self.asleep or self._was_told or self._idle_seconds is not None)
+        return not (self.asleep or self._sleep_ordered or self._idle_seconds is not None)
 
     @property
     def seconds_left(self) -> float | None:
@@ -91,7 +91,7 @@ class ModelSleep:
 
         Raises NotReadyError while it sleeps because it was told to, QueueFullError, and as `Engine.start`.
         """
-        if self._was_told:
+        if self._sleep_ordered:
             message = f"The model `{self._name}` sleeps, and serves nothing until it is woken (POST /wake_up)."
             raise NotReadyError(message, retry_after=_RETRY_AFTER)
         if self.asleep:
@@ -102,17 +102,17 @@ class ModelSleep:
     async def sleep(self, *, wait: bool) -> None:
         """Stops the engine; from now on requests are refused. `wait`: those that run end first; otherwise they end with
         an error."""
-        self._was_told = True
+        self._sleep_ordered = True
         self.on_change()
         await asyncio.shield(self._task(self._sleep(wait)))
 
     async def wake(self) -> None:
         """Starts the engine again, if it sleeps. Raises as `Engine.start`; then it sleeps on."""
-        told, self._was_told = self._was_told, False
+        ordered, self._sleep_ordered = self._sleep_ordered, False
         try:
             await asyncio.shield(self._wake_once())
         except PenstockError:
-            self._was_told = told
+            self._sleep_ordered = ordered
             raise
         self.on_change()
 
@@ -137,7 +137,7 @@ class ModelSleep:
         async with self._lock:
             if wait:
                 await self._calls.wait_idle()
-            if self._was_told and not self.asleep:
+            if self._sleep_ordered and not self.asleep:
                 self._stop_looking()
                 self.asleep = True
                 await self._stop("The model was put to sleep.")
@@ -169,7 +169,7 @@ class ModelSleep:
                 self._until_idle = self._task(self._look_when_idle())
         elif self.seconds_left:
             self._look_later()
-        elif not (self.asleep or self._was_told):
+        elif not (self.asleep or self._sleep_ordered):
             self.asleep = True  # at once: a call that comes while it stops waits for the lock, and starts it again
             self._task(self._fall_asleep())
 

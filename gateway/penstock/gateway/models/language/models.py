@@ -82,21 +82,21 @@ def _fill(folder: Path, parts: list[Path]) -> None:
     metadata, tensors, _ = read_parts(parts)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # In a folder of its own first: another server may be at it, and this one may be ended.
-    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    draft = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        tokenizer_of(metadata).save(str(made / "tokenizer.json"))
-        _write(made / "tokenizer_config.json", tokenizer_config_of(metadata))
-        _write(made / "config.json", config_of(metadata, tensors))
-        _write(made / "generation_config.json", {"eos_token_id": end_token_ids_of(metadata), **sampling_of(metadata)})
+        tokenizer_of(metadata).save(str(draft / "tokenizer.json"))
+        _write(draft / "tokenizer_config.json", tokenizer_config_of(metadata))
+        _write(draft / "config.json", config_of(metadata, tensors))
+        _write(draft / "generation_config.json", {"eos_token_id": end_token_ids_of(metadata), **sampling_of(metadata)})
         for part in parts:  # by their names here: what these lead to may be called by a checksum
-            (made / part.name).symlink_to(real_path(part))
+            (draft / part.name).symlink_to(real_path(part))
         try:
-            made.rename(folder)
+            draft.rename(folder)
         except OSError:
             if not folder.is_dir():
                 raise
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -149,8 +149,8 @@ def _detected(template: ChatTemplate | None) -> tuple[str | None, str | None]:
     return detect_tool_parser(with_tools), reasoning
 
 
-def _chosen(flag: str, given: str, detected: str | None, find: Callable[[str], _P]) -> _P | None:
-    name = detected if given == AUTO else given
+def _chosen(flag: str, setting: str, detected: str | None, find: Callable[[str], _P]) -> _P | None:
+    name = detected if setting == AUTO else setting
     if name is None or name == NONE:
         return None
     try:
@@ -340,10 +340,10 @@ def _no_folder(model: str, path: Path) -> str:
 
 def _no_model(folder: Path) -> str:
     """Of a folder with none of the files that a model begins with."""
-    inner = sorted(each for each in folder.iterdir() if each.is_dir())
-    if any((each / "config.pbtxt").exists() or (each / "1").is_dir() for each in inner):
+    inner = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    if any((entry / "config.pbtxt").exists() or (entry / "1").is_dir() for entry in inner):
         return f"{folder} looks like a Triton model repository: penstock serve --model-repository {folder}"
-    models = [each for each in inner if (each / "config.json").exists()]
+    models = [entry for entry in inner if (entry / "config.json").exists()]
     hint = f"; did you mean {models[0]}?" if models else ""
     return f"{folder} has no model: neither config.json and tokenizer.json nor a GGUF file ({SUFFIX}){hint}"
 

@@ -78,35 +78,35 @@ def chat_text(model: LoadedModel, template: ChatTemplate, values: ChatValues) ->
     """Raises ChatTemplateError. Blocks while the template renders."""
     template = template.choose(values.tools, values.documents)
     messages = template.normalize(values.messages)
-    others = (values.tools, values.documents, values.extra)
+    rest = (values.tools, values.documents, values.extra)
     guard = model.guard
-    if guard is not None and _finds(guard, messages, others):
+    if guard is not None and _finds(guard, messages, rest):
         return _guarded_text(guard, template, values, messages)
-    text = _render(template, values, messages, others)
+    text = _render(template, values, messages, rest)
     return ChatText(text, text[-_PROMPT_END:], model.tokenizer)
 
 
 def _guarded_text(
     guard: SpecialTextGuard, template: ChatTemplate, values: ChatValues, messages: list[dict[str, Any]]
 ) -> ChatText:
-    others = (values.tools, values.documents, values.extra)
-    mark = guard.choose_mark(messages, *others)
-    marked = tuple(guard.marked(each, mark) for each in others)
+    rest = (values.tools, values.documents, values.extra)
+    mark = guard.choose_mark(messages, *rest)
+    marked = tuple(guard.marked(value, mark) for value in rest)
     text = _render(template, values, guard.marked_messages(messages, mark), marked)
     sealed, tokenizer = guard.seal(text, mark)
     # A mark is no more than one of two characters, but JSON may have written it as six.
     return ChatText(sealed, guard.unmarked(text[-6 * _PROMPT_END :], mark)[-_PROMPT_END:], tokenizer)
 
 
-def _finds(guard: SpecialTextGuard, messages: list[dict[str, Any]], others: tuple[Any, ...]) -> bool:
+def _finds(guard: SpecialTextGuard, messages: list[dict[str, Any]], rest: tuple[Any, ...]) -> bool:
     try:
-        return guard.finds(messages, *others)
+        return guard.finds(messages, *rest)
     except RecursionError:
         raise ChatTemplateError("the messages are nested too deeply") from None
 
 
-def _render(template: ChatTemplate, values: ChatValues, messages: list[dict[str, Any]], others: tuple[Any, ...]) -> str:
-    tools, documents, extra = others
+def _render(template: ChatTemplate, values: ChatValues, messages: list[dict[str, Any]], rest: tuple[Any, ...]) -> str:
+    tools, documents, extra = rest
     return template.render(
         messages,
         add_generation_prompt=values.add_generation_prompt,

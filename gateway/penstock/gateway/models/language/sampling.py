@@ -62,10 +62,10 @@ def word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, 
     return tuple(tuple(ids) for ids in rows if ids)
 
 
-def logits_processors(given: Sequence[str | ProcessorSpec] | None, info: ModelInfo) -> tuple[ProcessorCall, ...]:
+def logits_processors(processors: Sequence[str | ProcessorSpec] | None, info: ModelInfo) -> tuple[ProcessorCall, ...]:
     """Raises InvalidRequestError for a name that is not installed, UnsupportedError."""
     name = "logits_processors"
-    specs = [ProcessorSpec(one) if isinstance(one, str) else one for one in given or ()]
+    specs = [ProcessorSpec(one) if isinstance(one, str) else one for one in processors or ()]
     if len(specs) > MAX_PROCESSORS:
         raise InvalidRequestError(f"{name}: at most {MAX_PROCESSORS} are allowed.", param=name)
     if specs and not info.supports_processors:
@@ -173,10 +173,10 @@ def sampling_params(
 
 
 def _grammar(request: SamplingFields, info: ModelInfo) -> Grammar | None:
-    wanted = wanted_grammar(request)
-    if wanted is None:
+    choice = wanted_grammar(request)
+    if choice is None:
         return None
-    grammar, field = wanted
+    grammar, field = choice
     if not info.supports_grammars:
         raise UnsupportedError(f"{field}: this model's engine has no structured output.", param=field)
     return grammar
@@ -223,22 +223,22 @@ def _number(
     above: bool = False,
 ) -> float:
     """`above`: the lower bound itself is not allowed."""
-    given: float | None = getattr(request, name)
-    if given is None:
+    value: float | None = getattr(request, name)
+    if value is None:
         return float(defaults.get(name, fallback))
-    if not low <= given <= high or (above and given == low):
+    if not low <= value <= high or (above and value == low):
         bound = f"greater than {low:g} and at most {high:g}" if above else f"between {low:g} and {high:g}"
         raise InvalidRequestError(f"{name} must be {bound}.", param=name)
-    return given
+    return value
 
 
 def _integer(
     request: SamplingFields, name: str, defaults: Mapping[str, Any], fallback: int, low: int, high: int
 ) -> int:
-    given: int | None = getattr(request, name)
-    if given is None:
+    value: int | None = getattr(request, name)
+    if value is None:
         return int(defaults.get(name, fallback))
-    return bounded(given, name, low, high)
+    return bounded(value, name, low, high)
 
 
 def _seed(seed: int | None) -> int | None:

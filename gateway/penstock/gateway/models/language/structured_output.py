@@ -101,44 +101,48 @@ def grammar_field(fields: StructureFields) -> str | None:
     return next((name for name in names if getattr(fields, name) is not None), None)
 
 
-def _of_format(given: ResponseFormat, where: str) -> Grammar | None:
-    if given.type == "text":
+def _of_format(response_format: ResponseFormat, where: str) -> Grammar | None:
+    if response_format.type == "text":
         return None
-    if given.type in ("json_object", "json_schema") and given.json_schema is None and given.schema is not None:
-        return json_schema(given.schema, f"{where}.schema")
-    if given.type == "json_object":
+    if (
+        response_format.type in ("json_object", "json_schema")
+        and response_format.json_schema is None
+        and response_format.schema is not None
+    ):
+        return json_schema(response_format.schema, f"{where}.schema")
+    if response_format.type == "json_object":
         return json_schema(_ANY_OBJECT, where)
-    if given.type == "json_schema":
-        if given.json_schema is None:
+    if response_format.type == "json_schema":
+        if response_format.json_schema is None:
             raise InvalidRequestError(f"{where}.json_schema is missing.", param=f"{where}.json_schema")
-        schema = given.json_schema.schema
+        schema = response_format.json_schema.schema
         return json_schema(_ANY_OBJECT if schema is None else schema, f"{where}.json_schema.schema")
-    if given.type == "structural_tag":
-        if not given.structures or not given.triggers:
+    if response_format.type == "structural_tag":
+        if not response_format.structures or not response_format.triggers:
             message = f"{where} of type structural_tag needs structures and triggers."
             raise UnsupportedError(message, param=where)
-        return _tagged(given.structures, given.triggers, where)
+        return _tagged(response_format.structures, response_format.triggers, where)
     message = f"{where}.type must be text, json_object, json_schema or structural_tag."
     raise InvalidRequestError(message, param=f"{where}.type")
 
 
-def _of_outputs(given: StructuredOutputs | None) -> list[Grammar]:
-    if given is None:
+def _of_outputs(outputs: StructuredOutputs | None) -> list[Grammar]:
+    if outputs is None:
         return []
-    where, compact = "structured_outputs", bool(given.disable_any_whitespace)
+    where, compact = "structured_outputs", bool(outputs.disable_any_whitespace)
     grammars = []
-    if given.json is not None:
-        grammars.append(json_schema(given.json, f"{where}.json", compact=compact))
-    if given.json_object:
+    if outputs.json is not None:
+        grammars.append(json_schema(outputs.json, f"{where}.json", compact=compact))
+    if outputs.json_object:
         grammars.append(json_schema(_ANY_OBJECT, f"{where}.json_object", compact=compact))
-    if given.regex is not None:
-        grammars.append(_text("regex", given.regex, f"{where}.regex"))
-    if given.choice is not None:
-        grammars.append(_choice(given.choice, f"{where}.choice"))
-    if given.grammar is not None:
-        grammars.append(_text("grammar", given.grammar, f"{where}.grammar"))
-    if given.structural_tag is not None:
-        tag = _decoded(given.structural_tag, ResponseFormat, f"{where}.structural_tag")
+    if outputs.regex is not None:
+        grammars.append(_text("regex", outputs.regex, f"{where}.regex"))
+    if outputs.choice is not None:
+        grammars.append(_choice(outputs.choice, f"{where}.choice"))
+    if outputs.grammar is not None:
+        grammars.append(_text("grammar", outputs.grammar, f"{where}.grammar"))
+    if outputs.structural_tag is not None:
+        tag = _decoded(outputs.structural_tag, ResponseFormat, f"{where}.structural_tag")
         grammar = _of_format(tag, f"{where}.structural_tag")
         grammars += [grammar] if grammar else []
     if not grammars:

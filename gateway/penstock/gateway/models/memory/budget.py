@@ -70,7 +70,7 @@ class Demand:
     """Of each GPU's whole memory, which the engine takes and divides by itself."""
     workers: int = 1
     """Processes with a KV cache each, in the host's memory."""
-    told: bool = False
+    sets_cache: bool = False
     """The engine has to be told the size of the cache: by itself it would take a share of what it finds free, as would
     any other that is loaded at the same time."""
     hints: str = ""
@@ -162,7 +162,7 @@ class MemoryBudget:
             try:
                 return self.reserve(name, demand, pid)
             except MemoryBudgetError:
-                if any(each.ending for each in self._reservations):
+                if any(reservation.ending for reservation in self._reservations):
                     await released.wait()
                     continue
                 if self.make_room is None or not await self.make_room(name, partial(self._place, name, demand, pid)):
@@ -185,12 +185,12 @@ class MemoryBudget:
         if room is not None and host.total > room:
             raise MemoryBudgetError(self._refusal(name, f"{host}", f"{size_text(room)} {of_what}", demand.hints, gone))
         reservation = Reservation(name, host, pid)
-        if demand.told and not demand.gpus and room is not None:
+        if demand.sets_cache and not demand.gpus and room is not None:
             reservation.cache = host.cache // demand.workers
         for gpu in self._of(demand.gpus):
             device = self._on_gpu(name, demand, gpu, gone)
             reservation.gpus[gpu.uuid] = device.total
-            if demand.told:
+            if demand.sets_cache:
                 reservation.cache = min(device.cache, reservation.cache or device.cache)
         return reservation
 
@@ -203,15 +203,15 @@ class MemoryBudget:
         """What each model is counted with, in bytes, for operators."""
         return [
             {
-                "name": each.name,
-                "weights": each.host.weights,
-                "cache": each.host.cache,
-                "rest": each.host.rest,
-                "gpus": each.gpus,
-                "loading": each.loading,
-                "pid": each.pid(),
+                "name": reservation.name,
+                "weights": reservation.host.weights,
+                "cache": reservation.host.cache,
+                "rest": reservation.host.rest,
+                "gpus": reservation.gpus,
+                "loading": reservation.loading,
+                "pid": reservation.pid(),
             }
-            for each in self._reservations
+            for reservation in self._reservations
         ]
 
     def release(self, reservation: Reservation) -> None:
@@ -223,8 +223,12 @@ class MemoryBudget:
 
     def _host_room(self, gone: Collection[str]) -> tuple[int | None, str]:
         """Bytes, and what they are; None where the machine does not tell."""
-        holders = [(each.host.total, self._taken_by(each)) for each in self._reservations if each.name not in gone]
-        freed = sum(self._taken_by(each) for each in self._reservations if each.name in gone)
+        holders = [
+            (reservation.host.total, self._taken_by(reservation))
+            for reservation in self._reservations
+            if reservation.name not in gone
+        ]
+        freed = sum(self._taken_by(reservation) for reservation in self._reservations if reservation.name in gone)
         try:
             missing = sum(max(0, need - has) for need, has in holders)
             room, of_what = self._available() + freed - missing, "are free"
@@ -257,11 +261,11 @@ class MemoryBudget:
 
     def _on_gpu(self, name: str, demand: Demand, gpu: GpuMemory, gone: Collection[str]) -> Need:
         """What the model is counted with on this GPU. Raises MemoryBudgetError."""
-        here = [each for each in self._reservations if gpu.uuid in each.gpus]
-        held = sum(each.gpus[gpu.uuid] for each in here)
-        if not any(each.loading for each in here):
+        here = [reservation for reservation in self._reservations if gpu.uuid in reservation.gpus]
+        held = sum(reservation.gpus[gpu.uuid] for reservation in here)
+        if not any(reservation.loading for reservation in here):
             self._foreign[gpu.uuid] = max(0, gpu.used - held)
-        held -= sum(each.gpus[gpu.uuid] for each in here if each.name in gone)
+        held -= sum(reservation.gpus[gpu.uuid] for reservation in here if reservation.name in gone)
         room = max(0, gpu.total - self._foreign.get(gpu.uuid, 0) - held)
         share = None if demand.gpu_share is None else int(demand.gpu_share * gpu.total)
         need = _need(demand.device, room if share is None else share)
@@ -273,8 +277,8 @@ class MemoryBudget:
         taking = f"{size_text(share)} (gpu_memory_utilization {demand.gpu_share:g})"
         cache = demand.device.cache.fixed or demand.device.cache.least
         if need.weights + cache > share:
-            told = f"at least {size_text(need.weights)} weights and {size_text(cache)} KV cache on each GPU"
-            raise MemoryBudgetError(self._refusal(name, told, f"it may take {taking}", demand.hints, gone, gpu.uuid))
+            sizes = f"at least {size_text(need.weights)} weights and {size_text(cache)} KV cache on each GPU"
+            raise MemoryBudgetError(self._refusal(name, sizes, f"it may take {taking}", demand.hints, gone, gpu.uuid))
         if share > room:
             raise MemoryBudgetError(self._refusal(name, taking, left, demand.hints, gone, gpu.uuid))
         return Need(need.weights, need.cache, share - need.weights - need.cache)
@@ -282,15 +286,15 @@ class MemoryBudget:
     def _refusal(
         self, name: str, need: str, left: str, hints: str, gone: Collection[str], gpu: str | None = None
     ) -> str:
-        others = [
-            f"{each.name} {size_text(each.host.total if gpu is None else each.gpus[gpu])}"
-            for each in self._reservations
-            if each.name not in gone and (gpu is None or gpu in each.gpus)
+        holders = [
+            f"{reservation.name} {size_text(reservation.host.total if gpu is None else reservation.gpus[gpu])}"
+            for reservation in self._reservations
+            if reservation.name not in gone and (gpu is None or gpu in reservation.gpus)
         ]
         helps = [f"make it smaller ({hints})"] if hints else []
-        helps += [f"unload another ({', '.join(others)})"] if others else []
+        helps += [f"unload another ({', '.join(holders)})"] if holders else []
         parts = [f"model '{name}' does not fit into memory: it needs {need}", left, *helps[:1]]
-        return "; ".join(parts) + "".join(f" or {each}" for each in helps[1:])
+        return "; ".join(parts) + "".join(f" or {hint}" for hint in helps[1:])
 
 
 def _need(part: MemoryNeeds, room: int | None) -> Need:

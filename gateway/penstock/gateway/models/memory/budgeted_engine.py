@@ -26,14 +26,14 @@ class BudgetedEngine(ProcessEngine):
         super().__init__(spec, *args, name=name, **options)
         self._one_of = one_of
         self._budget = budget
-        self._wanted = spec
+        self._declared_spec = spec
         """As the operator wants it. `_spec` says how large its cache became: that holds for restarts, and not once the
         model has slept, since others may have taken the room."""
         self._reservation: Reservation | None = None
 
     async def start(self) -> None:
         """As `Engine.start`. Raises MemoryBudgetError, with nothing started, when the model does not fit."""
-        self._spec = self._wanted
+        self._spec = self._declared_spec
         demand = (await asyncio.to_thread(estimate, self._spec)).of_one(self._one_of)
         self._reservation = place = await self._budget.claim(self._name, demand, lambda: self.pid)
         if place.cache is not None:

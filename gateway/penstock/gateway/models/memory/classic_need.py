@@ -29,18 +29,18 @@ def classic_need(context: ModelContext, *, in_processes: bool) -> Demand:
     parameters = context.config.parameters
     if PARAMETER in parameters:
         try:
-            told = parse_memory(parameters[PARAMETER].string_value, free=0)
+            weights = parse_memory(parameters[PARAMETER].string_value, free=0)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"model '{context.name}', parameter {PARAMETER}: {error.message}") from None
-        return Demand(host=MemoryNeeds(weights=told), hints=hints)
+        return Demand(host=MemoryNeeds(weights=weights), hints=hints)
     count = len(instance_contexts(context.config))
     processes = PYTHON_PROCESS * count if in_processes else 0
     return Demand(host=MemoryNeeds(weights=_file_bytes(context.version_folder) * count, rest=processes), hints=hints)
 
 
 def _file_bytes(folder: Path) -> int:
-    found = 0
+    total = 0
     with suppress(OSError, TooManyFilesError):  # what has gone meanwhile, loading will tell
         for path in files_below([folder]):
-            found += path.stat().st_size
-    return found
+            total += path.stat().st_size
+    return total

@@ -83,8 +83,8 @@ class StoredSize:
 def read_shape(folder: Path) -> ModelShape | None:
     """From config.json; None where it is not that of a decoder of this kind."""
     try:
-        found: Any = text_settings(read_json(folder / "config.json"))
-        config = found.get("text_config") or found
+        settings: Any = text_settings(read_json(folder / "config.json"))
+        config = settings.get("text_config") or settings
         if any(config.get(key) for key in _OTHER_CACHES) or "linear_attention" in (config.get("layer_types") or ()):
             return None
         heads = config["num_attention_heads"]
@@ -133,8 +133,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def _block_sizes(paths: list[Path]) -> list[StoredSize]:
     _, tensors, _ = read_parts(paths)
     return [
-        StoredSize(found.dtype, math.prod(found.shape), found.rows.nbytes, len(found.shape) > 1)
-        for found in tensors.values()
+        StoredSize(tensor.dtype, math.prod(tensor.shape), tensor.rows.nbytes, len(tensor.shape) > 1)
+        for tensor in tensors.values()
     ]
 
 
@@ -148,18 +148,18 @@ def _bits_of_words(folder: Path) -> int | None:
 
 
 def _sizes(path: Path, bits: int | None) -> list[StoredSize]:
-    return [_size(name, found, bits) for name, found in read_header(path).items()]
+    return [_size(name, header, bits) for name, header in read_header(path).items()]
 
 
-def _size(name: str, found: TensorHeader, bits: int | None) -> StoredSize:
-    if bits is not None and found.dtype == "I32" and name.endswith(_PACKED_WORDS):
-        return StoredSize(f"int{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
-    if bits is not None and found.dtype == "U8" and name.endswith(".weight"):  # of bitsandbytes
-        return StoredSize(f"fp{bits}", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
-    if bits is not None and found.dtype == "U8" and name.endswith("_blocks"):
-        return StoredSize("MXFP4", found.num_bytes * 8 // bits, found.num_bytes, is_matrix=True)
+def _size(name: str, header: TensorHeader, bits: int | None) -> StoredSize:
+    if bits is not None and header.dtype == "I32" and name.endswith(_PACKED_WORDS):
+        return StoredSize(f"int{bits}", header.num_bytes * 8 // bits, header.num_bytes, is_matrix=True)
+    if bits is not None and header.dtype == "U8" and name.endswith(".weight"):  # of bitsandbytes
+        return StoredSize(f"fp{bits}", header.num_bytes * 8 // bits, header.num_bytes, is_matrix=True)
+    if bits is not None and header.dtype == "U8" and name.endswith("_blocks"):
+        return StoredSize("MXFP4", header.num_bytes * 8 // bits, header.num_bytes, is_matrix=True)
     return StoredSize(
-        found.dtype, math.prod(found.shape), found.num_bytes, found.dtype != "U8" and len(found.shape) > 1
+        header.dtype, math.prod(header.shape), header.num_bytes, header.dtype != "U8" and len(header.shape) > 1
     )
 
 
@@ -224,8 +224,8 @@ def estimate(spec: EngineSpec) -> Demand:
     )
     if not gpus:
         host = MemoryNeeds(weights=model.weights, cache=model.cache, rest=model.rest + process * workers)
-        told = model.cache.fixed is None
-        return Demand(host=host, workers=workers, told=told, hints=_hints(spec.runner, gpu_share=False))
+        sets_cache = model.cache.fixed is None
+        return Demand(host=host, workers=workers, sets_cache=sets_cache, hints=_hints(spec.runner, gpu_share=False))
     share = options.get("memory_share")
     return Demand(
         host=MemoryNeeds(rest=(process + _CUDA_HOST) * workers),
@@ -233,7 +233,7 @@ def estimate(spec: EngineSpec) -> Demand:
         gpus=gpus,
         gpu_share=share,
         # vLLM fills its share of a GPU by itself; TensorRT-LLM would take a share of what its weights leave free
-        told=model.cache.fixed is None and (spec.runner != "vllm" or options["kv_cache_memory"] is not None),
+        sets_cache=model.cache.fixed is None and (spec.runner != "vllm" or options["kv_cache_memory"] is not None),
         hints=_hints(spec.runner, gpu_share=share is not None),
     )
 

@@ -279,7 +279,7 @@ class OnDemand:
         together = _together.get() - {name}
         stays = self._residents.kept() | together
         try:
-            check([each for each in self._loads.stored() if each not in stays and each != name])
+            check([other for other in self._loads.stored() if other not in stays and other != name])
         except MemoryBudgetError as error:
             if not together:
                 raise
@@ -309,7 +309,7 @@ class OnDemand:
                         return False
                     load.needs_room = True
                     used = _without({name, *together}, self._residents.replaceable(now, self._loads.keeps_sequences))
-                    used.sort(key=lambda each: each not in self._closing)  # they do not all close as uses of them end
+                    used.sort(key=lambda other: other not in self._closing)  # they do not all close as uses of them end
                     closed |= self._close(choose(used, enough) or ())
                     safe_until = self._residents.next_end_of_safety(now)
                     await self._change(_LOOK_SECONDS if safe_until is None else min(_LOOK_SECONDS, safe_until - now))
@@ -323,9 +323,9 @@ class OnDemand:
 
     def _close(self, names: Iterable[str]) -> set[str]:
         """Those that were not closed before."""
-        found = set(names) - self._closing
-        self._closing |= found
-        return found
+        closing = set(names) - self._closing
+        self._closing |= closing
+        return closing
 
     # Waiting and loading
 
@@ -479,7 +479,7 @@ def no_use() -> None:
 
 
 def _without(staying: Collection[str], names: Iterable[str]) -> list[str]:
-    return [each for each in names if each not in staying]
+    return [name for name in names if name not in staying]
 
 
 def _not_loaded(name: str, reason: str, seconds: float) -> NotReadyError:
@@ -487,5 +487,5 @@ def _not_loaded(name: str, reason: str, seconds: float) -> NotReadyError:
 
 
 def _no_room(name: str) -> NotReadyError:
-    told = f"there is no room for model '{name}' now: the models that would have to go are in use"
-    return NotReadyError(told, retry_after=_RETRY_AFTER)
+    message = f"there is no room for model '{name}' now: the models that would have to go are in use"
+    return NotReadyError(message, retry_after=_RETRY_AFTER)

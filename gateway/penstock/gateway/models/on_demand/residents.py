@@ -106,12 +106,12 @@ class Residents:
 
     def used(self, name: str) -> bool:
         """Whether a request uses it, or an ensemble that it is part of."""
-        return any(self._uses[each] for each in self._with_ensembles(name))
+        return any(self._uses[member] for member in self._with_ensembles(name))
 
     def kept(self) -> frozenset[str]:
         """What is never unloaded to make room."""
         return frozenset(
-            name for name in self._loaded if any(self._loaded[each].kept for each in self._with_ensembles(name))
+            name for name in self._loaded if any(self._loaded[member].kept for member in self._with_ensembles(name))
         )
 
     def free(self, now: float, busy: IsBusy) -> list[str]:
@@ -124,11 +124,11 @@ class Residents:
 
     def idle_since(self, name: str) -> float:
         """The last use of a loaded model, and of the ensembles that it is part of."""
-        return max(self._loaded[each].last_used for each in self._with_ensembles(name))
+        return max(self._loaded[member].last_used for member in self._with_ensembles(name))
 
     def idle_until(self, name: str, usual_seconds: float) -> float:
         """When a loaded model has been idle for long enough to go, if nothing uses it until then."""
-        return max(self._loaded[each].idle_until(usual_seconds) for each in self._with_ensembles(name))
+        return max(self._loaded[member].idle_until(usual_seconds) for member in self._with_ensembles(name))
 
     def idle_ends(self, usual_seconds: float) -> dict[str, float]:
         """The same of all that are not kept and that nothing uses now."""
@@ -141,31 +141,33 @@ class Residents:
 
     def next_end_of_safety(self, now: float) -> float | None:
         """When the next one that is safe now is so no longer."""
-        return min((each.safe_until for each in self._loaded.values() if each.safe_until > now), default=None)
+        return min(
+            (resident.safe_until for resident in self._loaded.values() if resident.safe_until > now), default=None
+        )
 
     def with_parts(self, name: str) -> list[str]:
         """The model, and what it is made of, directly or not."""
-        found = [name]
-        for each in found:
-            parts = self._loaded[each].parts if each in self._loaded else ()
-            found += [part for part in sorted(parts) if part not in found]
-        return found
+        names = [name]
+        for member in names:
+            parts = self._loaded[member].parts if member in self._loaded else ()
+            names += [part for part in sorted(parts) if part not in names]
+        return names
 
     def _by_last_use(self) -> list[str]:
         return sorted(self._loaded, key=self.idle_since)
 
     def _replaceable(self, name: str, now: float, busy: IsBusy) -> bool:
         return not any(
-            self._loaded[each].kept or self._loaded[each].safe_until > now or busy(each)
-            for each in self._with_ensembles(name)
+            self._loaded[member].kept or self._loaded[member].safe_until > now or busy(member)
+            for member in self._with_ensembles(name)
         )
 
     def _with_ensembles(self, name: str) -> list[str]:
         """The model if it is loaded, and all loaded ensembles that it is part of, directly or not."""
-        found = [name]
-        for each in found:
-            found += [other for other, one in self._loaded.items() if each in one.parts and other not in found]
-        return [each for each in found if each in self._loaded]
+        names = [name]
+        for member in names:
+            names += [other for other, one in self._loaded.items() if member in one.parts and other not in names]
+        return [member for member in names if member in self._loaded]
 
     def _touch(self, name: str, now: float) -> None:
         if (resident := self._loaded.get(name)) is not None:
@@ -183,7 +185,7 @@ def choose(candidates: Sequence[str], enough: Callable[[Collection[str]], bool])
     else:
         return None
     for name in reversed(chosen[:-1]):
-        others = [each for each in chosen if each != name]
-        if enough(others):
-            chosen = others
+        rest = [candidate for candidate in chosen if candidate != name]
+        if enough(rest):
+            chosen = rest
     return chosen

@@ -20,8 +20,8 @@ from penstock.tokenizers import Tokenizer
 def _sigmoid(x: Vectors) -> Vectors:
     # exp of the negative side only, which cannot overflow
     small = np.exp(-np.abs(x))
-    found: Vectors = np.where(x >= 0, 1, small) / (1 + small)
-    return found
+    values: Vectors = np.where(x >= 0, 1, small) / (1 + small)
+    return values
 
 
 def _softmax(x: Vectors) -> Vectors:
@@ -52,8 +52,8 @@ def read_head(settings: Mapping[str, Any], num_labels: int) -> Head:
 
 
 def _labels(settings: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    given = settings.get("id2label")
-    known = given if isinstance(given, Mapping) else {}
+    labels = settings.get("id2label")
+    known = labels if isinstance(labels, Mapping) else {}
     return tuple(str(known.get(str(i), f"LABEL_{i}")) for i in range(count))
 
 

@@ -28,9 +28,9 @@ _COUNT_TYPES = (DataType.TYPE_INT32, DataType.TYPE_FP32)
 def check_batch_tensors(config: ModelConfig, *, complete: bool) -> None:
     """While inputs and outputs are not `complete`, names may be unknown. Raises InvalidRequestError."""
     suffix = f" for {config.name}"
-    for made in config.batch_input:
-        _check_form("input", BatchInput, made, suffix)
-        if made.data_type not in _COUNT_TYPES:
+    for batch_input in config.batch_input:
+        _check_form("input", BatchInput, batch_input, suffix)
+        if batch_input.data_type not in _COUNT_TYPES:
             raise InvalidRequestError(f"batch input data type must be TYPE_INT32 or TYPE_FP32{suffix}")
     for divided in config.batch_output:
         _check_form("output", BatchOutput, divided, suffix)
@@ -174,9 +174,9 @@ def _check_control(control: ModelSequenceBatching.Control, name: str) -> None:
     if control.kind not in _Control.Kind.values():
         raise InvalidRequestError(f"unknown kind of a sequence batching control for {name}")
     kind = _Control.Kind.Name(control.kind)
-    given = [field for field in _VALUES if len(getattr(control, field))]
+    fields = [field for field in _VALUES if len(getattr(control, field))]
     if control.kind == _Control.CONTROL_SEQUENCE_CORRID:
-        if given:
+        if fields:
             raise InvalidRequestError(
                 "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or "
                 f"'bool_false_true' for {kind} for {name}"
@@ -187,19 +187,19 @@ def _check_control(control: ModelSequenceBatching.Control, name: str) -> None:
                 "TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
             )
         return
-    if not given:
+    if not fields:
         raise InvalidRequestError(
             "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
             f"{kind} for {name}"
         )
-    if len(given) > 1:
+    if len(fields) > 1:
         raise InvalidRequestError(
             "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
             f"'bool_false_true' for {kind} for {name}"
         )
-    if len(getattr(control, given[0])) != 2:
+    if len(getattr(control, fields[0])) != 2:
         raise InvalidRequestError(
-            f"sequence batching control '{given[0]}' must have exactly 2 entries for {kind} for {name}"
+            f"sequence batching control '{fields[0]}' must have exactly 2 entries for {kind} for {name}"
         )
 
 
@@ -250,15 +250,15 @@ def _check_initial(initial: ModelSequenceBatching.InitialState, state: ModelSequ
             f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
             f"'{name}'. {len(initial.dims)} != {len(state.dims)}"
         )
-    for given, wanted in zip(initial.dims, state.dims, strict=True):
-        if given < 1:
+    for dim, state_dim in zip(initial.dims, state.dims, strict=True):
+        if dim < 1:
             raise InvalidRequestError(
                 f"'initial_state' field for state input name '{name}' contains variable dimensions."
             )
-        if wanted not in (-1, given):
+        if state_dim not in (-1, dim):
             raise InvalidRequestError(
-                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {given} != "
-                f"{wanted}"
+                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {dim} != "
+                f"{state_dim}"
             )
     source = initial.WhichOneof("state_data")
     if source is None:

@@ -92,7 +92,7 @@ class RepositoryCheck:
         beside: Sequence[ModelConfig] = (),
     ) -> None:
         """`beside`: models of the server that belong to no repository, of which ensembles may be made."""
-        self._beside = {each.name: _Model(each.name, config=each, versions=(1,)) for each in beside}
+        self._beside = {config.name: _Model(config.name, config=config, versions=(1,)) for config in beside}
         self._settings = settings
         self._backends = backends
         self._has_cache = has_cache
@@ -154,8 +154,8 @@ def _check_ensemble(model: _Model, models: Mapping[str, _Model], above: tuple[st
         return
     try:
         if model.name in above:
-            told = " -> ".join((*above[above.index(model.name) :], model.name))
-            raise InvalidRequestError(f"circular dependency between ensembles: {told}")
+            path = " -> ".join((*above[above.index(model.name) :], model.name))
+            raise InvalidRequestError(f"circular dependency between ensembles: {path}")
         plan = make_plan(model.config)
         for name in sorted(plan.models):
             if name in models:
@@ -167,13 +167,13 @@ def _check_ensemble(model: _Model, models: Mapping[str, _Model], above: tuple[st
 
 
 def _step_model(step: Step, models: Mapping[str, _Model]) -> InferModel:
-    found = models.get(step.model)
-    if found is None or found.refused is not None or found.config is None:
+    model = models.get(step.model)
+    if model is None or model.refused is not None or model.config is None:
         raise ModelNotFoundError(f"model '{step.model}' would not serve")
-    if step.version != -1 and step.version not in found.versions:
+    if step.version != -1 and step.version not in model.versions:
         raise ModelNotFoundError(f"model '{step.model}' would not serve version {step.version}")
-    signature = ModelSignature(found.config)
-    return cast(InferModel, _Described(found.name, found.config, signature, not signature.decoupled))
+    signature = ModelSignature(model.config)
+    return cast(InferModel, _Described(model.name, model.config, signature, not signature.decoupled))
 
 
 CheckModels = Callable[[Config, int | None], "Sequence[Verdict]"]

@@ -99,7 +99,7 @@ class ClassicLoaders:
         self._budget = budget
         directory = options.get(_PYTHON, {}).get("backend-directory", "")
         self._directory = Path(directory) if directory else None
-        self._found: dict[str, Loader] = {}
+        self._loaders: dict[str, Loader] = {}
         self._lock = Lock()  # models are prepared in threads
 
     def __call__(self, backend: str, folder: Path | None = None) -> Loader:
@@ -111,11 +111,13 @@ class ClassicLoaders:
             assert self._directory is not None
             return self._of_file(self._directory / backend / BACKEND_FILENAME, backend, f"the backend '{backend}'")
         with self._lock:
-            if backend not in self._found:
+            if backend not in self._loaders:
                 name = _PYTHON if not is_plugin and self._has(backend, "model.py") else backend
-                made = find_backend(name)(self._settings(name))
-                self._found[backend] = ClassicLoader(made, self._limiter, self._budget, in_processes=name == _PYTHON)
-            return self._found[backend]
+                implementation = find_backend(name)(self._settings(name))
+                self._loaders[backend] = ClassicLoader(
+                    implementation, self._limiter, self._budget, in_processes=name == _PYTHON
+                )
+            return self._loaders[backend]
 
     def _of_file(self, path: Path, backend: str, owner: str) -> Loader:
         with self._lock:

@@ -20,7 +20,7 @@ class _Framework:
     platforms: tuple[str, ...]
     filenames: tuple[str, ...]
     """The first one is the default."""
-    others: tuple[str, ...] = ()
+    other_filenames: tuple[str, ...] = ()
     """Files of other backends that it reads, too, where the configuration names it."""
     fills_platform: bool = False
     may_be_folder: bool = False
@@ -37,7 +37,7 @@ _FRAMEWORKS = (
         "openvino",
         (),
         ("model.xml", "model.pdmodel"),
-        others=("model.onnx", "model.savedmodel", "model.graphdef", "model.pb", "model.tflite"),
+        other_filenames=("model.onnx", "model.savedmodel", "model.graphdef", "model.pb", "model.tflite"),
     ),
     _Framework("pytorch", ("pytorch_libtorch",), ("model.pt", "model.pt2"), fills_platform=True),
     _Framework("python", (), ("model.py",)),
@@ -81,11 +81,11 @@ def _complete_sequences(config: ModelConfig) -> None:
 def complete_backend(config: ModelConfig, folder: Path) -> None:
     """Backend, platform and the model file's name, each from the others or from the first version's files."""
     if not config.backend:
-        found = _by_settings(config)
-        if found is None and not config.platform and not config.default_model_filename:
-            found = _by_files(folder)
-        if found is not None:
-            config.backend = found.backend
+        match = _by_settings(config)
+        if match is None and not config.platform and not config.default_model_filename:
+            match = _by_files(folder)
+        if match is not None:
+            config.backend = match.backend
         elif not config.platform and not config.default_model_filename:
             _take_backend_of_name(config)
     if framework := _framework(config, folder):
@@ -97,9 +97,9 @@ def complete_backend(config: ModelConfig, folder: Path) -> None:
 def _framework(config: ModelConfig, folder: Path) -> _Framework | None:
     """That of the backend. If the backend has several formats: by the configuration, or by the file that is there."""
     known = [framework for framework in _FRAMEWORKS if framework.backend == config.backend]
-    for found in (_by_settings(config), _by_files(folder)) if len(known) > 1 else ():
-        if found in known:
-            return found
+    for match in (_by_settings(config), _by_files(folder)) if len(known) > 1 else ():
+        if match in known:
+            return match
     return known[0] if known else None
 
 
@@ -125,7 +125,7 @@ def _first_version(folder: Path) -> list[int]:
 
 def _filename(framework: _Framework, folder: Path) -> str:
     """The first of its files that the first version has."""
-    names = (*framework.filenames, *framework.others)
+    names = (*framework.filenames, *framework.other_filenames)
     for version in _first_version(folder):
         for name in names:
             if (folder / str(version) / name).exists():

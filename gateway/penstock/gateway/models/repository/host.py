@@ -38,11 +38,15 @@ class RepositoryHost:
         self._public, self.is_public = public, is_public
 
     def model(self, name: str, version: int = -1, request: InferRequest | None = None) -> InferModel:
-        wanted = "" if version == -1 else str(version)
-        found = self._store.model(name, wanted) if request is None else self._public.model(name, wanted, request)
-        if not found.ready:
+        version_text = "" if version == -1 else str(version)
+        model = (
+            self._store.model(name, version_text)
+            if request is None
+            else self._public.model(name, version_text, request)
+        )
+        if not model.ready:
             raise NotReadyError(f"model '{name}' is not ready")
-        return found
+        return model
 
     def model_ready(self, name: str, version: int = -1) -> bool:
         try:

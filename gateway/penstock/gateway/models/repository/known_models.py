@@ -70,14 +70,14 @@ class KnownModels:
 
     def ensembles_of(self, name: str) -> list[str]:
         """Those that serve and have the model as a step."""
-        return [each for each, serving in self._catalogue.deployments() if name in composing(serving)]
+        return [ensemble for ensemble, serving in self._catalogue.deployments() if name in composing(serving)]
 
     def all_ensembles_of(self, name: str) -> list[str]:
         """Those above them, too."""
-        found = [name]
-        for each in found:
-            found += [ensemble for ensemble in self.ensembles_of(each) if ensemble not in found]
-        return found[1:]
+        names = [name]
+        for part in names:
+            names += [ensemble for ensemble in self.ensembles_of(part) if ensemble not in names]
+        return names[1:]
 
     def used(self) -> set[str]:
         """The models that ensembles which serve are made of."""

@@ -28,22 +28,22 @@ def select_versions(policy: ModelVersionPolicy, available: Sequence[int], name: 
 
     Raises InvalidRequestError, with Triton's text and what there is, when nothing is left.
     """
-    found = sorted(set(available))
+    versions = sorted(set(available))
     match policy.WhichOneof("policy_choice"):
         case "specific":
-            chosen = [version for version in found if version in policy.specific.versions]
-            for version in sorted(set(policy.specific.versions) - set(found)):
+            chosen = [version for version in versions if version in policy.specific.versions]
+            for version in sorted(set(policy.specific.versions) - set(versions)):
                 logger.error(
                     "version %d is specified for model '%s', but the version directory is not present", version, name
                 )
         case "latest":
-            chosen = found[-policy.latest.num_versions :] if policy.latest.num_versions else []
+            chosen = versions[-policy.latest.num_versions :] if policy.latest.num_versions else []
         case _:
-            chosen = found
+            chosen = versions
     if not chosen:
         raise InvalidRequestError(
             f"at least one version must be available under the version policy of model '{name}'; its folder has"
-            f" {_there_is(found, name)}"
+            f" {_there_is(versions, name)}"
         )
     return chosen
 

@@ -55,18 +55,18 @@ class RepositoryListing:
 
     def local_folder(self, name: str) -> Path | None:
         """Of a model that is on this machine's disks, and the only one of its name."""
-        found = self._names.get(name, ())
-        return found[0].local_folder(name) if len(found) == 1 else None
+        repositories = self._names.get(name, ())
+        return repositories[0].local_folder(name) if len(repositories) == 1 else None
 
     def find(self, name: str) -> Repository:
         """Looks again. Raises ModelNotFoundError with Triton's text, DuplicateModelError, EngineError."""
         self.refresh()
-        found = self._names.get(name)
-        if not found:
+        repositories = self._names.get(name)
+        if not repositories:
             raise ModelNotFoundError(f"failed to load '{name}', failed to poll from model repository{_path_hint(name)}")
-        if len(found) > 1:
+        if len(repositories) > 1:
             raise DuplicateModelError(f"failed to load '{name}', failed to poll from model repository: {DUPLICATE}")
-        return found[0]
+        return repositories[0]
 
 
 def _path_hint(name: str) -> str:

@@ -235,8 +235,8 @@ class ModelLoading:
         try:
             versions = select_versions(plan.config.version_policy, available_versions(folder), name)
         except InvalidRequestError as error:
-            told = InvalidRequestError(f"load failed for model '{name}': {error.message}")
-            raise LoadError(told, error.message) from None
+            failure = InvalidRequestError(f"load failed for model '{name}': {error.message}")
+            raise LoadError(failure, error.message) from None
         loader = self._ensembles if is_ensemble(plan.config) else self._loaders(plan.config.backend, folder)
         return _Plan(plan, versions, loader)
 
@@ -244,8 +244,8 @@ class ModelLoading:
         try:
             await self._ensembles.prepare(config)
         except InvalidRequestError as error:
-            told = f"load failed for model '{name}': {error.message}"
-            raise LoadError(InvalidRequestError(told), error.message) from None
+            message = f"load failed for model '{name}': {error.message}"
+            raise LoadError(InvalidRequestError(message), error.message) from None
 
     async def _load_versions(self, name: str, plan: _Plan, folder: LocalModel) -> Deployment:
         tasks = {version: asyncio.create_task(self._load_version(name, plan, version)) for version in plan.versions}
@@ -335,9 +335,9 @@ def poll_error(name: str, error: PenstockError) -> PenstockError:
 
 def poll_failure(name: str, error: Exception) -> LoadError:
     """Of a model whose files or configuration cannot be taken."""
-    found = _refusal(error)
+    refusal = _refusal(error)
     public = one_line(error.public) if isinstance(error, ModelFileError) else None
-    return LoadError(poll_error(name, found), found.message, public=public)
+    return LoadError(poll_error(name, refusal), refusal.message, public=public)
 
 
 def load_failures(reasons: Mapping[str, str]) -> str:
@@ -362,10 +362,10 @@ def _load_error(name: str, backend: str, tasks: Mapping[int, asyncio.Task[_Loade
         if (error := _error(task)) is not None:
             failures[version] = _refusal(error, backend)
     reasons = {version: _status(failures[version]) if version in failures else UNLOADED for version in tasks}
-    told = " ".join(f"version {version} is at UNAVAILABLE state: {reasons[version]};" for version in failures)
+    summary = " ".join(f"version {version} is at UNAVAILABLE state: {reasons[version]};" for version in failures)
     first = next(iter(failures.values()))
     code = first.code if isinstance(first, InvalidRequestError) else InvalidRequestError.code
-    return LoadError(from_code(code, f"load failed for model '{name}': {told}"), told, reasons)
+    return LoadError(from_code(code, f"load failed for model '{name}': {summary}"), summary, reasons)
 
 
 def _status(error: PenstockError) -> str:

@@ -96,7 +96,7 @@ class ModelRepository:
         """Loaded at the start: loading on demand does not unload them."""
         self._implied: set[str] = set()
         """Loaded for an ensemble only."""
-        self._wanted: set[str] = set()
+        self._requested: set[str] = set()
         """What strict readiness waits for."""
         self._started = False
         self._stopping = False
@@ -137,7 +137,7 @@ class ModelRepository:
             return False
         if not self._settings.strict_readiness:
             return True
-        needed = map(self.deployment, (*self._wanted, *self._known.added))
+        needed = map(self.deployment, (*self._requested, *self._known.added))
         return not self._settings.missing and all(serving is not None and serving.reports_ready for serving in needed)
 
     def add(self, model: InferModel) -> None:
@@ -165,11 +165,13 @@ class ModelRepository:
             await self._demand_loads.look()
             self._on_demand.start()
         names = self._first_models()
-        self._wanted = set(names)
+        self._requested = set(names)
         self._kept = frozenset(names)
         loads = [self._operations.run(name, self._load_stored(name)) for name in names]
         results = await asyncio.gather(*loads, return_exceptions=True)
-        failed = {name: each for name, each in zip(names, results, strict=True) if isinstance(each, BaseException)}
+        failed = {
+            name: result for name, result in zip(names, results, strict=True) if isinstance(result, BaseException)
+        }
         if failed and self._settings.exit_on_error:
             raise EngineError(load_failures({name: self._known.reason(name, error) for name, error in failed.items()}))
         self._started = True
@@ -200,7 +202,7 @@ class ModelRepository:
         if self._on_demand is not None:
             self._on_demand.asked_for(name)
         if not files:
-            await self._operations.asked(name, self._load_stored(name, config))
+            await self._operations.request(name, self._load_stored(name, config))
         elif config is None:
             raise poll_error(name, InvalidRequestError("files need a configuration with them"))
         else:
@@ -208,7 +210,7 @@ class ModelRepository:
                 check_files(files)
             except InvalidRequestError as error:
                 raise poll_error(name, error) from None
-            await self._operations.asked(name, self._load_files(name, config, files))
+            await self._operations.request(name, self._load_files(name, config, files))
         await self._revived()
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
@@ -217,14 +219,14 @@ class ModelRepository:
         held_out = [name, *self._known.all_ensembles_of(name)]
         self._hold_out(held_out)
         if name not in self._known.entries:
-            self._wanted.discard(name)
+            self._requested.discard(name)
             return
         models = composing(self.deployment(name)) & self._implied
-        await self._operations.asked(name, self._unload(self._known.entries[name]))
+        await self._operations.request(name, self._unload(self._known.entries[name]))
         self._hold_out(held_out)  # it may have been loaded meanwhile
         if unload_dependents:
-            for each in sorted(models - self._known.used()):
-                await self._operations.asked(each, self._unload(self._known.entries[each]))
+            for model in sorted(models - self._known.used()):
+                await self._operations.request(model, self._unload(self._known.entries[model]))
 
     # What loading on demand needs, beside `load_stored`
 
@@ -238,7 +240,7 @@ class ModelRepository:
     async def load_stored(self, name: str) -> None:
         """Returns when the model serves. Raises PenstockError, with a message for every caller."""
         try:
-            await self._operations.asked(name, self._load_stored(name))
+            await self._operations.request(name, self._load_stored(name))
         except PenstockError as error:
             public = self._known.public_reason(name)
             if public is None:
@@ -250,7 +252,7 @@ class ModelRepository:
         accepted has ended and it is unloaded."""
         before = set(self._drains)
         if (entry := self._known.entries.get(name)) is not None:
-            self._wanted.discard(name)
+            self._requested.discard(name)
             self._dependencies.forget(name)
             self._withdraw(entry, reason)
         return _all_done(self._drains - before)
@@ -272,7 +274,7 @@ class ModelRepository:
         for entry in gone:
             if not entry.versions:
                 del self._known.entries[entry.name]
-        self._wanted = present
+        self._requested = present
 
     # Loads and unloads, one at a time for a model
 
@@ -323,7 +325,7 @@ class ModelRepository:
         retired = entry.published(deployment, fingerprint)
         self._catalogue.publish(entry.name, deployment)
         self._dependencies.published(entry.name, deployment)
-        self._wanted.add(entry.name)
+        self._requested.add(entry.name)
         if self._on_demand is not None:
             # what did not come from the repository could not be loaded again as it is
             kept = entry.name in self._kept or fingerprint is None
@@ -337,7 +339,7 @@ class ModelRepository:
 
     async def _unload(self, entry: ModelEntry) -> None:
         async with entry.lock:
-            self._wanted.discard(entry.name)
+            self._requested.discard(entry.name)
             self._dependencies.forget(entry.name)
             self._withdraw(entry)
 
@@ -374,15 +376,17 @@ class ModelRepository:
         await asyncio.to_thread(self._listing.refresh)
         unknown = sorted(models - self._listing.names - self._known.added)
         for name in filter(self.host.is_public, unknown):
-            told = f"ensemble {ensemble}: '{name}' is a name with traffic rules, which no step can have; name a model"
-            raise InvalidRequestError(told)
+            message = (
+                f"ensemble {ensemble}: '{name}' is a name with traffic rules, which no step can have; name a model"
+            )
+            raise InvalidRequestError(message)
         if unknown:
             raise InvalidRequestError(
                 f"ensemble {ensemble} contains models that are not available or ambiguous: {', '.join(unknown)}"
             )
         names = [name for name in sorted(models - self._known.added) if self.deployment(name) is None or not explicit]
         if explicit:
-            self._implied.update(name for name in names if name not in self._wanted)
+            self._implied.update(name for name in names if name not in self._requested)
         with self._on_demand.together(models) if self._on_demand is not None else nullcontext():
             loads = [self._operations.run(name, self._load_stored(name, only_changed=not explicit)) for name in names]
         results = dict(zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True))
@@ -431,7 +435,7 @@ class ModelRepository:
         if self.deployment(name) is None:
             return
         self._dependencies.lost(name, composing(self.deployment(name)))
-        self._wanted.discard(name)
+        self._requested.discard(name)
         self._withdraw(self._known.entries[name], reason)
 
     def _hold_out(self, names: Sequence[str]) -> None:

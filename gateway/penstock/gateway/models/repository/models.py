@@ -33,9 +33,9 @@ class Deployment:
     """By the version's text in a request; "" is the newest."""
 
     def __post_init__(self) -> None:
-        found = {str(version): model for version, model in self.models.items()}
-        found[""] = self.models[max(self.models)]
-        object.__setattr__(self, "by_version", found)
+        by_version = {str(version): model for version, model in self.models.items()}
+        by_version[""] = self.models[max(self.models)]
+        object.__setattr__(self, "by_version", by_version)
 
     @property
     def ready(self) -> bool:
@@ -173,8 +173,8 @@ class Dependencies:
         self._loading[ensemble] = self._lacking[ensemble] = models
         path = self._path(ensemble, ensemble, set())
         if path:
-            told = " -> ".join((ensemble, *path))
-            raise InvalidRequestError(f"circular dependency between ensembles: {told}")
+            chain = " -> ".join((ensemble, *path))
+            raise InvalidRequestError(f"circular dependency between ensembles: {chain}")
 
     def end(self, ensemble: str) -> None:
         """Whether it was loaded or not. What could not be loaded lacks a model, until `published` or `forget`."""
@@ -202,7 +202,7 @@ class Dependencies:
 
     async def settled(self, name: str) -> None:
         """Returns when no request to an ensemble that has begun with this model runs any more."""
-        await asyncio.gather(*(each.settled() for each in self._live if name in each.composing))
+        await asyncio.gather(*(deployment.settled() for deployment in self._live if name in deployment.composing))
 
     def stopped(self, deployment: Deployment) -> None:
         self._live.difference_update(_ensembles(deployment))
@@ -228,7 +228,7 @@ class Dependencies:
 
 def composing(deployment: Deployment | None) -> Names:
     """The models that any version of it is made of."""
-    return Names().union(*(each.composing for each in _ensembles(deployment)))
+    return Names().union(*(ensemble.composing for ensemble in _ensembles(deployment)))
 
 
 def _ensembles(deployment: Deployment | None) -> Iterable[EnsembleModel]:
@@ -238,5 +238,5 @@ def _ensembles(deployment: Deployment | None) -> Iterable[EnsembleModel]:
 
 def wire_again(deployment: Deployment) -> None:
     """One of its models has been replaced. Raises PenstockError when the new one does not fit."""
-    for each in _ensembles(deployment):
-        each.wire_again()
+    for ensemble in _ensembles(deployment):
+        ensemble.wire_again()

@@ -30,7 +30,7 @@ class Operations:
         """To be awaited. The operation goes on when its caller is cancelled: half a load helps nobody."""
         return asyncio.shield(self.start(name, operation))
 
-    async def asked(self, name: str, operation: Coroutine[Any, Any, None]) -> None:
+    async def request(self, name: str, operation: Coroutine[Any, Any, None]) -> None:
         """An operation on request. Raises PenstockError: NotReadyError when the server stops meanwhile."""
         ending = self.run(name, operation)
         try:

@@ -63,8 +63,8 @@ def build_cache(texts: tuple[str, ...], byte_size: int) -> ResponseCache | None:
         options.setdefault(kind, {})[name] = value
     if len(options) > 1:
         raise ConfigError(f"{_FLAG}: a server has one response cache, local or redis")
-    for kind, given in options.items():
-        return _CACHES[kind](given)
+    for kind, values in options.items():
+        return _CACHES[kind](values)
     return None
 
 

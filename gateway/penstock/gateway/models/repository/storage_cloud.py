@@ -200,8 +200,8 @@ class CloudStorage:
 
     def names(self) -> list[str]:
         root = self.location.root
-        found: list[dict[str, Any]] = self._try(lambda: self._fs.ls(root, detail=True), missing=EngineError)
-        return sorted({PurePosixPath(entry["name"]).name for entry in found if entry["type"] == "directory"})
+        entries: list[dict[str, Any]] = self._try(lambda: self._fs.ls(root, detail=True), missing=EngineError)
+        return sorted({PurePosixPath(entry["name"]).name for entry in entries if entry["type"] == "directory"})
 
     def fingerprint(self, name: str) -> str:
         digest = hashlib.sha256()
@@ -235,9 +235,9 @@ class CloudStorage:
     def _files(self, name: str) -> dict[str, dict[str, Any]]:
         """Every file of the model by its path below the model's folder, in a fixed order."""
         prefix = f"{self.location.root}/{name}"
-        found: dict[str, dict[str, Any]] = self._try(lambda: self._fs.find(prefix, detail=True))
+        objects: dict[str, dict[str, Any]] = self._try(lambda: self._fs.find(prefix, detail=True))
         files: dict[str, dict[str, Any]] = {}
-        for key, info in sorted(found.items()):
+        for key, info in sorted(objects.items()):
             path = key.strip("/").removeprefix(prefix).lstrip("/")
             if path and info["type"] == "file" and not key.endswith("/"):
                 files[_safe(path, name)] = info

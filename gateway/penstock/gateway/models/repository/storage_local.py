@@ -80,23 +80,23 @@ class LocalStorage:
     def fingerprint(self, name: str) -> str:
         """A link that is refused counts with the reason, so that its model is tried again when that has changed."""
         total = 0
-        for found in self._walk(name, MAX_WATCHED):
-            line = hashlib.sha256(f"{found.path}\0{_state(found.place)}".encode(errors="replace"))
+        for entry in self._walk(name, MAX_WATCHED):
+            line = hashlib.sha256(f"{entry.path}\0{_state(entry.place)}".encode(errors="replace"))
             total += int.from_bytes(line.digest())  # whatever the order in which folders are listed
         return f"{total:x}"
 
     def fetch(self, name: str) -> Path:
         """The folder itself, when no link in it is refused."""
-        for found in self._walk(name):
-            if isinstance(refusal := found.place, RefusedLinkError):
-                what = f"{found.shown} of model '{name}'"
+        for entry in self._walk(name):
+            if isinstance(refusal := entry.place, RefusedLinkError):
+                what = f"{entry.shown} of model '{name}'"
                 raise ModelFileError(f"{what} {refusal}", f"{what} {refusal.public}")
         return self.root / name
 
     def readable_folder(self, name: str) -> Path | None:
         """The folder, to look at its configuration; None where a link there is refused, or nothing can be read."""
         try:
-            is_refused = any(isinstance(found.place, RefusedLinkError) for found in self._walk(name, _NEAREST))
+            is_refused = any(isinstance(entry.place, RefusedLinkError) for entry in self._walk(name, _NEAREST))
         except (EngineError, ModelNotFoundError):
             return None
         return None if is_refused else self.root / name
@@ -396,10 +396,10 @@ class Links:
         """A folder like /tmp, where only owners can replace what there is, may be on the way."""
         if info.st_uid not in self._owners:
             return self._owner_fault(path, info.st_uid)
-        others = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if not others or (is_on_the_way and info.st_mode & stat.S_ISVTX):
+        writers = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not writers or (is_on_the_way and info.st_mode & stat.S_ISVTX):
             return ""
-        who = "all users" if others & stat.S_IWOTH else "its group"
+        who = "all users" if writers & stat.S_IWOTH else "its group"
         return f"{path} can be changed by {who}: chmod go-w {path}"
 
     def _owner_fault(self, path: str, owner: int) -> str:

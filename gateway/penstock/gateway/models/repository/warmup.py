@@ -108,7 +108,7 @@ async def _infer(model: InferModel, request: InferRequest) -> None:
 
 def warmup_inputs(config: ModelConfig, sample: ModelWarmup, model_folder: Path) -> dict[str, Tensor]:
     """The inputs of a sample that `check_supported` has let pass. Reads files. Raises InvalidRequestError."""
-    found = {}
+    tensors = {}
     sequences = config.HasField("sequence_batching")
     for name, spec in sample.inputs.items():
         shape = list(spec.dims)
@@ -118,8 +118,8 @@ def warmup_inputs(config: ModelConfig, sample: ModelWarmup, model_folder: Path) 
         if batch:
             repeated = np.broadcast_to(tensor.array, (*batch, *shape))
             tensor = Tensor(name, tensor.datatype, np.ascontiguousarray(repeated))
-        found[name] = tensor
-    return found
+        tensors[name] = tensor
+    return tensors
 
 
 def _tensor(name: str, spec: ModelWarmup.Input, shape: list[int], model_folder: Path) -> Tensor:

@@ -71,13 +71,13 @@ def fraction(key: bytes, salt: str) -> float:
 
 def choose(key: bytes, weights: Iterable[tuple[str, float]]) -> str | None:
     """One of the names, each with its weight; None where no weight is above 0."""
-    best, found = math.inf, None
+    best, chosen = math.inf, None
     for name, weight in weights:
         if weight > 0:
             time = -math.log(fraction(key, name)) / weight
-            if found is None or time < best:
-                best, found = time, name
-    return found
+            if chosen is None or time < best:
+                best, chosen = time, name
+    return chosen
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -130,23 +130,23 @@ class Route:
 
     def shares(self) -> dict[str, float]:
         """The part of the requests that each target gets while all are available; together 1."""
-        given = {target.id: target.weight for target in self.rule.targets}
+        weights = {target.id: target.weight for target in self.rule.targets}
         if self.shift is None:
-            total = sum(given.values())
-            return {target: weight / total for target, weight in given.items()}
+            total = sum(weights.values())
+            return {target: weight / total for target, weight in weights.items()}
         new, part = self.shift.rule.to, self.shift.percent / 100
-        rest = sum(weight for target, weight in given.items() if target != new)
+        rest = sum(weight for target, weight in weights.items() if target != new)
         return {
             target: part if target == new else (1 - part) * weight / rest if part < 1 else 0.0
-            for target, weight in given.items()
+            for target, weight in weights.items()
         }
 
     def advance(self, available: Collection[str], now: float) -> None:
         if self.shift is not None:
             new = self.shift.rule.to
-            others = [target.id for target in self.rule.targets if target.id != new and target.weight]
+            old_targets = [target.id for target in self.rule.targets if target.id != new and target.weight]
             self.shift.advance(
-                now, new_available=new in available, old_available=all(other in available for other in others)
+                now, new_available=new in available, old_available=all(other in available for other in old_targets)
             )
 
     def choose(
@@ -155,8 +155,8 @@ class Route:
         """The target for a request, which may name those that it wants `only`. The share of one that is not available
         goes to the others; None where no available one has a share."""
         self.advance(available, now)
-        wanted = available if only is None else only
-        return choose(key, ((target, share) for target, share in self.shares().items() if target in wanted))
+        candidates = available if only is None else only
+        return choose(key, ((target, share) for target, share in self.shares().items() if target in candidates))
 
     def choose_for_sequence(
         self,

@@ -83,10 +83,10 @@ def shown(public: PublicName) -> dict[str, object]:
         }
         for target, counts in route.counts.items()
     ]
-    found: dict[str, object] = {"rule": public.rule, "targets": targets, "sequences": len(route.pins)}
+    fields: dict[str, object] = {"rule": public.rule, "targets": targets, "sequences": len(route.pins)}
     shift = route.shift
     if shift is not None:
-        found["shift"] = {
+        fields["shift"] = {
             "state": shift.state,
             "step": shift.step,
             "percent": shift.percent,
@@ -98,8 +98,8 @@ def shown(public: PublicName) -> dict[str, object]:
         }
     if public.shadows is not None:
         results = {result.value: count for result, count in sorted(public.shadows.results.items())}
-        found["shadow"] = {"in_flight": public.shadows.in_flight, "results": results}
-    return found
+        fields["shadow"] = {"in_flight": public.shadows.in_flight, "results": results}
+    return fields
 
 
 def _no_rule(name: str) -> NotFoundError:

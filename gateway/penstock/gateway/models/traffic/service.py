@@ -96,7 +96,7 @@ class TrafficService:
         on_demand: OnDemand | None = None,
     ) -> None:
         self.table = TrafficTable(rules)
-        self.models = TrafficStore(models, self.table, self._is_elsewhere, on_demand)
+        self.models = TrafficStore(models, self.table, self._in_other_apis, on_demand)
         """For the KServe fronts, in place of `models`."""
         self.metrics = TrafficMetrics(self.table)
         self._routing = TrafficRouting(self.table, dataplane, models, on_demand)
@@ -113,7 +113,7 @@ class TrafficService:
 
         self._routing.ask_inside = ask
 
-    def _is_elsewhere(self, name: str) -> bool:
+    def _in_other_apis(self, name: str) -> bool:
         """Whether the other APIs have a model of this name that KServe never has."""
         model = self._catalogue.model(name)
         return model is not None and not (isinstance(model, PoolingModel) and is_offered(model))

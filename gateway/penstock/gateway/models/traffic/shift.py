@@ -159,8 +159,8 @@ class Shift:
         if new.ended < rule.min_requests:
             return None
         if self.error_rate > rule.max_error_rate:
-            found = f"{new.failed} failed and {new.refused} refused of {new.ended}"
-            return f"error rate {self.error_rate:.3g} above {rule.max_error_rate:g} ({found})"
+            counts = f"{new.failed} failed and {new.refused} refused of {new.ended}"
+            return f"error rate {self.error_rate:.3g} above {rule.max_error_rate:g} ({counts})"
         p95, old = new.p95, self.old.p95
         if p95 is None:
             return None

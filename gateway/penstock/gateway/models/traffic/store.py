@@ -27,12 +27,12 @@ class TrafficStore:
         self,
         models: ModelStore,
         table: TrafficTable,
-        elsewhere: Callable[[str], bool],
+        in_other_apis: Callable[[str], bool],
         on_demand: OnDemand | None = None,
     ) -> None:
-        """`elsewhere`: whether the other APIs have a model of this name that KServe never has."""
+        """`in_other_apis`: whether the other APIs have a model of this name that KServe never has."""
         self._models = models
-        self._elsewhere = elsewhere
+        self._in_other_apis = in_other_apis
         self._table = table
         self._on_demand = on_demand
 
@@ -40,52 +40,52 @@ class TrafficStore:
         public = self._table.names.get(name)
         if public is None or (version and self._models.versions(name)):
             return self._models.model(name, version, request)
-        found = self.available(public)
-        wanted = {id: each for id, each in found.items() if version in ("", str(each.version))}
-        if not wanted:
-            public.route.advance(self._possible(public, found), self._table.clock())
+        targets = self.available(public)
+        matches = {id: target for id, target in targets.items() if version in ("", str(target.version))}
+        if not matches:
+            public.route.advance(self._possible(public, targets), self._table.clock())
             raise self._nothing(public, version)
         if request is None:
-            return PublicModel(list(wanted.values()))
-        return self._chosen(public, found, request, wanted if version else None)
+            return PublicModel(list(matches.values()))
+        return self._chosen(public, targets, request, matches if version else None)
 
     def available(self, public: PublicName) -> dict[str, TargetModel]:
         """The targets that are loaded and would serve a request now, by id, in the rule's order.
 
         Raises UnsupportedError where a target is a model that KServe never has: an adapter, for example."""
-        made: dict[str, TargetModel] = public.made
-        found: dict[str, TargetModel] = {}
+        target_models: dict[str, TargetModel] = public.target_models
+        targets: dict[str, TargetModel] = {}
         missing: dict[str, str] = {}
         for id, target in public.route.reachable().items():
             try:
                 model = self.find(target)
             except PenstockError as error:
-                if isinstance(error, ModelNotFoundError) and self._elsewhere(target.model):
+                if isinstance(error, ModelNotFoundError) and self._in_other_apis(target.model):
                     raise UnsupportedError(
                         f"model '{public.rule.name}' is served by '{id}', which is not a model of this API"
                     ) from None
-                made.pop(id, None)
+                target_models.pop(id, None)
                 missing[id] = error.message
                 continue
-            known = made.get(id)
+            known = target_models.get(id)
             if known is None or known.model is not model:
-                known = made[id] = TargetModel(self._table, public, id, model, partial(self._shadow, public))
-            reason = known.unfit_beside(next(iter(found.values()), known))
+                known = target_models[id] = TargetModel(self._table, public, id, model, partial(self._shadow, public))
+            reason = known.unfit_beside(next(iter(targets.values()), known))
             if reason is not None:
                 missing[id] = reason
             else:
-                found[id] = known
+                targets[id] = known
         public.unavailable = missing
-        return found
+        return targets
 
-    def _possible(self, public: PublicName, found: Collection[str]) -> list[str]:
+    def _possible(self, public: PublicName, ids: Collection[str]) -> list[str]:
         """Those of `available`, and those that a request would load, by id."""
         if self._on_demand is None:
-            return list(found)
+            return list(ids)
         possible = []
         for id in public.route.reachable():
             try:
-                if id in found or self._would_load(self._on_demand, public, id):
+                if id in ids or self._would_load(self._on_demand, public, id):
                     possible.append(id)
             except NotReadyError as error:
                 public.unavailable[id] = error.message
@@ -115,20 +115,20 @@ class TrafficStore:
     def _chosen(
         self,
         public: PublicName,
-        found: dict[str, TargetModel],
+        targets: dict[str, TargetModel],
         request: InferRequest,
         only: Collection[str] | None,
     ) -> InferModel:
-        """One of those `found`, or of those that a request would load. Raises NotReadyError."""
+        """One of `targets`, or of those that a request would load. Raises NotReadyError."""
         context = request.caller or request.origin
         if not isinstance(context, RequestContext):
             context = RequestContext(principal=Principal(tenant=request.tenant))
-        possible = self._possible(public, found)
+        possible = self._possible(public, targets)
         route, now = public.route, self._table.clock()
         if not request.correlation_id:
             target = route.choose(public.key(context), possible, now, only)
         else:
-            idle = max((_idle_seconds(model) for model in found.values()), default=_LEAST_IDLE)
+            idle = max((_idle_seconds(model) for model in targets.values()), default=_LEAST_IDLE)
             target = route.choose_for_sequence(
                 (request.tenant, request.correlation_id),
                 public.key(context, request.correlation_id),
@@ -144,10 +144,12 @@ class TrafficStore:
         if target not in possible:  # a sequence began there
             raise NotReadyError(f"the sequence runs on '{target}', which is not available")
         if self._on_demand is None or (
-            target in found and request.caller is not None and context.uses(found[target].model.name)
+            target in targets and request.caller is not None and context.uses(targets[target].model.name)
         ):
-            return found[target]
-        return OnDemandTarget(found.get(target) or next(iter(found.values())), partial(self._loaded, public, target))
+            return targets[target]
+        return OnDemandTarget(
+            targets.get(target) or next(iter(targets.values())), partial(self._loaded, public, target)
+        )
 
     async def _loaded(
         self, public: PublicName, id: str, request: InferRequest
@@ -163,29 +165,33 @@ class TrafficStore:
             await self._on_demand.use_allowed(name, context)
         else:
             end = await self._on_demand.use_for_model(name, request.deadline)
-        found = self.available(public)
-        if id not in found:
+        targets = self.available(public)
+        if id not in targets:
             end()
             raise NotReadyError(f"model '{id}' is not at ready state: {public.unavailable.get(id, 'it has gone')}")
-        return found[id], end
+        return targets[id], end
 
     # What loading on demand asks
 
     def targets(self, name: str) -> list[str]:
         public = self._table.names.get(name)
-        return [] if public is None else list(dict.fromkeys(each.model for each in public.route.reachable().values()))
+        return (
+            [] if public is None else list(dict.fromkeys(target.model for target in public.route.reachable().values()))
+        )
 
     def target(self, name: str, version: str, context: RequestContext) -> str | None:
         public = self._table.names.get(name)
         if public is None or (version and (self._models.versions(name) or self._is_stored(name))):
             return name
-        found = self.available(public)
+        targets = self.available(public)
         only = (
-            None if not version else [id for id, each in public.route.targets.items() if str(each.version) == version]
+            None
+            if not version
+            else [id for id, target in public.route.targets.items() if str(target.version) == version]
         )
-        chosen = public.route.choose(public.key(context), self._possible(public, found), self._table.clock(), only)
-        if chosen is not None and chosen not in found and found:
-            chosen = next(iter(found))  # it says what the target takes; a sequence may go elsewhere
+        chosen = public.route.choose(public.key(context), self._possible(public, targets), self._table.clock(), only)
+        if chosen is not None and chosen not in targets and targets:
+            chosen = next(iter(targets))  # it says what the target takes; a sequence may go elsewhere
         return None if chosen is None else public.route.targets[chosen].model
 
     def _is_stored(self, name: str) -> bool:
@@ -205,7 +211,7 @@ class TrafficStore:
         public = self._table.names.get(name)
         if own or public is None:
             return own
-        return sorted({each.version for each in self.available(public).values()})
+        return sorted({target.version for target in self.available(public).values()})
 
     def models(self) -> Iterable[InferModel]:
         """The targets among them; public names have no models of their own."""
@@ -223,10 +229,10 @@ class TrafficStore:
 
     def _line(self, public: PublicName) -> IndexEntry | None:
         try:
-            found = self.available(public)
+            targets = self.available(public)
         except UnsupportedError:
             return None
-        if not found:
+        if not targets:
             return IndexEntry(public.rule.name, "", "UNAVAILABLE", "; ".join(public.unavailable.values()))
         shares = ", ".join(f"{target} {share:.4g}" for target, share in public.route.shares().items())
         return IndexEntry(public.rule.name, "", "READY", f"served by {shares}")
@@ -245,5 +251,5 @@ class TrafficStore:
 
 
 def _idle_seconds(model: TargetModel) -> float:
-    given = int(model.config.sequence_batching.max_sequence_idle_microseconds)
-    return max(_LEAST_IDLE, 2 * given / 1e6)
+    limit_us = int(model.config.sequence_batching.max_sequence_idle_microseconds)
+    return max(_LEAST_IDLE, 2 * limit_us / 1e6)

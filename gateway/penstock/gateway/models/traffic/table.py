@@ -41,7 +41,7 @@ class PublicName:
         self.shadows = None if rule.shadow is None else Shadows(rule.shadow)
         self.unavailable: dict[str, str] = {}
         """Why targets were not available when last looked at, by id."""
-        self.made: dict[str, Any] = {}
+        self.target_models: dict[str, Any] = {}
         """What the KServe side has made of them, by id, while they stay the same models."""
 
     def take_over(self, old: PublicName) -> None:
@@ -106,12 +106,12 @@ class TrafficTable:
 
     def remove(self, name: str) -> bool:
         """Whether there was such a rule. A model of this name is served by itself again."""
-        found = self.names.pop(name, None)
-        if found is None:
+        public = self.names.pop(name, None)
+        if public is None:
             return False
-        found.route.stop_shift()
-        if found.shadows is not None:
-            found.shadows.stop()
+        public.route.stop_shift()
+        if public.shadows is not None:
+            public.shadows.stop()
         self._tell(name, logging.INFO, "rule removed")
         self._changed()
         return True

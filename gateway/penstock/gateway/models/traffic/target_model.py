@@ -15,7 +15,7 @@ from penstock.classic.model_config import ModelConfig
 from penstock.classic.signature import ModelSignature
 from penstock.classic.statistics import ModelStatistics
 from penstock.classic.tensors import Tensor
-from penstock.gateway.apis.kserve.store import ServedByOthers
+from penstock.gateway.apis.kserve.store import ServedByModels
 from penstock.gateway.apis.pooling.kserve_model import VectorModel
 from penstock.gateway.configuration.traffic_rules import ShadowRule
 from penstock.gateway.models.traffic.shadows import Result, Shadow, same_tensors
@@ -124,11 +124,11 @@ class TargetModel:
 
 
 def _unfit(first: ModelSignature, other: ModelSignature, name: str) -> str | None:
-    if any(getattr(first, each) != getattr(other, each) for each in ("batched", "decoupled", "sequences")):
+    if any(getattr(first, item) != getattr(other, item) for item in ("batched", "decoupled", "sequences")):
         return f"it batches, streams or has sequences unlike '{name}'"
     for kind in ("inputs", "outputs"):
         ours, theirs = (
-            {tensor.name: tensor.datatype for tensor in getattr(each, kind).values()} for each in (first, other)
+            {tensor.name: tensor.datatype for tensor in getattr(item, kind).values()} for item in (first, other)
         )
         if ours != theirs:
             return f"its {kind} are not those of '{name}'"
@@ -273,7 +273,7 @@ class _CountedStream(CancellableStream):
         _tell(self._shadow, None)
 
 
-class PublicModel(TargetModel, ServedByOthers, SaysReady):
+class PublicModel(TargetModel, ServedByModels, SaysReady):
     """A public name before a request is there: looks like the first of its targets that is there."""
 
     def __init__(self, targets: list[TargetModel]) -> None:
@@ -281,16 +281,16 @@ class PublicModel(TargetModel, ServedByOthers, SaysReady):
         self._targets = targets
         self.name, self.model = targets[0].name, targets[0].model
 
-    def others(self) -> list[InferModel]:
+    def serving_models(self) -> list[InferModel]:
         return [target.model for target in self._targets]
 
     @property
     def config(self) -> ModelConfig:
         """Under the public name."""
-        found = ModelConfig()
-        found.CopyFrom(self.model.config)
-        found.name = self.name
-        return found
+        config = ModelConfig()
+        config.CopyFrom(self.model.config)
+        config.name = self.name
+        return config
 
     @property
     def ready(self) -> bool:
@@ -298,7 +298,7 @@ class PublicModel(TargetModel, ServedByOthers, SaysReady):
 
     @property
     def says_ready(self) -> bool:
-        return any(map(reports_ready, self.others()))
+        return any(map(reports_ready, self.serving_models()))
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Of the first target, for callers that have not let the store choose."""

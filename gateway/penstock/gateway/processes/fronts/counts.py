@@ -35,13 +35,13 @@ class Samples(msgspec.Struct, kw_only=True):
 
 def samples_of(families: Iterable[Metric]) -> list[Samples]:
     """Families as they can travel; those of the same name together."""
-    found: dict[str, Samples] = {}
+    samples: dict[str, Samples] = {}
     for family in families:
-        known = found.setdefault(
+        known = samples.setdefault(
             family.name, Samples(name=family.name, kind=family.type, text=family.documentation, values=[])
         )
         known.values += ((sample.name, _sorted(sample.labels), sample.value) for sample in family.samples)
-    return list(found.values())
+    return list(samples.values())
 
 
 def _sorted(labels: Mapping[str, str]) -> Labels:
@@ -82,12 +82,12 @@ class Sums:
 
     def metrics(self) -> dict[str, Metric]:
         """By name, as prometheus-client has them."""
-        found = {}
+        metrics = {}
         for family in self.samples():
-            metric = found[family.name] = Metric(family.name, family.text, family.kind)
+            metric = metrics[family.name] = Metric(family.name, family.text, family.kind)
             for name, labels, value in family.values:
                 metric.add_sample(name, dict(labels), value)
-        return found
+        return metrics
 
 
 Counts = dict[str, Any]
@@ -109,8 +109,8 @@ def take(part: Any) -> Counts:
         elif is_dataclass(value):
             counted = take(value)
         else:
-            counted = {str(key): take(each) if is_dataclass(each) else each for key, each in value.items()}
-            counted = {key: each for key, each in counted.items() if each}
+            counted = {str(key): take(item) if is_dataclass(item) else item for key, item in value.items()}
+            counted = {key: item for key, item in counted.items() if item}
             if not any(map(is_dataclass, value.values())):
                 value.clear()
         if counted:

@@ -59,7 +59,7 @@ class FrontModels:
         self._tell = tell
         self._revision = 0
         self._routed: frozenset[str] = frozenset()
-        self._wanted: dict[int, FrontModel] = {}
+        self._entries: dict[int, FrontModel] = {}
         self._served: dict[int, _FrontModel] = {}
         self._leaving: dict[int, _FrontModel] = {}
         self._making: dict[int, asyncio.Task[None]] = {}
@@ -81,8 +81,8 @@ class FrontModels:
 
     def all(self) -> Iterable[tuple[int, LoadedModel, Iterable[LanguageModel]]]:
         """Those that still answer requests."""
-        for each in (self._served, self._leaving):
-            for number, served in each.items():
+        for group in (self._served, self._leaving):
+            for number, served in group.items():
                 yield number, served.model, served.tensors.values()
 
     # What the supervisor tells
@@ -91,12 +91,12 @@ class FrontModels:
         """What is not in the table takes no more requests; what is new does so when it is ready."""
         self._revision = table.revision
         self._routed = frozenset(table.routed)
-        self._wanted = {entry.id: entry for entry in table.models}
-        for number in self._served.keys() - self._wanted.keys():
+        self._entries = {entry.id: entry for entry in table.models}
+        for number in self._served.keys() - self._entries.keys():
             self._leave(number)
-        for number in self._making.keys() - self._wanted.keys():
+        for number in self._making.keys() - self._entries.keys():
             self._making.pop(number).cancel()
-        for number, entry in self._wanted.items():
+        for number, entry in self._entries.items():
             if number in self._served:
                 self._change(self._served[number], entry)
             elif number not in self._making:
@@ -106,25 +106,25 @@ class FrontModels:
     def _tell_holds(self) -> None:
         held = (*self._served.values(), *self._leaving.values())
         keys = [key for model in held for key in model.adapter_keys]
-        making = [entry for number, entry in self._wanted.items() if number in self._making]
+        making = [entry for number, entry in self._entries.items() if number in self._making]
         keys += [adapter.key for entry in making for adapter in entry.adapters]
         models = {*self._served, *self._leaving, *self._making}
         self._tell(Holds(revision=self._revision, models=tuple(models), adapters=tuple(keys)))
 
     async def _make(self, number: int) -> None:
         """Tries until it works, or the model is not wanted any more: meanwhile the supervisor serves it."""
-        while not await self._made(number):  # noqa: ASYNC110 - nothing tells that it would work now
+        while not await self._try_to_make(number):  # noqa: ASYNC110 - nothing tells that it would work now
             await asyncio.sleep(_RETRY_SECONDS)
         del self._making[number]
         self._tell_holds()
 
-    async def _made(self, number: int) -> bool:
-        entry = self._wanted[number]
+    async def _try_to_make(self, number: int) -> bool:
+        entry = self._entries[number]
         engine = self._attach(entry.engine)
         try:
             texts = await asyncio.to_thread(_read, entry.texts)
             await engine.start()
-            entry = self._wanted[number]  # it may have changed meanwhile
+            entry = self._entries[number]  # it may have changed meanwhile
             served = _FrontModel(_loaded_model(entry, engine, texts), {})
             self.dataplane.models.add(served.model)
         except (PenstockError, ConfigError) as error:
@@ -145,31 +145,34 @@ class FrontModels:
     def _change(self, served: _FrontModel, entry: FrontModel) -> None:
         """Its adapters and KServe names are those of the entry from now on."""
         adapters = served.model.adapters
-        wanted = {adapter.key: adapter for adapter in entry.adapters}
+        entries = {adapter.key: adapter for adapter in entry.adapters}
         for adapter in tuple(adapters):
-            if adapter.key not in wanted:
+            if adapter.key not in entries:
                 adapters.remove(adapter)
                 served.leaving_adapters.add(adapter)
                 self._run(self._let_go(served, adapter))
         known = {adapter.key for adapter in adapters}
-        for key, each in wanted.items():
+        for key, item in entries.items():
             if key not in known:
-                adapters.put(_adapter(each))
-        tensors = {(each.name, each.version): each for each in entry.tensors}
+                adapters.put(_adapter(item))
+        tensors = {(item.name, item.version): item for item in entry.tensors}
         for name in served.tensors.keys() - tensors.keys():
             del served.tensors[name]
-        for name, told in tensors.items():
+        for name, tensor in tensors.items():
             if name not in served.tensors:
-                config = ModelConfig.FromString(told.config)
+                config = ModelConfig.FromString(tensor.config)
                 served.tensors[name] = LanguageModel(
                     self.dataplane,
                     served.model,
-                    told.name,
-                    policy=told.policy,
-                    version=told.version,
+                    tensor.name,
+                    policy=tensor.policy,
+                    version=tensor.version,
                     config=config,
                 )
-        self.store.replace(model for each in self._served.values() for model in each.tensors.values())
+        self._publish_tensors()
+
+    def _publish_tensors(self) -> None:
+        self.store.replace(model for served in self._served.values() for model in served.tensors.values())
 
     async def _let_go(self, served: _FrontModel, adapter: Adapter) -> None:
         await adapter.in_flight.wait_idle()
@@ -179,7 +182,7 @@ class FrontModels:
     def _leave(self, number: int) -> None:
         served = self._leaving[number] = self._served.pop(number)
         self.dataplane.models.remove(served.model)
-        self.store.replace(model for each in self._served.values() for model in each.tensors.values())
+        self._publish_tensors()
         self._run(self._left(number, served))
 
     async def _left(self, number: int, served: _FrontModel) -> None:
@@ -199,8 +202,8 @@ class FrontModels:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for each in (self._served, self._leaving):
-            for served in each.values():
+        for group in (self._served, self._leaving):
+            for served in group.values():
                 await served.model.engine.stop()
 
 
@@ -244,7 +247,7 @@ class _Store:
     def replace(self, models: Iterable[LanguageModel]) -> None:
         """These are all language models."""
         by_name: dict[tuple[str, str], LanguageModel] = {}
-        for model in sorted(models, key=lambda each: each.version):
+        for model in sorted(models, key=lambda item: item.version):
             by_name[model.name, str(model.version)] = by_name[model.name, ""] = model
         self._models = by_name
 

@@ -112,7 +112,7 @@ class FrontProcess:
         self._serving = asyncio.Event()
         self._failure = ""
         self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
         self.ended: asyncio.Task[int] | None = None
         """Its process: done when that has ended and everything is given back; the exit status."""
 
@@ -178,9 +178,9 @@ class FrontProcess:
         self._holds.close()
         self.forget_pending()
         self._drain.wait_no_more(self)
-        for answer in self._asked.values():
+        for answer in self._answers.values():
             answer.cancel()
-        self._asked.clear()
+        self._answers.clear()
 
     async def _until_end(self, connection: Connection, process: asyncio.subprocess.Process) -> int:
         await connection.ended
@@ -200,7 +200,7 @@ class FrontProcess:
                     logger.error("front %d: %s: stopping it", self.number, message.reason)
                     self.kill()
             case Holds():
-                self._holds.told(message)
+                self._holds.take(message)
             case Ask():
                 self.send(self._desk.ask(message))
             case Spent():
@@ -232,7 +232,7 @@ class FrontProcess:
         self._pending.clear()
 
     def _answer(self, message: Answer) -> None:
-        answer = self._asked.pop(message.id, None)
+        answer = self._answers.pop(message.id, None)
         if answer is not None and not answer.done():
             answer.set_result(message)
 
@@ -269,11 +269,11 @@ class FrontProcess:
         self, message: Report | ListRequests | WatchRequests | CancelRequest, seconds: float
     ) -> Answer | None:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._asked[message.id] = answer
+        self._answers[message.id] = answer
         self.send(message)
         await asyncio.wait((answer,), timeout=seconds)
         if not answer.done():
-            self._asked.pop(message.id, None)
+            self._answers.pop(message.id, None)
         return answer.result() if answer.done() and not answer.cancelled() else None
 
     def leave(self) -> None:

@@ -88,19 +88,19 @@ class ModelTable:
             salt_key=model.salt_key,
             adapters=tuple(map(_adapter, model.adapters)),
             most_adapters=model.adapters.max_loaded,
-            tensors=tuple(_tensor_name(each) for each in self._tensors(model)),
+            tensors=tuple(_tensor_name(tensor_model) for tensor_model in self._tensors(model)),
         )
 
     def _tensors(self, model: LoadedModel) -> list[LanguageModel]:
         """Not those whose clients cancel requests by their ids, nor those of whose requests more than sums is kept: all
         requests of these have to be in one process."""
         return [
-            each
-            for each in self._models.models()
-            if isinstance(each, LanguageModel)
-            and each.loaded_model is model
-            and each.form.cancels is None
-            and each.statistics.observer is None
+            candidate
+            for candidate in self._models.models()
+            if isinstance(candidate, LanguageModel)
+            and candidate.loaded_model is model
+            and candidate.form.cancels is None
+            and candidate.statistics.observer is None
         ]
 
 
@@ -140,7 +140,7 @@ class FrontHolds:
             counter.hold()
         self._held[key] = counter, revision
 
-    def told(self, holds: Holds) -> None:
+    def take(self, holds: Holds) -> None:
         """What the front does not name it does not use, unless a table on its way names it."""
         kept = {*holds.models, *holds.adapters}
         for key, (counter, revision) in tuple(self._held.items()):

@@ -25,24 +25,24 @@ class QuotaDesk:
         self._begun: dict[int, Quota] = {}
         """By request."""
 
-    def ask(self, asked: Ask) -> Granted:
-        quota = self._quota_of(asked.digest)
+    def ask(self, request: Ask) -> Granted:
+        quota = self._quota_of(request.digest)
         if quota is None:
-            return Granted(id=asked.id, refusal=None, retry_after=0, headers=[])
+            return Granted(id=request.id, refusal=None, retry_after=0, headers=[])
         try:
             quota.begin()
         except RateLimitedError as error:
             after = error.retry_after or 0
-            return Granted(id=asked.id, refusal=error.message, retry_after=after, headers=quota.headers())
-        self._begun[asked.id] = quota
-        return Granted(id=asked.id, refusal=None, retry_after=0, headers=quota.headers())
+            return Granted(id=request.id, refusal=error.message, retry_after=after, headers=quota.headers())
+        self._begun[request.id] = quota
+        return Granted(id=request.id, refusal=None, retry_after=0, headers=quota.headers())
 
-    def spent(self, told: Spent) -> None:
-        if told.id in self._begun:
-            self._begun[told.id].spend_tokens(told.tokens)
+    def spent(self, message: Spent) -> None:
+        if message.id in self._begun:
+            self._begun[message.id].spend_tokens(message.tokens)
 
-    def ended(self, told: Ended) -> None:
-        quota = self._begun.pop(told.id, None)
+    def ended(self, message: Ended) -> None:
+        quota = self._begun.pop(message.id, None)
         if quota is not None:
             quota.end()
 
@@ -59,7 +59,7 @@ class QuotaClient:
     def __init__(self, tell: _Tell) -> None:
         self._tell = tell
         self._numbers = count(1)
-        self._asked: dict[int, tuple[DistantQuota, asyncio.Future[Granted]]] = {}
+        self._waiting: dict[int, tuple[DistantQuota, asyncio.Future[Granted]]] = {}
 
     async def count(self, context: RequestContext) -> None:
         """As `RequestContext.count`. Raises RateLimitedError."""
@@ -70,7 +70,7 @@ class QuotaClient:
             return
         number = next(self._numbers)
         answer: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
-        self._asked[number] = quota, answer
+        self._waiting[number] = quota, answer
         self._tell(Ask(id=number, digest=quota.digest))
         try:
             granted = await answer
@@ -83,8 +83,8 @@ class QuotaClient:
         context.quota = RequestQuota(number, self._tell)
 
     def answered(self, granted: Granted) -> None:
-        quota, answer = self._asked.pop(granted.id)
-        quota.told = granted.headers
+        quota, answer = self._waiting.pop(granted.id)
+        quota.limit_headers = granted.headers
         if not answer.done():
             answer.set_result(granted)
         else:
@@ -97,7 +97,7 @@ class QuotaClient:
 
     def close(self) -> None:
         """The supervisor does not answer any more."""
-        for _, answer in self._asked.values():
+        for _, answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(NotReadyError("The server is shutting down.", retry_after=_RETRY_AFTER))
 
@@ -108,11 +108,11 @@ class DistantQuota(Quota):
     def __init__(self, digest: bytes) -> None:
         super().__init__(Limits())
         self.digest = digest
-        self.told: list[tuple[bytes, bytes]] = []
+        self.limit_headers: list[tuple[bytes, bytes]] = []
         """The newest `x-ratelimit-*` headers."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        return self.told
+        return self.limit_headers
 
 
 class RequestQuota(Quota):
@@ -133,7 +133,7 @@ class RequestQuota(Quota):
 
 def keys_message(granted: Mapping[bytes, Principal] | None) -> Keys:
     """None: no keys are asked for."""
-    return Keys(keys=None if granted is None else tuple(_entry(*each) for each in granted.items()))
+    return Keys(keys=None if granted is None else tuple(_entry(*item) for item in granted.items()))
 
 
 def _entry(digest: bytes, principal: Principal) -> GrantedKey:

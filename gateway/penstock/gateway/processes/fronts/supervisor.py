@@ -227,7 +227,7 @@ class Fronts:
                 front.add_pending(model.statistics, entry.pending)
 
     async def refresh(self) -> None:
-        """Implements Elsewhere."""
+        """Implements OtherProcesses."""
         await asyncio.gather(*(front.report(_ASK_SECONDS) for front in self.serving))
 
     def merge(self, families: dict[str, Metric]) -> None:

@@ -84,7 +84,7 @@ class HostedFront:
         for generation, future in self._waiting:
             if settled(generation) and not future.done():
                 future.set_result(None)
-        self._waiting = [each for each in self._waiting if not each[1].done()]
+        self._waiting = [entry for entry in self._waiting if not entry[1].done()]
 
 
 _LOOK_SECONDS = 0.25

@@ -39,11 +39,11 @@ class FrontRegions:
         return [name for name in names if self._regions.is_used(name)]
 
     def publish(self, regions: Iterable[RegionFields]) -> None:
-        wanted = {region.name: region for region in regions}
-        for name in [name for name, region in self._adopted.items() if wanted.get(name) != region]:
+        by_name = {region.name: region for region in regions}
+        for name in [name for name, region in self._adopted.items() if by_name.get(name) != region]:
             del self._adopted[name]
             self._regions.forget(name)
-        for name, region in wanted.items():
+        for name, region in by_name.items():
             if name not in self._adopted and (descriptor := self._opened(region)) is not None:
                 self._adopted[name] = region
                 status = RegionStatus(name, region.key, region.offset, region.byte_size)

@@ -58,10 +58,10 @@ class NotedTrace:
         self.fields.marks.append((event, ns))
 
     def child(self, model: str, version: int) -> NotedTrace:
-        found = NotedTrace()
-        found.mark("REQUEST_START", time.monotonic_ns())
-        self.fields.children.append((model, version, found.fields))
-        return found
+        trace = NotedTrace()
+        trace.mark("REQUEST_START", time.monotonic_ns())
+        self.fields.children.append((model, version, trace.fields))
+        return trace
 
     def finish(self) -> None:
         """Nothing: the front finishes it."""
@@ -115,7 +115,7 @@ class HostedCalls:
     async def _infer(self, message: Infer, inputs: _Inputs) -> None:
         request = None
         try:
-            request = await self._asked(message, inputs)
+            request = await self._request(message, inputs)
             model = self._model(message, request)
             response = await model.infer(request)
             await self._respond(message.number, model, request, response, True)
@@ -128,7 +128,7 @@ class HostedCalls:
         request = None
         gate = self._gates[message.number] = _Gate(self._loop)
         try:
-            request = await self._asked(message, inputs)
+            request = await self._request(message, inputs)
             model = self._model(message, request)
             responses = model.stream(request)
             gate.begun = True
@@ -152,7 +152,7 @@ class HostedCalls:
             responses.close()
         await self._respond(number, model, request, InferResponse(None), True)
 
-    async def _asked(self, message: Infer, inputs: _Inputs) -> InferRequest:
+    async def _request(self, message: Infer, inputs: _Inputs) -> InferRequest:
         """Raises InvalidRequestError."""
         if not isinstance(inputs, list):
             inputs = await asyncio.shield(inputs)  # the thread ends in any case: then the tensors' memory is given back
@@ -161,7 +161,7 @@ class HostedCalls:
     def _model(self, message: Infer, request: InferRequest) -> InferModel:
         """The one that serves now: since the front has chosen, a reload may have put another one in its place. Raises
         PenstockError."""
-        return self._models.model(message.name, message.asked, request)
+        return self._models.model(message.name, message.version_name, request)
 
     async def _respond(
         self, number: int, model: InferModel, request: InferRequest, response: InferResponse, final: bool

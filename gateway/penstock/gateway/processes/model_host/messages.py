@@ -61,7 +61,7 @@ class Infer(Struct, array_like=True, tag=True):
 
     number: int
     name: str
-    asked: str
+    version_name: str
     """The version as the caller has named it; "" for the newest."""
     version: int
     """Which one the front takes that to be."""

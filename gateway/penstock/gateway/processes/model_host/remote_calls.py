@@ -54,13 +54,15 @@ class RemoteCalls:
         """Requests in flight."""
         return len(self._unary) + len(self._streams)
 
-    async def infer(self, request: InferRequest, name: str, asked: str, version: int) -> tuple[int, InferResponse]:
+    async def infer(
+        self, request: InferRequest, name: str, version_name: str, version: int
+    ) -> tuple[int, InferResponse]:
         """The version that has answered, and its response. Raises PenstockError."""
         packed = await self._filled(self._pack(request))
         number = self._next_number()
         call = self._unary[number] = _Unary(request, self._loop.create_future(), version)
         try:
-            self._connection.send(_message(number, 0, name, asked, version, request, packed), packed)
+            self._connection.send(_message(number, 0, name, version_name, version, request, packed), packed)
             response = await call.future
         except BaseException as error:
             if self._unary.pop(number, None) is not None and isinstance(error, asyncio.CancelledError):
@@ -68,11 +70,11 @@ class RemoteCalls:
             raise
         return call.version, response
 
-    def stream(self, request: InferRequest, name: str, asked: str, version: int) -> RemoteStream:
+    def stream(self, request: InferRequest, name: str, version_name: str, version: int) -> RemoteStream:
         """Raises PenstockError when the request cannot be sent; that the model refuses it comes as a response."""
         packed = self._pack(request)
         number = self._next_number()
-        message = _message(number, STREAMED, name, asked, version, request, packed)
+        message = _message(number, STREAMED, name, version_name, version, request, packed)
         if packed.copies.are_long and not request.correlation_id:  # those of a sequence stay in order
             task = self._loop.create_task(self._send_filled(number, message, packed))
             self._filling.add(task)
@@ -174,7 +176,7 @@ def _gone() -> EngineDeadError:
 
 
 def _message(
-    number: int, flags: int, name: str, asked: str, version: int, request: InferRequest, packed: Packed
+    number: int, flags: int, name: str, version_name: str, version: int, request: InferRequest, packed: Packed
 ) -> Infer:
     if request.sequence_start:
         flags |= SEQUENCE_START
@@ -186,7 +188,7 @@ def _message(
     return Infer(
         number,
         name,
-        asked,
+        version_name,
         version,
         flags,
         packed.places,

@@ -34,43 +34,43 @@ class RemoteModel(SaysReady):
     """Implements InferModel. The host validates, queues, batches and executes; one of these costs next to nothing, so
     that a request can have its own, which says afterwards which version has answered."""
 
-    __slots__ = ("_asked", "_calls", "_found", "_models", "version")
+    __slots__ = ("_calls", "_description", "_models", "_version_name", "version")
 
-    def __init__(self, models: RemoteModels, calls: RemoteCalls, found: Description, asked: str) -> None:
-        """`asked`: the version as the caller has named it; "" for the newest."""
+    def __init__(self, models: RemoteModels, calls: RemoteCalls, description: Description, version_name: str) -> None:
+        """`version_name`: the version as the caller has named it; "" for the newest."""
         self._models = models
         self._calls = calls
-        self._found = found
-        self._asked = asked
-        self.version = found.version
+        self._description = description
+        self._version_name = version_name
+        self.version = description.version
 
     @property
     def name(self) -> str:
-        return self._found.name
+        return self._description.name
 
     @property
     def config(self) -> ModelConfig:
-        return self._found.config
+        return self._description.config
 
     @property
     def signature(self) -> ModelSignature:
-        return self._found.signature
+        return self._description.signature
 
     @property
     def ready(self) -> bool:
-        return self._found.ready and not self._calls.closed
+        return self._description.ready and not self._calls.closed
 
     @property
     def says_ready(self) -> bool:
-        return self._found.says_ready
+        return self._description.says_ready
 
     @property
     def takes_infer(self) -> bool:
-        return self._found.takes_infer
+        return self._description.takes_infer
 
     @property
     def model_folder(self) -> Path | None:
-        return self._found.folder
+        return self._description.folder
 
     @property
     def statistics(self) -> ModelStatistics:
@@ -79,7 +79,7 @@ class RemoteModel(SaysReady):
 
     def source(self, output: str) -> tuple[InferModel, str] | None:
         """Of an ensemble's output: the model and its output that it comes from; None when it is gone."""
-        source = self._found.sources.get(output)
+        source = self._description.sources.get(output)
         if source is None:
             return None
         name, version, theirs = source
@@ -87,12 +87,12 @@ class RemoteModel(SaysReady):
         return None if model is None else (model, theirs)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        version, response = await self._calls.infer(request, self.name, self._asked, self.version)
+        version, response = await self._calls.infer(request, self.name, self._version_name, self.version)
         self.version = version
         return response
 
     def stream(self, request: InferRequest) -> RemoteStream:
-        return self._calls.stream(request, self.name, self._asked, self.version)
+        return self._calls.stream(request, self.name, self._version_name, self.version)
 
     async def stop(self) -> None:
         """Nothing: the host stops its models."""
@@ -124,20 +124,20 @@ class RemoteModels:
         kept: dict[int, Description] = {}
         by_version: dict[tuple[str, str], Description] = {}
         for key, ready, says_ready in message.models:
-            found = kept[key] = self._described[key]
-            found.ready, found.says_ready = ready, says_ready
-            by_version[found.name, str(found.version)] = found
-            newest = by_version.get((found.name, ""))
-            if newest is None or newest.version < found.version:
-                by_version[found.name, ""] = found
+            description = kept[key] = self._described[key]
+            description.ready, description.says_ready = ready, says_ready
+            by_version[description.name, str(description.version)] = description
+            newest = by_version.get((description.name, ""))
+            if newest is None or newest.version < description.version:
+                by_version[description.name, ""] = description
         self._described, self._by_version = kept, by_version
 
     def has(self, name: str, version: str) -> bool:
         """Whether the host would run a request now; `version` is a text in a request, "" for the newest."""
-        found = self._by_version.get((name, version))
-        return found is not None and found.ready and not self._calls.closed
+        description = self._by_version.get((name, version))
+        return description is not None and description.ready and not self._calls.closed
 
     def find(self, name: str, version: str) -> RemoteModel | None:
         """One for a request of its own. None: only the host knows what is wrong with the name or version."""
-        found = self._by_version.get((name, version))
-        return None if found is None else RemoteModel(self, self._calls, found, version)
+        description = self._by_version.get((name, version))
+        return None if description is None else RemoteModel(self, self._calls, description, version)

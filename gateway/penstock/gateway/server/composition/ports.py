@@ -84,7 +84,7 @@ _TRACE_LEVELS = {"false": "OFF", **dict.fromkeys(("true", "on", "min", "max"), "
 
 def build_tracing(settings: tuple[str, ...]) -> Tracing:
     """From `--trace-config` as Triton takes it. Raises ConfigError."""
-    file, given = "", dict[str, Any]()
+    file, fields = "", dict[str, Any]()
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals or (name != "triton,file" and name not in _TRACE_NAMES):
@@ -93,11 +93,11 @@ def build_tracing(settings: tuple[str, ...]) -> Tracing:
             file = value
         elif name == "level":
             level = _TRACE_LEVELS.get(value.lower(), value.upper())
-            given.setdefault("trace_level", []).append(level)
+            fields.setdefault("trace_level", []).append(level)
         else:
-            given[_TRACE_NAMES[name]] = value.lower() if name == "mode" else value
+            fields[_TRACE_NAMES[name]] = value.lower() if name == "mode" else value
     try:
-        return Tracing(file, TraceSettings(**changes(given)))
+        return Tracing(file, TraceSettings(**changes(fields)))
     except PenstockError as error:
         raise ConfigError(f"trace-config: {error.message}") from None
 

@@ -67,16 +67,18 @@ def build_load_reports(config: Config, dataplane: DataPlane, ended: EndedRequest
 
 
 def build_access_log(config: Config) -> AccessLog | None:
-    given = config.access_log
-    if given.access_log == "off":
+    settings = config.access_log
+    if settings.access_log == "off":
         return None
-    return AccessLog(sys.stderr, given.access_log, sample=given.access_log_sample, slow_s=given.access_log_slow_s)
+    return AccessLog(
+        sys.stderr, settings.access_log, sample=settings.access_log_sample, slow_s=settings.access_log_slow_s
+    )
 
 
 def build_spans(config: Config) -> RequestSpans | None:
     """Raises ConfigError."""
-    given = config.opentelemetry
-    if given.otlp_endpoint is None:
+    settings = config.opentelemetry
+    if settings.otlp_endpoint is None:
         return None
     try:
         from penstock.gateway.metrics.spans import open_spans
@@ -85,7 +87,7 @@ def build_spans(config: Config) -> RequestSpans | None:
             "otlp-endpoint: needs packages that are not installed: pip install 'penstock-server[otel]'"
         ) from None
     try:
-        return open_spans(given.otlp_endpoint, given.otlp_sample, config.server.id)
+        return open_spans(settings.otlp_endpoint, settings.otlp_sample, config.server.id)
     except ValueError as error:
         raise ConfigError(f"otlp-endpoint: {error}") from None
 
@@ -138,15 +140,15 @@ def build_batches(
     config: Config, database: Database, endpoints: Mapping[str, Handle], settings: AppSettings
 ) -> BatchService | None:
     """None where the server has neither a folder nor memory for them. Raises ConfigError."""
-    given = config.data
-    folder = None if given.data_dir is None else Path(given.data_dir)
-    size = given.data_memory if folder is None else given.data_size
+    data = config.data
+    folder = None if data.data_dir is None else Path(data.data_dir)
+    size = data.data_memory if folder is None else data.data_size
     if not size:
         return None
     bounds = FileBounds(
         bytes=size,
-        bytes_of_tenant=min(given.data_size_per_tenant or size, size),
+        bytes_of_tenant=min(data.data_size_per_tenant or size, size),
         files_of_tenant=_MOST_FILES_OF_TENANT,
-        retention=given.data_retention or None,
+        retention=data.data_retention or None,
     )
-    return BatchService(folder, database, bounds, given.batch_lines_in_flight, endpoints, settings)
+    return BatchService(folder, database, bounds, data.batch_lines_in_flight, endpoints, settings)

@@ -44,7 +44,7 @@ class About:
         self._json = msgspec.json.encode({**about, **sections, "documentation": DOCUMENTATION})
         title = " ".join(about[name] for name in ("name", "version") if name in about)
         title += f": {about['description']}" if "description" in about else ""
-        lines = [title, "", *(f"{name}: {', '.join(each)}" for name, each in sections.items()), "documentation: "]
+        lines = [title, "", *(f"{name}: {', '.join(items)}" for name, items in sections.items()), "documentation: "]
         text = "\n".join(lines)
         self._text = f"{text}{DOCUMENTATION}\n".encode()
         link = f'<a href="{DOCUMENTATION}">{DOCUMENTATION}</a>'

@@ -37,16 +37,16 @@ class Chosen(msgspec.Struct):
     """The oldest first."""
 
 
-Others = Callable[[int, str | None, str | None], Awaitable[Sequence[Chosen]]]
+FrontRequests = Callable[[int, str | None, str | None], Awaitable[Sequence[Chosen]]]
 """The same of other processes, by limit, tenant and model."""
 
 
 class RequestsInFlight:
     """`?limit=` bounds what is shown, `?tenant=` and `?model=` choose. Never prompts."""
 
-    def __init__(self, journal: RequestJournal, others: Others | None = None) -> None:
+    def __init__(self, journal: RequestJournal, front_requests: FrontRequests | None = None) -> None:
         self._journal = journal
-        self._others = others
+        self._front_requests = front_requests
 
     async def show(self, exchange: Exchange) -> None:
         """Raises InvalidRequestError."""
@@ -54,15 +54,15 @@ class RequestsInFlight:
         limit = _limit(query.get("limit"))
         tenant, model = query.get("tenant"), query.get("model")
         own = [context for context in self._journal.in_flight() if context is not exchange.context]
-        found = [chosen(own, limit, tenant, model)]
-        if self._others is not None:
-            found += await self._others(limit, tenant, model)
-        requests = [each for part in found for each in part.requests]
-        if len(found) > 1:
+        parts = [chosen(own, limit, tenant, model)]
+        if self._front_requests is not None:
+            parts += await self._front_requests(limit, tenant, model)
+        requests = [request for part in parts for request in part.requests]
+        if len(parts) > 1:
             requests.sort(key=lambda row: -row.seconds)
         body = {
-            "in_flight": sum(part.in_flight for part in found),
-            "chosen": sum(part.chosen for part in found),
+            "in_flight": sum(part.in_flight for part in parts),
+            "chosen": sum(part.chosen for part in parts),
             "requests": requests[:limit],
         }
         await exchange.respond(200, msgspec.json.encode(body))
@@ -76,24 +76,24 @@ def chosen(in_flight: Sequence[RequestContext], limit: int, tenant: str | None, 
     return Chosen(len(in_flight), len(matching), [request_row(context, now) for context in matching[:limit]])
 
 
-def _limit(given: str | None) -> int:
-    if given is None:
+def _limit(text: str | None) -> int:
+    if text is None:
         return _LIMIT
-    if not given.isascii() or not given.isdigit() or len(given) > 5 or not 1 <= int(given) <= _MAX_LIMIT:
+    if not text.isascii() or not text.isdigit() or len(text) > 5 or not 1 <= int(text) <= _MAX_LIMIT:
         raise InvalidRequestError(f"limit must be a number from 1 to {_MAX_LIMIT}.", param="limit")
-    return int(given)
+    return int(text)
 
 
 _INTERVAL_SECONDS = 1.0
 
 
 def operator_routes(
-    config: Config, dataplane: DataPlane, journal: RequestJournal, others: Others | None = None
+    config: Config, dataplane: DataPlane, journal: RequestJournal, front_requests: FrontRequests | None = None
 ) -> list[Route]:
-    """`others`: of the requests in other processes."""
+    """`front_requests`: those the requests in other processes."""
     rows = (
         ("/debug/settings", partial(_show_settings, config)),
-        ("/debug/requests", RequestsInFlight(journal, others).show),
+        ("/debug/requests", RequestsInFlight(journal, front_requests).show),
         ("/debug/scheduler", partial(_show_state, dataplane)),
         ("/debug/scheduler/stream", partial(_feed, dataplane)),
     )
@@ -131,7 +131,7 @@ def _state(engine: Engine) -> dict[str, Any]:
     state: dict[str, Any] = {"ready": engine.ready, **engine.stats.by_name()}
     if isinstance(engine, Replicated):
         state["moves"] = engine.moves
-        state["replicas"] = [_replica(each) for each in engine.replica_states()]
+        state["replicas"] = [_replica(replica) for replica in engine.replica_states()]
     return state
 
 

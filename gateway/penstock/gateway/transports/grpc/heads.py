@@ -85,10 +85,10 @@ def _binary(key: str, value: bytes) -> bytes:
 def _timeout(value: bytes | None) -> float | None:
     if value is None:
         return None
-    found = _TIMEOUT.fullmatch(value)
-    if found is None:
+    match = _TIMEOUT.fullmatch(value)
+    if match is None:
         raise InvalidRequestError("grpc-timeout is malformed.")
-    return int(found[1]) * _SECONDS[found[2]]
+    return int(match[1]) * _SECONDS[match[2]]
 
 
 _START = ((b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ACCEPTED))

@@ -96,12 +96,12 @@ class GrpcConnection(Http2SocketConnection):
 
     def _on_request(self, event: RequestStarted) -> None:
         stream_id, head = event.stream_id, event.head
-        found = self._heads.get(id(head))
-        if found is None and self._is_refused(stream_id, head):
+        entry = self._heads.get(id(head))
+        if entry is None and self._is_refused(stream_id, head):
             return
         size = _CALL_BYTES + head.size
         try:
-            known = self._call_head(head) if found is None else found[1]
+            known = self._call_head(head) if entry is None else entry[1]
             handler = self._port.find_handler(CallDetails(known.path, known.metadata))
             if handler is not None:
                 self.share.take(size)
@@ -249,7 +249,9 @@ class Http2Transport:
                 await self._connections.until(self._begin_no_more)
 
     def _begin_no_more(self) -> bool:
-        return all(each.begins_no_more for each in self._connections if isinstance(each, GrpcConnection))
+        return all(
+            connection.begins_no_more for connection in self._connections if isinstance(connection, GrpcConnection)
+        )
 
     def refuse(self) -> None:
         """Takes no more calls; those that run may end."""

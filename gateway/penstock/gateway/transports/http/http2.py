@@ -64,14 +64,14 @@ class Http2Stream(HttpStream):
     _read = _frames = 0
 
     def __init__(
-        self, connection: MultiplexedConnection, port: HttpPort, stream_id: int, asked: AskedHead, size: int
+        self, connection: MultiplexedConnection, port: HttpPort, stream_id: int, http_head: AskedHead, size: int
     ) -> None:
         """`size` is what the connection's share has been asked for already."""
-        super().__init__(port, asked.method, expects_continue=asked.expects_continue)
+        super().__init__(port, http_head.method, expects_continue=http_head.expects_continue)
         self.id = stream_id
         self._connection = connection
         self._http2 = connection.http2
-        self._content_length = asked.content_length
+        self._content_length = http_head.content_length
         self._held = size
         """Bytes that count in the connection's share."""
 
@@ -256,38 +256,38 @@ class MultiplexedConnection(Http2SocketConnection):
             return
         size = _REQUEST_BYTES + head.size
         try:
-            asked = self._asked(head)
+            http_head = self._http_head(head)
             beyond = len(self._port.running) - self._port.http_limits.max_connections
-            if beyond >= 0 and (beyond >= _FOR_PROBES or asked.path not in QUIET_ROUTES):
+            if beyond >= 0 and (beyond >= _FOR_PROBES or http_head.path not in QUIET_ROUTES):
                 raise OverloadedError("Too many requests at a time.", retry_after=1)
             self.share.take(size)
         except PenstockError as error:
             block, body = error_answer(error, head.method.decode("ascii"), self._port.date)
             whole_answer(self.http2, event.stream_id, block, body)
             return
-        stream = Http2Stream(self, self._port, event.stream_id, asked, size)
+        stream = Http2Stream(self, self._port, event.stream_id, http_head, size)
         if event.ended:
             stream.feed(b"", ended=True)
         self._streams[event.stream_id] = stream
         scope = {
             **self._scope,
-            "method": asked.method,
-            "path": asked.path,
-            "raw_path": asked.raw_path,
-            "query_string": asked.query,
-            "headers": asked.headers,
+            "method": http_head.method,
+            "path": http_head.path,
+            "raw_path": http_head.raw_path,
+            "query_string": http_head.query,
+            "headers": http_head.headers,
             "state": {},
         }
         stream.start(scope)
 
-    def _asked(self, head: RequestHead) -> AskedHead:
+    def _http_head(self, head: RequestHead) -> AskedHead:
         """Raises PenstockError."""
         remembered = self._heads.get(id(head))
         if remembered is not None:
             return remembered[1]
-        asked = asked_head(head, self._port.http_limits)
-        self._heads.keep(id(head), (head, asked), head.size)  # the head lives as long as its identity is used
-        return asked
+        http_head = asked_head(head, self._port.http_limits)
+        self._heads.keep(id(head), (head, http_head), head.size)  # the head lives as long as its identity is used
+        return http_head
 
     def end_requests(self) -> None:
         for stream in tuple(self._streams.values()):

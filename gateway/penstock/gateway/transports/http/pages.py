@@ -43,18 +43,18 @@ def ids_between(ids: Sequence[str], query: Mapping[str, str], *, default: int, m
 
 
 def _position(ids: Sequence[str], query: Mapping[str, str], name: str, default: int) -> int:
-    wanted = query.get(name)
-    if wanted is None:
+    item_id = query.get(name)
+    if item_id is None:
         return default
-    if wanted not in ids:
+    if item_id not in ids:
         raise InvalidRequestError(f"{name} names nothing in this list.", param=name)
-    return ids.index(wanted)
+    return ids.index(item_id)
 
 
-def page_limit(given: str | None, default: int, most: int) -> int:
+def page_limit(text: str | None, default: int, most: int) -> int:
     """Raises InvalidRequestError."""
-    if given is None:
+    if text is None:
         return default
-    if not (given.isdecimal() and given.isascii() and len(given) <= len(str(most)) and 1 <= int(given) <= most):
+    if not (text.isdecimal() and text.isascii() and len(text) <= len(str(most)) and 1 <= int(text) <= most):
         raise InvalidRequestError(f"limit must be between 1 and {most}.", param="limit")
-    return int(given)
+    return int(text)

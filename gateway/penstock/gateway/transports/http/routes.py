@@ -109,7 +109,7 @@ class Routes:
         self.all = tuple(routes)
         plain = [route for route in routes if not route.header]
         self._areas = tuple(dict.fromkeys(route.api for route in routes if route.api.prefix))
-        self._fixed = {(each, route.path): Match(route, {}) for route in plain for each in route.methods}
+        self._fixed = {(method, route.path): Match(route, {}) for route in plain for method in route.methods}
         self._named = [(_pattern(route.path), route) for route in plain if "{" in route.path]
         self._with_header: dict[str, list[Route]] = {}
         """By their paths."""
@@ -120,13 +120,13 @@ class Routes:
         """Those of `_named`, by methods and paths that were asked for."""
 
     def find(self, scope: Scope) -> Match | NoRoute:
-        asked = (scope["method"], scope["path"])
-        match = self._fixed.get(asked) or self._match(scope, asked)
+        key = (scope["method"], scope["path"])
+        match = self._fixed.get(key) or self._match(scope, key)
         if match is None:
             return self._none(scope)
         if match.route.path in self._with_header:
             chosen = self._chosen(match.route.path, scope)
-            return next((replace(match, route=each) for each in chosen if asked[0] in each.methods), match)
+            return next((replace(match, route=route) for route in chosen if key[0] in route.methods), match)
         return match
 
     def methods(self, scope: Scope) -> list[str]:
@@ -141,23 +141,23 @@ class Routes:
             scope["path"] = path[:-1]
             scope["raw_path"] = (scope.get("raw_path") or b"").removesuffix(b"/")
 
-    def _match(self, scope: Scope, asked: tuple[str, str]) -> Match | None:
+    def _match(self, scope: Scope, key: tuple[str, str]) -> Match | None:
         """The route with names in its path."""
         encoded = b"%" in (scope.get("raw_path") or b"")
-        known = None if encoded else self._known.get(asked)
+        known = None if encoded else self._known.get(key)
         if known is not None:
             return known
-        method, path = asked
+        method, path = key
         text = _decoded(scope)
         for pattern, route in self._named:
-            found = pattern.fullmatch(text) if method in route.methods else None
-            if found is None:
+            parts = pattern.fullmatch(text) if method in route.methods else None
+            if parts is None:
                 continue
-            match = Match(route, {name: value.replace(_SLASH, "/") for name, value in found.groupdict().items()})
+            match = Match(route, {name: value.replace(_SLASH, "/") for name, value in parts.groupdict().items()})
             if not encoded and len(path) < _LONG_PATH:
                 if len(self._known) == _MOST_KNOWN:
                     self._known.clear()
-                self._known[asked] = match
+                self._known[key] = match
             return match
         return None
 
@@ -186,7 +186,7 @@ class Routes:
             api = self._api(path)
             message = "Not Found" if api.as_triton else self._nothing(method, path)
             return NoRoute(api, HttpError(404, message, code="route_not_found"))
-        api = next((each.api for route in routes for each in self._chosen(route.path, scope)), routes[0].api)
+        api = next((candidate.api for route in routes for candidate in self._chosen(route.path, scope)), routes[0].api)
         allowed = ", ".join(self._methods(path, decoded))
         message = f"{path[:_MAX_SHOWN]} does not allow {method}, only {allowed}."
         if api.as_triton:
@@ -195,7 +195,14 @@ class Routes:
         return NoRoute(api, HttpError(405, message, code="method_not_allowed", headers=headers))
 
     def _nothing(self, method: str, path: str) -> str:
-        meant = next((each for each in ("/v1" + path, path.removeprefix("/v1")) if self._methods(each, each)), None)
+        meant = next(
+            (
+                candidate
+                for candidate in ("/v1" + path, path.removeprefix("/v1"))
+                if self._methods(candidate, candidate)
+            ),
+            None,
+        )
         hint = f" Did you mean {meant[:_MAX_SHOWN]}?" if meant else ""
         return f"No such route: {method} {path[:_MAX_SHOWN]}.{hint}"
 

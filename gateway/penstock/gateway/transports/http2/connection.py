@@ -75,13 +75,13 @@ class Http2Connection:
             FrameType.GOAWAY: control.go_away,
             FrameType.WINDOW_UPDATE: control.window_update,
         }
-        told = {
+        settings = {
             Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
             Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
             Setting.MAX_FRAME_SIZE: frames.OWN_MAX_FRAME_BYTES,
             Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
         }
-        self._sender.control(frames.settings(told))
+        self._sender.control(frames.settings(settings))
         self._windows = ReceiveWindows(limits, self._sender)
 
     # Receiving

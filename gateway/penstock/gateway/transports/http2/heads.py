@@ -27,8 +27,8 @@ class Recent(Generic[K, V]):
         self._bytes = 0
 
     def get(self, key: K) -> V | None:
-        found = self._kept.get(key)
-        return None if found is None else found[0]
+        entry = self._kept.get(key)
+        return None if entry is None else entry[0]
 
     def keep(self, key: K, value: V, size: int) -> None:
         """The key is new. What is too large alone is not kept."""
@@ -176,9 +176,9 @@ class HeadReader:
 
     def head(self, block: bytes) -> RequestHead:
         """Raises ConnectionFault, and StreamFault for a head that is malformed."""
-        found = self._seen.get(block)
-        if found is not None:
-            return found
+        known = self._seen.get(block)
+        if known is not None:
+            return known
         before = self._decoder.changes
         head = request_head(self.fields(block), self._max_list_bytes, spaces=self._spaces)
         if self._decoder.changes == before and len(block) <= _MAX_BLOCK_BYTES:

@@ -152,9 +152,9 @@ def _encoded_number(flags: int, mask: int, value: int) -> bytes:
     if value < mask:
         return bytes((flags | value,))
     value -= mask
-    found = bytearray((flags | mask,))
+    encoded = bytearray((flags | mask,))
     while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)

@@ -26,7 +26,7 @@ class ConnectionWatch:
 
     def __init__(self, settings: SocketSettings, now: float) -> None:
         self._settings = settings
-        self._made = now
+        self._opened_at = now
         self.last_received = now
         self._pinged: float | None = None
         """When, and nothing has come since."""
@@ -49,7 +49,7 @@ class ConnectionWatch:
         """The client has had its time to send."""
         settings = self._settings
         if not http2.begun:
-            return now - self._made > settings.start_seconds
+            return now - self._opened_at > settings.start_seconds
         if not http2.in_frame or http2.finished_frames != self._frame:
             self._frame, self._frame_since = http2.finished_frames, now
         elif (

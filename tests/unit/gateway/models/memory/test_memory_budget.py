@@ -41,7 +41,7 @@ def fixed(weights: int, cache: int = 0, rest: int = 0) -> Demand:
 
 def sized(weights: int, *, share: float = 0.5, least: int = 0, most: int | None = None, workers: int = 1) -> Demand:
     wish = CacheWish(share=share, least=least * MIB, most=None if most is None else most * MIB)
-    return Demand(host=MemoryNeeds(weights=weights * MIB, cache=wish), told=True, workers=workers)
+    return Demand(host=MemoryNeeds(weights=weights * MIB, cache=wish), sets_cache=True, workers=workers)
 
 
 def on_gpus(share: float | None, *gpus: int, weights: int = 0, cache: CacheWish | None = None) -> Demand:
@@ -244,11 +244,11 @@ def test_weights_beyond_the_share_of_a_gpu(gpu_machine: Machine) -> None:
 
 def test_a_cache_on_a_gpu_is_what_its_weights_leave(gpu_machine: Machine) -> None:
     free = on_gpus(None, weights=150 * MIB, cache=CacheWish(share=0.5))
-    place = gpu_machine.reserve("torch", Demand(host=free.host, device=free.device, gpus=(0,), told=True))
+    place = gpu_machine.reserve("torch", Demand(host=free.host, device=free.device, gpus=(0,), sets_cache=True))
     assert (place.cache, place.gpus) == (400 * MIB, {"GPU-a": 550 * MIB})
     within = on_gpus(0.5, weights=150 * MIB, cache=CacheWish(share=1.0))
     place = gpu_machine.reserve(
-        "trt", Demand(host=within.host, device=within.device, gpus=(1,), gpu_share=0.5, told=True)
+        "trt", Demand(host=within.host, device=within.device, gpus=(1,), gpu_share=0.5, sets_cache=True)
     )
     assert (place.cache, place.gpus) == (350 * MIB, {"GPU-b": 500 * MIB})
 

@@ -265,7 +265,7 @@ def test_shards_count_and_other_copies_do_not(folder: Path) -> None:
 @pytest.mark.parametrize("runner", ["torch", "openvino", "vllm"])
 def test_a_cache_of_so_many_blocks(folder: Path, runner: str) -> None:
     found = demand(runner, folder, num_blocks=100, kv_cache_memory="1GiB")
-    assert (found.host.cache, found.told) == (CacheWish(fixed=100 * 32 * TOKEN), False)
+    assert (found.host.cache, found.sets_cache) == (CacheWish(fixed=100 * 32 * TOKEN), False)
     assert demand(runner, folder, num_blocks=100, dtype="f32").host.cache.fixed == 100 * 32 * TOKEN * 2
 
 
@@ -333,7 +333,7 @@ def test_the_models_own_draft_head_counts(folder: Path) -> None:
 
 def test_a_cache_of_so_many_bytes(folder: Path) -> None:
     found = demand("openvino", folder, kv_cache_memory="1GiB")
-    assert (found.host.cache, found.told) == (CacheWish(fixed=GIB), False)
+    assert (found.host.cache, found.sets_cache) == (CacheWish(fixed=GIB), False)
 
 
 def test_blocks_on_their_way_to_files() -> None:
@@ -355,7 +355,7 @@ def test_blocks_that_are_handed_over() -> None:
 
 def test_a_cache_of_a_share(folder: Path) -> None:
     found = demand("openvino", folder, kv_cache_memory="40%")
-    assert (found.host.cache, found.told) == (CacheWish(share=0.4), True)
+    assert (found.host.cache, found.sets_cache) == (CacheWish(share=0.4), True)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_cache_of_a_share(folder: Path) -> None:
 )
 def test_a_cache_that_nobody_has_sized(folder: Path, runner: str, options: dict[str, Any], wish: CacheWish) -> None:
     found = demand(runner, folder, **options)
-    assert (found.host.cache, found.told) == (wish, True)
+    assert (found.host.cache, found.sets_cache) == (wish, True)
 
 
 def test_steps_and_adapters_count(folder: Path) -> None:
@@ -418,7 +418,7 @@ def test_the_text_model_of_a_larger_one(folder: Path) -> None:
 
 def test_vllm_on_gpus_takes_its_share_of_each(folder: Path, gpus: None) -> None:
     found = demand("vllm", folder, tensor_parallel_size=2, pipeline_parallel_size=2)
-    assert (list(found.gpus), found.gpu_share, found.told) == ([0, 1, 2, 3], 0.9, False)
+    assert (list(found.gpus), found.gpu_share, found.sets_cache) == ([0, 1, 2, 3], 0.9, False)
     assert found.device.weights == PARAMETERS * 2 // 4
     assert found.device.cache.least == 8192 * TOKEN // 4
     assert found.host.weights == 0
@@ -426,7 +426,7 @@ def test_vllm_on_gpus_takes_its_share_of_each(folder: Path, gpus: None) -> None:
 
 def test_tensorrt_llm_is_told_what_its_weights_leave(folder: Path, gpus: None) -> None:
     found = demand("tensorrt_llm", folder)
-    assert (list(found.gpus), found.gpu_share, found.told) == ([0], 0.9, True)
+    assert (list(found.gpus), found.gpu_share, found.sets_cache) == ([0], 0.9, True)
     assert found.device.cache.share == 1.0
 
 

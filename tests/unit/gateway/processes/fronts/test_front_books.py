@@ -73,7 +73,7 @@ class Unloading(RuleBasedStateMachine):
     @precondition(lambda self: self.up)
     @rule()
     def supervisor_reads(self) -> None:
-        self.holds.told(self.up.popleft())
+        self.holds.take(self.up.popleft())
 
     @invariant()
     def what_the_front_may_use_is_held(self) -> None:

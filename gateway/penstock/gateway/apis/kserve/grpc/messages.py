@@ -281,9 +281,9 @@ class ResponseForms:
     def around(self, model: str, version: int, final: bool | None, outputs: list[Tensor]) -> bytes:
         """All of a response but its id and contents. `final` is None outside of streams."""
         form = (model, version, final, *[(tensor.name, tensor.datatype, tensor.array.shape) for tensor in outputs])
-        return self._known.get(form) or self._made(form, model, version, final, outputs)
+        return self._known.get(form) or self._encoded(form, model, version, final, outputs)
 
-    def _made(self, form: _Form, model: str, version: int, final: bool | None, outputs: list[Tensor]) -> bytes:
+    def _encoded(self, form: _Form, model: str, version: int, final: bool | None, outputs: list[Tensor]) -> bytes:
         message = ModelInferResponse(model_name=model, model_version=str(version))
         if final is not None:
             message.parameters[FINAL].bool_param = final

@@ -110,7 +110,7 @@ class RequestForms:
         if any(tensor.datatype == "BYTES" or not tensor.array.size for tensor in tensors):
             return
         inputs = [
-            _Input(each.name, each.datatype, each.array.dtype, each.array.shape, each.array.nbytes) for each in tensors
+            _Input(item.name, item.datatype, item.array.dtype, item.array.shape, item.array.nbytes) for item in tensors
         ]
         if len(self._known) >= _MAX_FORMS:
             del self._known[next(iter(self._known))]

@@ -27,7 +27,7 @@ from penstock.engines.errors import (
 )
 from penstock.engines.host.content_digest import ModelDigests
 from penstock.engines.process.client import ProcessEngine
-from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
+from penstock.engines.process.liveness import EngineHealth, Liveness, WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from penstock.engines.replicas.merged_stats import MergedStats
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -233,9 +233,9 @@ class StoodStill(Liveness):
 
     looks = 0
 
-    def judge(self, now: float) -> Health:
+    def judge(self, now: float) -> EngineHealth:
         self.looks += 1
-        return Health.HUNG if self.looks == 1 else super().judge(now)
+        return EngineHealth.HUNG if self.looks == 1 else super().judge(now)
 
 
 async def test_a_client_that_stood_still_looks_again_before_it_calls_an_engine_dead(own: Own, attach: Attach) -> None:

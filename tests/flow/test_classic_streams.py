@@ -159,11 +159,11 @@ async def test_a_model_that_is_asked_to_stop_sends_what_it_likes_until_its_end()
     async with served(model_config(ECHO, DECOUPLED), stubborn) as model:
         stream, waiting = model.stream(echo_request(0)), model.stream(echo_request(1))
         await anext(stream)
-        assert isinstance(waiting, streams.Stream)
+        assert isinstance(waiting, streams.CallStream)
         assert waiting.cancel()
         [refused] = [response async for response in waiting]
         assert isinstance(refused.error, CancelledError)
-        assert isinstance(stream, streams.Stream)
+        assert isinstance(stream, streams.CallStream)
         assert stream.cancel()
         assert stream.cancel()
         assert [response.outputs is not None async for response in stream] == [True, False]
@@ -366,7 +366,7 @@ async def test_a_thread_waits_for_a_reader_that_paces_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(streams, "AHEAD_RESPONSES", 10)
     async with served(model_config(ECHO, DECOUPLED), repeat) as model:
         stream = model.stream(echo_request(500))
-        assert isinstance(stream, streams.Stream)
+        assert isinstance(stream, streams.CallStream)
         stream.pace()
         await until(lambda: stream._room is not None)
         assert values([response async for response in stream]) == [*range(500)]
@@ -380,7 +380,7 @@ async def test_a_model_goes_on_when_its_reader_reads_nothing(monkeypatch: pytest
     monkeypatch.setattr(streams, "_PATIENCE", 0.01)
     async with served(model_config(ECHO, DECOUPLED), repeat) as model:
         stream = model.stream(echo_request(500))
-        assert isinstance(stream, streams.Stream)
+        assert isinstance(stream, streams.CallStream)
         stream.pace()
         await until(lambda: model.statistics.pending == 0 and stream._ended)
         [response] = [response async for response in stream]

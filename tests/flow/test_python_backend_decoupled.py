@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.classic.batching import responses as streams
-from penstock.classic.batching.responses import Stream
+from penstock.classic.batching.responses import CallStream
 from penstock.classic.loading import ClassicModel
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import EngineError
@@ -352,13 +352,13 @@ s.send({FINAL})
         tmp_path, code.replace("def execute", "async def execute" if coroutine else "def execute"), CONFIG
     ) as model:
         stream = model.stream(request(N=n(9000)))
-        assert isinstance(stream, Stream)
+        assert isinstance(stream, CallStream)
         stream.pace()
         await until(lambda: stream._room is not None)
         found = values([response async for response in stream])
         assert found == [*range(9000), None]
         given_up = model.stream(request(N=n(9000)))
-        assert isinstance(given_up, Stream)
+        assert isinstance(given_up, CallStream)
         given_up.pace()
         await until(lambda: given_up._room is not None)
         given_up.close()

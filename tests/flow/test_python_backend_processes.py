@@ -23,7 +23,7 @@ import pytest
 
 from penstock.classic.base import reports_ready
 from penstock.classic.python import instance as instance_module
-from penstock.classic.python.link import Link
+from penstock.classic.python.link import StubLink
 from penstock.classic.python.process import PythonOptions
 from penstock.classic.python.session import ModelProgram, Session
 from penstock.classic.signature import ModelSignature
@@ -342,7 +342,7 @@ async def test_a_start_is_given_up_whatever_the_process_has_just_said(monkeypatc
     async def connect(*_: Any) -> Any:
         return SimpleNamespace(closed=asyncio.get_running_loop().create_future(), send=lambda *_: None)
 
-    monkeypatch.setattr(Link, "connect", connect)
+    monkeypatch.setattr(StubLink, "connect", connect)
     launch: Any = SimpleNamespace(options=PythonOptions.parse({}))
     program = ModelProgram("m_0", launch, {}, ModelSignature(parsed(ADD_SUB_CONFIG)), FakeHost())
     process: Any = SimpleNamespace(socket=None, files=None)

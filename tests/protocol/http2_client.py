@@ -10,7 +10,7 @@ from typing import Any
 import hpack
 
 from penstock.gateway.transports.http2 import frames
-from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting
+from penstock.gateway.transports.http2.frames import FrameType, Http2ErrorCode, Setting
 from protocol.raw_http import connect
 from support.http2 import begin, data, headers
 
@@ -24,7 +24,7 @@ class Answer:
         self.heads: list[dict[str, str]] = []
         self.body = b""
         self.ended = False
-        self.reset: ErrorCode | None = None
+        self.reset: Http2ErrorCode | None = None
 
     @property
     def status(self) -> int:
@@ -45,7 +45,7 @@ class Http2Client:
         self.socket = sock or connect(port)
         self.socket.sendall(begin(settings))
         self.answers: dict[int, Answer] = {}
-        self.left: tuple[int, ErrorCode, str] | None = None
+        self.left: tuple[int, Http2ErrorCode, str] | None = None
         """The last GOAWAY: the last stream, the code, the text."""
         self.seen: list[int] = []
         """Types of frames, in order."""
@@ -114,10 +114,10 @@ class Http2Client:
         elif kind == FrameType.DATA:
             answer.body += payload
         elif kind == FrameType.RST_STREAM:
-            answer.reset = ErrorCode(frames.NUMBER.unpack(payload)[0])
+            answer.reset = Http2ErrorCode(frames.NUMBER.unpack(payload)[0])
         elif kind == FrameType.GOAWAY:
             last, code = frames.NUMBER.unpack_from(payload)[0], frames.NUMBER.unpack_from(payload, 4)[0]
-            self.left = last, ErrorCode(code), payload[8:].decode()
+            self.left = last, Http2ErrorCode(code), payload[8:].decode()
         elif kind == FrameType.WINDOW_UPDATE:
             self._grown[stream_id] = self._grown.get(stream_id, 0) + frames.NUMBER.unpack(payload)[0]
         elif kind == FrameType.PING and not flags & frames.ACK:

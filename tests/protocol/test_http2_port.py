@@ -15,7 +15,7 @@ from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.settings import AppSettings
 from penstock.gateway.transports.http.stream import ConnectionLimits
 from penstock.gateway.transports.http2 import frames
-from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting
+from penstock.gateway.transports.http2.frames import FrameType, Http2ErrorCode, Setting
 from protocol.conftest import Serve, ServerThread
 from protocol.fake_dataplane import FakeDataPlane, delta
 from protocol.http2_client import Http2Client, request
@@ -174,7 +174,7 @@ def test_grpc_is_told_where_it_is(client: Http2Client) -> None:
 )  # fmt: skip
 def test_a_malformed_request_ends_its_stream_and_nothing_else(client: Http2Client, name: str, fields: Any) -> None:
     client.send(headers(1, fields, end=True))
-    assert client.answer(1).reset is ErrorCode.PROTOCOL_ERROR
+    assert client.answer(1).reset is Http2ErrorCode.PROTOCOL_ERROR
     client.ask("/health", 3)
     assert client.answer(3).status == 200
 
@@ -257,7 +257,7 @@ def test_keys_and_cross_origin_headers(serve: Serve) -> None:
 @pytest.mark.parametrize(("length", "sent"), [(b"10", b"x" * 9), (b"10", b"x" * 11)])
 def test_a_body_that_is_not_as_long_as_it_says_ends_its_stream(client: Http2Client, length: bytes, sent: bytes) -> None:
     client.send(headers(1, request(PATH, (b"content-length", length), method=b"POST")), data(1, sent, end=True))
-    assert client.answer(1).reset is ErrorCode.PROTOCOL_ERROR
+    assert client.answer(1).reset is Http2ErrorCode.PROTOCOL_ERROR
 
 
 def test_trailers_end_a_body_and_are_no_headers(serve: Serve) -> None:
@@ -278,7 +278,7 @@ def test_a_body_over_the_limit_is_refused_before_it_has_come(serve: Serve) -> No
         assert client.answer(1).reset is None
         client.send(headers(3, request(PATH, method=b"POST")), *[data(3, b" " * 60) for _ in range(3)])
         assert client.answer(3).status == 413
-        client.read_until(lambda: client.on(3).reset is ErrorCode.NO_ERROR)
+        client.read_until(lambda: client.on(3).reset is Http2ErrorCode.NO_ERROR)
         client.send(*[data(3, b" " * 60) for _ in range(3)])  # it does not know yet
         client.ask("/health", 5)
         assert client.answer(5).status == 200
@@ -316,7 +316,7 @@ def test_a_reset_in_an_upload_ends_its_handler(serve: Serve) -> None:
     with Http2Client(server.port) as client:
         client.send(headers(1, request(PATH, method=b"POST")), data(1, b"{"))
         wait_until(lambda: server.settings.drain.in_flight == 1)
-        client.send(frames.reset(1, ErrorCode.CANCEL))
+        client.send(frames.reset(1, Http2ErrorCode.CANCEL))
         assert server.do(server.settings.drain.wait_idle(20))
         client.ask(PATH, 3, TEXT)
         assert client.answer(3).status == 200
@@ -333,7 +333,7 @@ def test_a_reset_stream_is_closed_at_once_and_its_neighbours_go_on(serve: Serve)
         for stream_id in (1, 3):
             client.ask(PATH, stream_id, STREAM)
             client.read_until(lambda stream_id=stream_id: b'"a"' in client.on(stream_id).body)
-        client.send(frames.reset(1, ErrorCode.CANCEL))
+        client.send(frames.reset(1, Http2ErrorCode.CANCEL))
         server.do(dataplane.generations[0].closed.wait())
         assert not dataplane.generations[1].closed.is_set()
         server.do(_set(gate))
@@ -365,7 +365,7 @@ def test_more_streams_than_are_allowed_are_refused_also_when_they_are_given_up_a
     with Http2Client(server.port) as client:
         for stream_id in (1, 3, 5):
             client.ask(PATH, stream_id, STREAM)
-        assert client.answer(5).reset is ErrorCode.REFUSED_STREAM
+        assert client.answer(5).reset is Http2ErrorCode.REFUSED_STREAM
         server.do(_set(gate))
         assert client.answer(1).status == client.answer(3).status == 200
         client.ask(PATH, 7, STREAM)
@@ -418,7 +418,7 @@ def test_a_stream_that_is_not_read_is_cut_off_and_the_connection_is_not(serve: S
     server = serve(dataplane, limits=ConnectionLimits(send_timeout=0.5))
     with Http2Client(server.port, {Setting.INITIAL_WINDOW_SIZE: 100}) as client:
         client.ask(PATH, 1, STREAM)
-        assert client.answer(1).reset is ErrorCode.CANCEL
+        assert client.answer(1).reset is Http2ErrorCode.CANCEL
         server.do(dataplane.generations[0].closed.wait())
         client.send(frames.settings({Setting.INITIAL_WINDOW_SIZE: 1000}))
         client.ask("/health", 3)
@@ -444,7 +444,7 @@ def test_a_client_that_does_not_read_its_socket_is_cut_off(serve: Serve) -> None
 def test_a_broken_frame_ends_the_connection_with_a_reason(client: Http2Client) -> None:
     client.send(frames.frame(FrameType.PUSH_PROMISE, 0, 1, b"\0\0\0\2"))
     client.read_all()
-    assert client.left == (0, ErrorCode.PROTOCOL_ERROR, "a client cannot push")
+    assert client.left == (0, Http2ErrorCode.PROTOCOL_ERROR, "a client cannot push")
 
 
 def test_a_client_that_says_nothing_more_is_closed(serve: Serve) -> None:
@@ -465,7 +465,7 @@ def test_idle_connections_are_told_and_closed(serve: Serve) -> None:
         assert client.answer().status == 200
         client.read_all()
         assert client.left is not None
-        assert client.left[:2] == (1, ErrorCode.NO_ERROR)
+        assert client.left[:2] == (1, Http2ErrorCode.NO_ERROR)
 
 
 def test_an_idle_connection_makes_room_for_one_of_either_version(serve: Serve) -> None:
@@ -511,7 +511,7 @@ def test_the_last_answer_arrives_although_its_reader_sends_on(serve: Serve) -> N
     with Http2Client(server.port, {Setting.INITIAL_WINDOW_SIZE: 1 << 20}, connect(server.port, 4096)) as client:
         client.send(frames.window_update(0, 1 << 20))
         client.ask(PATH, 1, TEXT)
-        client.send(frames.go_away(0, ErrorCode.NO_ERROR))
+        client.send(frames.go_away(0, Http2ErrorCode.NO_ERROR))
 
         def is_complete() -> bool:
             with contextlib.suppress(ConnectionError):

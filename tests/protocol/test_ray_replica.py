@@ -120,7 +120,7 @@ async def test_over_grpc(replica: ReplicaServer) -> None:
     assert ("request_id", "serve") in context.trailing_metadata()
     for name, message, key, code in REFUSED:
         context = Context(key)
-        with pytest.raises(grpc_calls.Aborted):
+        with pytest.raises(grpc_calls.RpcAborted):
             await grpc_calls.call(service, name, message.SerializeToString(), context)
         assert context.status is not None
         assert context.status[0] is code

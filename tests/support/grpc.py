@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.grpc.aio import InferenceServerClient, InferInput
 
 from penstock.gateway.apis.kserve.context import KServe
-from penstock.gateway.apis.kserve.grpc.rpc import Guard
+from penstock.gateway.apis.kserve.grpc.rpc import RpcGuard
 from penstock.gateway.apis.kserve.grpc.server import GrpcServer
 from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.apis.kserve.logs import LogSettings
@@ -95,7 +95,7 @@ async def serving(
             GrpcSettings(port=0, **{"transport": _TRANSPORT.get(), **settings}),
             served,
             lambda: running is not None and running.ready,
-            Guard(keys, drain, RequestJournal(), restrictions),
+            RpcGuard(keys, drain, RequestJournal(), restrictions),
         )
         await server.start()
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")

@@ -17,7 +17,7 @@ from penstock.gateway.apis.kserve.context import KServe
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.apis.kserve.store import IndexEntry, ModelStore
 from penstock.gateway.apis.kserve.tracing import Tracing
-from penstock.gateway.processes.model_host.connection import Connection
+from penstock.gateway.processes.model_host.connection import HostConnection
 from penstock.gateway.processes.model_host.host import ModelHost
 from penstock.gateway.processes.model_host.host_link import HostLink
 from penstock.gateway.processes.model_host.messages import DownMessage, Published, decode_down, decode_up
@@ -29,7 +29,7 @@ from penstock.gateway.requests.context import Principal, RequestContext
 class Hosted:
     host: ModelHost
     links: list[HostLink]
-    connections: list[Connection]
+    connections: list[HostConnection]
     """Of the fronts."""
 
     async def join(self, regions: SharedMemoryRegions) -> HostLink:
@@ -37,7 +37,9 @@ class Hosted:
         ours, theirs = socket.socketpair()
         files = ArenaFiles("penstock-test")
         down, up = os.dup(files.down), os.dup(files.up)
-        near = Connection(files.up, files.down, decode_up, lambda *heard: hosted.heard(*heard), lambda: hosted.lost())
+        near = HostConnection(
+            files.up, files.down, decode_up, lambda *heard: hosted.heard(*heard), lambda: hosted.lost()
+        )
         await near.open(ours)
         hosted = self.host.join(near)
         knows = asyncio.Event()
@@ -47,7 +49,7 @@ class Hosted:
             if isinstance(message, Published):
                 knows.set()
 
-        far = Connection(down, up, decode_down, heard, lambda: link.lost())
+        far = HostConnection(down, up, decode_down, heard, lambda: link.lost())
         first_trace = (len(self.links) << 32) + 1
         link = HostLink(far, first_trace, os.getpid(), allow_client_shm=regions.allowed)
         await far.open(theirs)

@@ -315,3 +315,20 @@ def test_an_engine_process_of_simulated_models_loads_no_openvino() -> None:
         "load_runner(EngineSpec(runner='simulated')); print('openvino' in sys.modules)"
     )
     assert run_python(code) == "False"
+
+
+_WITH_TRITONS_NAMES = "engines/penstock/classic/python/worker/"
+"""A program of its own, in the process of a Python model."""
+
+
+def test_no_two_classes_of_the_server_have_one_name() -> None:
+    """A name is to be understood where it is read, without its folder."""
+    places: dict[str, list[str]] = {}
+    for room in ("gateway", "engines", "kvcache", "tokenizers"):
+        for path in sources(room):
+            if name_of(path).startswith(_WITH_TRITONS_NAMES):
+                continue
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(name_of(path))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

@@ -10,13 +10,13 @@ from pathlib import Path
 from time import monotonic_ns
 
 from penstock.classic.base import BackendModel, ModelContext, ResponseStream, SaysReady
-from penstock.classic.batching.batch import Call, ExecBatch, UnaryCall, count_batch, count_response
+from penstock.classic.batching.batch import ExecBatch, QueuedCall, UnaryCall, count_batch, count_response
 from penstock.classic.batching.custom import CustomBatcher, CustomStrategy
 from penstock.classic.batching.fine_timer import FineTimer
 from penstock.classic.batching.queue import DEADLINE_TEXT, DynamicBatcher
 from penstock.classic.batching.ragged import RaggedBatch, ragged_layout
 from penstock.classic.batching.rate_limiter import ModelLimits
-from penstock.classic.batching.responses import Outbox, ResponseOrder, Stream, StreamCall
+from penstock.classic.batching.responses import CallStream, Outbox, ResponseOrder, StreamCall
 from penstock.classic.batching.sequences.batcher import SequenceBatcher
 from penstock.classic.batching.waits import Places
 from penstock.classic.instances import Instance
@@ -67,7 +67,7 @@ class ClassicModel(SaysReady):
             limits.attach(self._soon)
         config = context.config
         self._strategy = strategy
-        self._batcher: DynamicBatcher[Call] | SequenceBatcher
+        self._batcher: DynamicBatcher[QueuedCall] | SequenceBatcher
         if strategy is not None:
             self._batcher = CustomBatcher(config, strategy, self._refuse)
         else:
@@ -79,7 +79,7 @@ class ClassicModel(SaysReady):
         self._order = ResponseOrder() if ordered else None
         self._outbox = Outbox(self._loop, self._respond) if self.signature.decoupled else None
         self._places = Places()
-        self._running: set[Call] = set()
+        self._running: set[QueuedCall] = set()
         """Executed and not ended."""
         self._refusal: PenstockError | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -152,7 +152,7 @@ class ClassicModel(SaysReady):
             raise
 
     def stream(self, request: InferRequest) -> ResponseStream:
-        stream = Stream(self._loop, self._cancel)
+        stream = CallStream(self._loop, self._cancel)
         self._admit(StreamCall(request, check_request(request, self.signature), stream))
         return stream
 
@@ -201,7 +201,7 @@ class ClassicModel(SaysReady):
 
     # From here to the instances.
 
-    def _admit(self, call: Call) -> None:
+    def _admit(self, call: QueuedCall) -> None:
         if self._refusal is not None:
             raise copy.copy(self._refusal)
         signature = self.signature
@@ -263,7 +263,7 @@ class ClassicModel(SaysReady):
         if wake is not None:
             self._wake_at(wake, now)
 
-    def _start(self, instance: Instance, calls: list[Call]) -> None:
+    def _start(self, instance: Instance, calls: list[QueuedCall]) -> None:
         for call in calls:
             if call.done:  # it fills a slot, nobody has sent it
                 continue
@@ -349,7 +349,7 @@ class ClassicModel(SaysReady):
         batch.release()
         self._check_drained()
 
-    def _respond(self, call: Call, response: InferResponse) -> None:
+    def _respond(self, call: QueuedCall, response: InferResponse) -> None:
         """A response of a decoupled model."""
         batch = call.batch
         if call.done or batch is None:
@@ -362,7 +362,7 @@ class ClassicModel(SaysReady):
             call.batch = None  # a batch and its calls know each other: no request leaves a cycle
             self._check_drained()
 
-    def _deliver(self, call: Call, batch: ExecBatch, response: InferResponse) -> None:
+    def _deliver(self, call: QueuedCall, batch: ExecBatch, response: InferResponse) -> None:
         if call.request.trace is not None and response.final:
             batch.mark(call.request.trace)
         if self._order is None:
@@ -370,7 +370,7 @@ class ClassicModel(SaysReady):
         else:
             self._order.deliver(call, response)
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: QueuedCall) -> None:
         call.done = True
         self._running.discard(call)
         if call.timer is not None:
@@ -378,7 +378,7 @@ class ClassicModel(SaysReady):
         if call.request.asked_in is not None:
             call.request.asked_in.leave(call)
 
-    def _fail(self, call: Call, error: PenstockError, reason: str) -> None:
+    def _fail(self, call: QueuedCall, error: PenstockError, reason: str) -> None:
         """Ends a call, wherever it is; the backend may still be at work on it."""
         if call.done:
             return
@@ -394,13 +394,13 @@ class ClassicModel(SaysReady):
             self._order.leave(call)
         self._check_drained()
 
-    def _refuse(self, call: Call, error: PenstockError) -> None:
+    def _refuse(self, call: QueuedCall, error: PenstockError) -> None:
         self._fail(call, error, "OTHER")
 
-    def _cancel(self, call: Call) -> None:
+    def _cancel(self, call: QueuedCall) -> None:
         self._fail(call, CancelledError("the request was cancelled"), "CANCELED")
 
-    def _deadline_passed(self, call: Call) -> None:
+    def _deadline_passed(self, call: QueuedCall) -> None:
         self._fail(call, DeadlineExceededError(DEADLINE_TEXT), "CANCELED")
 
     def _fail_all(self, error: PenstockError) -> None:

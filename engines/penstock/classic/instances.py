@@ -15,7 +15,7 @@ from time import monotonic_ns
 from typing import Protocol
 
 from penstock.classic.base import AsyncInstance, BackendInstance, InstanceContext
-from penstock.classic.batching.batch import Call, ExecBatch
+from penstock.classic.batching.batch import ExecBatch, QueuedCall
 from penstock.classic.model_config import ModelConfig, ModelInstanceGroup
 from penstock.engines.errors import EngineError, PenstockError
 from penstock.engines.host.gpus import visible_gpus
@@ -160,7 +160,7 @@ class ThreadInstance(Instance):
             batch = single
         self._wake(self._finish, batch)
 
-    def _run(self, batch: ExecBatch) -> list[Call]:
+    def _run(self, batch: ExecBatch) -> list[QueuedCall]:
         batch.start_ns = monotonic_ns()
         error: PenstockError | None = None
         try:
@@ -252,7 +252,7 @@ class TaskInstance(Instance):
         self.owner.changed(batch)
         self.owner.executed(batch)
 
-    async def _run(self, batch: ExecBatch) -> list[Call]:
+    async def _run(self, batch: ExecBatch) -> list[QueuedCall]:
         batch.start_ns = monotonic_ns()
         error: PenstockError | None = None
         try:

@@ -21,7 +21,7 @@ from penstock.engines.errors import (
 )
 from penstock.engines.host.failure_text import as_load_error, one_line
 from penstock.engines.inbox import Bell
-from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.intake import QueueIntake
 from penstock.engines.scheduler.pending import Pending
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class _Reading:
     is_done: bool = False
 
 
-def adapter_loader(engine: object, intake: Intake, clock: Callable[[], float]) -> AdapterLoader | NoAdapters:
+def adapter_loader(engine: object, intake: QueueIntake, clock: Callable[[], float]) -> AdapterLoader | NoAdapters:
     """Of a ModelRunner or a ContinuousBatcher, which may host adapters."""
     return AdapterLoader(engine, intake, clock) if isinstance(engine, AdapterHost) else NoAdapters()
 
@@ -91,7 +91,7 @@ class AdapterLoader:
     engine works on.
     """
 
-    def __init__(self, host: AdapterHost, intake: Intake, clock: Callable[[], float]) -> None:
+    def __init__(self, host: AdapterHost, intake: QueueIntake, clock: Callable[[], float]) -> None:
         self._host = host
         self._intake = intake
         self._clock = clock

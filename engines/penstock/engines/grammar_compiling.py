@@ -12,7 +12,7 @@ from penstock.engines.contract.messages import AddRequest, CallReply, Grammar, S
 from penstock.engines.contract.runner import GrammarHost
 from penstock.engines.errors import EngineError, OverloadedError, PenstockError, QueueFullError
 from penstock.engines.inbox import Inbox
-from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.intake import QueueIntake
 from penstock.engines.scheduler.pending import Compilation
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _CHARS_OF_ENTRY = 4096
 class GrammarCompilations:
     """Owned by the engine's loop, which calls `of` for each request and `advance` between steps."""
 
-    def __init__(self, runner: object, intake: Intake, clock: Callable[[], float]) -> None:
+    def __init__(self, runner: object, intake: QueueIntake, clock: Callable[[], float]) -> None:
         self._host = runner if isinstance(runner, GrammarHost) and intake.info.supports_grammars else None
         self._intake = intake
         self._clock = clock

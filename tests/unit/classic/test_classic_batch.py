@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from penstock.classic.batching.batch import Call, ExecBatch, UnaryCall
+from penstock.classic.batching.batch import ExecBatch, QueuedCall, UnaryCall
 from penstock.classic.batching.responses import ResponseOrder
 from penstock.classic.messages import InferResponse
 from penstock.classic.signature import ModelSignature
@@ -25,7 +25,7 @@ TEXT = """
 async def made(*rows: int, config: str = ECHO, outputs: tuple[str, ...] = ()) -> ExecBatch:
     loop = asyncio.get_running_loop()
     signature = ModelSignature(model_config(config))
-    calls: list[Call] = []
+    calls: list[QueuedCall] = []
     for index, count in enumerate(rows):
         inputs = request(INPUT0=np.full((count, 1), index, np.int32), outputs=outputs)
         calls.append(UnaryCall(inputs, count, loop.create_future()))
@@ -105,7 +105,7 @@ async def test_an_error_is_tried_again_by_those_that_got_nothing() -> None:
     first, second, third, fourth = batch.calls
     first.send(InferResponse([]))
     second.send(InferResponse([], final=False))
-    assert isinstance(fourth, Call)
+    assert isinstance(fourth, QueuedCall)
     fourth.cancelled = True
     again = batch.close(EngineError("broken"))
     assert again == [third]

@@ -7,27 +7,27 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from penstock.classic.batching.queue import DynamicBatcher, Waiting
+from penstock.classic.batching.queue import DynamicBatcher, QueueEntry
 from penstock.engines.errors import DeadlineExceededError, QueueFullError, QueueTimeoutError
 from support.classic import ECHO, model_config
 
 US = 1000
 
 
-def batcher(dynamic: str = "", *, max_batch_size: int = 8) -> DynamicBatcher[Waiting]:
+def batcher(dynamic: str = "", *, max_batch_size: int = 8) -> DynamicBatcher[QueueEntry]:
     config = model_config(ECHO, f"dynamic_batching {{ {dynamic} }}")
     config.max_batch_size = max_batch_size
     return DynamicBatcher(config)
 
 
-def added(to: DynamicBatcher[Waiting], *sizes: int, now: int = 0, **fields: int) -> list[Waiting]:
-    items = [Waiting(size, **fields) for size in sizes]
+def added(to: DynamicBatcher[QueueEntry], *sizes: int, now: int = 0, **fields: int) -> list[QueueEntry]:
+    items = [QueueEntry(size, **fields) for size in sizes]
     for item in items:
         to.add(item, now)
     return items
 
 
-def sizes(batch: list[Waiting]) -> list[int]:
+def sizes(batch: list[QueueEntry]) -> list[int]:
     return [item.size for item in batch]
 
 
@@ -84,7 +84,7 @@ def test_after_the_delay_all_goes_that_fits_not_only_a_preferred_size() -> None:
 def test_requests_of_other_shapes_end_a_batch() -> None:
     of = batcher("max_queue_delay_microseconds: 100")
     for shape in "aabba":
-        item = Waiting()
+        item = QueueEntry()
         item.shapes = shape
         of.add(item, 0)
     assert [[item.shapes for item in of.take(0)] for _ in range(3)] == [["a", "a"], ["b", "b"], []]
@@ -154,7 +154,7 @@ def test_a_delayed_request_still_has_its_deadline() -> None:
 
 
 def test_models_without_a_batcher_execute_in_order_whatever_the_priority() -> None:
-    of: DynamicBatcher[Waiting] = DynamicBatcher(model_config(ECHO))
+    of: DynamicBatcher[QueueEntry] = DynamicBatcher(model_config(ECHO))
     items = added(of, 2, priority=3) + added(of, 1, priority=1)
     assert [of.take(0) for _ in range(3)] == [[items[0]], [items[1]], []]
 
@@ -185,9 +185,9 @@ class Queueing(RuleBasedStateMachine):
         self.delay, self.levels, self.max_queue_size = delay * US, levels, max_queue_size
         self.rejects = action == "REJECT"
         self.now = 0
-        self.waiting: set[Waiting] = set()
+        self.waiting: set[QueueEntry] = set()
 
-    def level(self, item: Waiting) -> int:
+    def level(self, item: QueueEntry) -> int:
         return (item.priority if 1 <= item.priority <= 3 else 2) if self.levels else 0
 
     @rule(
@@ -198,8 +198,8 @@ class Queueing(RuleBasedStateMachine):
         deadline=st.sampled_from([0, 0, 60]),
         shape=st.sampled_from("aaab"),
     )
-    def add(self, size: int, priority: int, timeout_us: int, deadline: int, shape: str) -> Waiting:
-        item = Waiting(size, priority, timeout_us, self.now + deadline * US if deadline else 0)
+    def add(self, size: int, priority: int, timeout_us: int, deadline: int, shape: str) -> QueueEntry:
+        item = QueueEntry(size, priority, timeout_us, self.now + deadline * US if deadline else 0)
         item.shapes = shape
         mates = sum(self.level(other) == self.level(item) for other in self.waiting)
         try:
@@ -213,7 +213,7 @@ class Queueing(RuleBasedStateMachine):
         return item
 
     @rule(item=consumes(items))
-    def cancel(self, item: Waiting) -> None:
+    def cancel(self, item: QueueEntry) -> None:
         assert self.of.remove(item) == (item in self.waiting)
         self.waiting.discard(item)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from penstock.classic.batching.batch import Call, UnaryCall
+from penstock.classic.batching.batch import QueuedCall, UnaryCall
 from penstock.classic.batching.responses import Outbox
 from penstock.classic.messages import InferResponse
 from support.classic import request, until
@@ -13,12 +13,12 @@ from support.classic import request, until
 
 async def test_every_response_arrives_in_order_and_wakes_an_idle_loop() -> None:
     loop = asyncio.get_running_loop()
-    received: list[tuple[Call, InferResponse]] = []
+    received: list[tuple[QueuedCall, InferResponse]] = []
     outbox = Outbox(loop, lambda call, response: received.append((call, response)))
     calls = [UnaryCall(request(), size, loop.create_future()) for size in (1, 2)]
     posted = [(call, InferResponse(None)) for call in calls for _ in range(100)]
 
-    def post(part: list[tuple[Call, InferResponse]]) -> None:
+    def post(part: list[tuple[QueuedCall, InferResponse]]) -> None:
         for call, response in part:
             outbox.post(call, response)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.classic.ensemble.plan import Flow, Plan, Selection, make_plan
+from penstock.classic.ensemble.plan import EnsemblePlan, Flow, Selection, make_plan
 from penstock.engines.errors import InvalidRequestError
 from support.classic import model_config
 
@@ -18,7 +18,7 @@ def step(inputs: str, outputs: str, model: str = "m", version: int = -1) -> str:
     return f'step {{ model_name: "{model}" model_version: {version} {" ".join(maps)} }}'
 
 
-def plan(inputs: str, outputs: str, *steps: str) -> Plan:
+def plan(inputs: str, outputs: str, *steps: str) -> EnsemblePlan:
     tensors = [f'input {{ name: "{name}" }}' for name in inputs.split()]
     tensors += [f'output {{ name: "{name}" }}' for name in outputs.split()]
     return make_plan(model_config('name: "e"', *tensors, f"ensemble_scheduling {{ {' '.join(steps)} }}"))
@@ -68,7 +68,7 @@ def graphs(draw: st.DrawFn, *, acyclic: bool) -> list[list[int]]:
     return [sorted(draw(st.sets(st.sampled_from(among), max_size=3)) if len(among) else []) for among in others]
 
 
-def plan_of(graph: list[list[int]]) -> Plan:
+def plan_of(graph: list[list[int]]) -> EnsemblePlan:
     """Step n writes `tn`; every output is one of the ensemble's."""
     steps = [step(" ".join(["x", *(f"t{n}" for n in sources)]), f"t{index}") for index, sources in enumerate(graph)]
     return plan("x", " ".join(f"t{index}" for index in range(len(graph))), *steps)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.classic.base import Batch
-from penstock.classic.batching.batch import Call, UnaryCall
+from penstock.classic.batching.batch import QueuedCall, UnaryCall
 from penstock.classic.batching.ragged import GeneratedInput, RaggedBatch, ragged_layout
 from penstock.classic.messages import InferRequest
 from penstock.classic.model_config import ModelConfig
@@ -58,7 +58,7 @@ def made(*requests: Rows, more: str = "", outputs: tuple[str, ...] = ()) -> Ragg
     layout = ragged_layout(config)
     assert layout is not None
     loop = asyncio.get_running_loop()
-    calls: list[Call] = []
+    calls: list[QueuedCall] = []
     for number, (size, length) in enumerate(requests):
         arrays = {
             "R": np.full((size, length, 2), number, np.int32),
@@ -166,7 +166,7 @@ async def test_what_is_gathered_is_scattered_to_where_it_came_from(requests: lis
     assert layout is not None
     loop = asyncio.get_running_loop()
     arrays = [np.random.default_rng(size).integers(99, size=(size, n, 2), dtype=np.int32) for size, n in requests]
-    calls: list[Call] = [UnaryCall(request(R=each), len(each), loop.create_future()) for each in arrays]
+    calls: list[QueuedCall] = [UnaryCall(request(R=each), len(each), loop.create_future()) for each in arrays]
     batch = RaggedBatch(layout, calls, ModelSignature(config), None)
     batch.scatter({"SAME": batch.gather()["R"]})
     for sent, (_, response) in zip(arrays, batch.answers, strict=True):

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.classic.batching.batch import Call
+from penstock.classic.batching.batch import QueuedCall
 from penstock.classic.batching.sequences.batcher import PaddingCall, SequenceBatcher
 from penstock.classic.messages import InferRequest, InferResponse, WarmUpRequest
 from penstock.classic.tensors import Tensor
@@ -36,7 +36,7 @@ state { input_name: "S" output_name: "T" data_type: TYPE_INT32 dims: [ 1 ] }
 """
 
 
-class Item(Call):
+class Item(QueuedCall):
     def deliver(self, response: InferResponse) -> None:
         raise AssertionError("nothing is executed here")
 
@@ -74,7 +74,7 @@ def took(of: SequenceBatcher, instance: int = 0, now: int = 0) -> list[int | str
     return [None if isinstance(call, PaddingCall) else call.request.correlation_id for call in batch]
 
 
-def controls(batch: list[Call], *names: str) -> list[list[object]]:
+def controls(batch: list[QueuedCall], *names: str) -> list[list[object]]:
     return [[call.request.inputs[name].array.ravel().tolist()[0] for name in names] for call in batch]
 
 
@@ -359,7 +359,7 @@ class Sequences(RuleBasedStateMachine):
         """Where each sequence's requests have been executed."""
         self.waiting: dict[int, list[Item]] = {}
         """Admitted and not ended, by id."""
-        self.running: dict[int, list[Call]] = {}
+        self.running: dict[int, list[QueuedCall]] = {}
         self.instances = instances
         self.admitted = self.left = 0
 
@@ -380,7 +380,7 @@ class Sequences(RuleBasedStateMachine):
         self.now += us * US
         self.end(self.of.expire(self.now))
 
-    def end(self, ended: list[tuple[Call, PenstockError]]) -> None:
+    def end(self, ended: list[tuple[QueuedCall, PenstockError]]) -> None:
         for call, _ in ended:
             self.waiting[call.request.correlation_id].remove(call)  # type: ignore[index, arg-type]
             self.left += 1
@@ -458,7 +458,7 @@ def warm_up(id: int) -> Item:
     return Item(request, 1)
 
 
-def values(call: Call) -> dict[str, int]:
+def values(call: QueuedCall) -> dict[str, int]:
     return {name: int(tensor.array[0, 0]) for name, tensor in call.request.inputs.items()}
 
 

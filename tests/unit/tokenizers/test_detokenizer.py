@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders
 
 from penstock.tokenizers import IncrementalDetokenizer, Tokenizer
-from penstock.tokenizers.token_table import DecoderFamily
+from penstock.tokenizers.token_table import DecoderKind
 from support.tokenizers import KINDS, TEXTS, build, byte_fallback, metaspace, save_folder
 
 REPLACE = decoders.Replace("▁", " ")
 STRIP = decoders.Strip(content=" ", left=1, right=0)
 
 FAMILIES = {
-    "byte_level": DecoderFamily.BYTES,
-    "byte_fallback": DecoderFamily.BYTE_RUNS,
-    "unigram_fallback": DecoderFamily.BYTE_RUNS,
-    "metaspace": DecoderFamily.PIECES,
-    "wordpiece": DecoderFamily.GENERAL,
+    "byte_level": DecoderKind.BYTES,
+    "byte_fallback": DecoderKind.BYTE_RUNS,
+    "unigram_fallback": DecoderKind.BYTE_RUNS,
+    "metaspace": DecoderKind.PIECES,
+    "wordpiece": DecoderKind.GENERAL,
 }
 
 
@@ -146,17 +146,17 @@ def test_characters_of_the_prompt_do_not_come_out_again(loaded: dict[str, Tokeni
     assert detokenize(tokenizer, [ids], True, prompt) == "🧿 y"
 
 
-VARIANTS: dict[str, tuple[list[Any], DecoderFamily]] = {
-    "gemma": ([REPLACE, decoders.ByteFallback(), decoders.Fuse()], DecoderFamily.BYTE_RUNS),
-    "no fuse": ([REPLACE, decoders.ByteFallback()], DecoderFamily.BYTE_RUNS),
-    "no replace": ([decoders.ByteFallback(), decoders.Fuse(), STRIP], DecoderFamily.BYTE_RUNS),
+VARIANTS: dict[str, tuple[list[Any], DecoderKind]] = {
+    "gemma": ([REPLACE, decoders.ByteFallback(), decoders.Fuse()], DecoderKind.BYTE_RUNS),
+    "no fuse": ([REPLACE, decoders.ByteFallback()], DecoderKind.BYTE_RUNS),
+    "no replace": ([decoders.ByteFallback(), decoders.Fuse(), STRIP], DecoderKind.BYTE_RUNS),
     "marks vanish": (
         [decoders.Replace("▁", ""), decoders.Replace("t", "T"), decoders.ByteFallback(), decoders.Fuse()],
-        DecoderFamily.BYTE_RUNS,
+        DecoderKind.BYTE_RUNS,
     ),
-    "nested": ([decoders.Sequence([decoders.ByteLevel()])], DecoderFamily.BYTES),
-    "strip each token": ([REPLACE, STRIP, decoders.Fuse()], DecoderFamily.GENERAL),
-    "pattern": ([decoders.Replace(Regex("▁+"), " "), decoders.ByteFallback(), decoders.Fuse()], DecoderFamily.GENERAL),
+    "nested": ([decoders.Sequence([decoders.ByteLevel()])], DecoderKind.BYTES),
+    "strip each token": ([REPLACE, STRIP, decoders.Fuse()], DecoderKind.GENERAL),
+    "pattern": ([decoders.Replace(Regex("▁+"), " "), decoders.ByteFallback(), decoders.Fuse()], DecoderKind.GENERAL),
 }
 
 
@@ -168,7 +168,7 @@ def test_variants_of_the_decoder(tmp_path: Path, name: str) -> None:
     tokenizer = Tokenizer(save_folder(tmp_path, backend))
     assert tokenizer.table.family is family
     draw = random.Random(7)
-    ids_of = list(range(tokenizer.vocab_size)) if family is not DecoderFamily.GENERAL else list(range(262, 300))
+    ids_of = list(range(tokenizer.vocab_size)) if family is not DecoderKind.GENERAL else list(range(262, 300))
     for _ in range(300):
         ids = draw.choices(ids_of, k=draw.randrange(12))
         assert detokenize(tokenizer, [[i] for i in ids], False) == tokenizer.decode(ids, False)

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Template, meta, nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
-from .environment import DEFAULT_OUTPUT_LIMIT, Bounds, Buffer, ChatEnvironment, TooLarge, set_current_bounds
+from .environment import DEFAULT_OUTPUT_LIMIT, Buffer, ChatEnvironment, TemplateBounds, TooLarge, set_current_bounds
 from .errors import ChatTemplateError
 from .files import SPECIAL_TOKEN_NAMES
 from .messages import NO_NEEDS, ContentFormat, TemplateNeeds, content_format, normalize_messages
@@ -192,7 +192,7 @@ class ChatTemplate:
         return pieces[0]
 
     def _generate(self, variables: dict[str, Any], output_limit: int) -> str:
-        buffer = Buffer(Bounds(output_limit))
+        buffer = Buffer(TemplateBounds(output_limit))
         buffer.extend(self._template.generate(variables))
         return "".join(buffer)
 
@@ -236,7 +236,7 @@ def _run(work: Callable[[], None], time_limit: float, output_limit: int) -> None
     """Runs `work` within the bounds. Whatever it raises becomes a ChatTemplateError of one safe line."""
 
     def bounded() -> None:
-        set_current_bounds(Bounds(output_limit))
+        set_current_bounds(TemplateBounds(output_limit))
         work()
 
     try:

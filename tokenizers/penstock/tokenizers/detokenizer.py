@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Protocol
 
 from .hf import Tokenizer
-from .token_table import DecoderFamily, TokenTable
+from .token_table import DecoderKind, TokenTable
 
 # One incremental decoder for each family of `token_table.DecoderFamily`.
 #
@@ -271,11 +271,11 @@ class IncrementalDetokenizer:
 def _new_stream(tokenizer: Tokenizer, skip_special_tokens: bool, shown: frozenset[int]) -> DecodeStream:
     table = tokenizer.table_showing(shown) if skip_special_tokens else tokenizer.table
     match table.family:
-        case DecoderFamily.BYTES:
+        case DecoderKind.BYTES:
             return ByteStream(table)
-        case DecoderFamily.BYTE_RUNS:
+        case DecoderKind.BYTE_RUNS:
             return ByteRunStream(table)
-        case DecoderFamily.PIECES:
+        case DecoderKind.PIECES:
             return PieceStream(table)
-        case DecoderFamily.GENERAL:
+        case DecoderKind.GENERAL:
             return DiffStream(tokenizer, skip_special_tokens and not shown)

@@ -34,7 +34,7 @@ class TooLarge(Exception):
     """A value of the template would exceed the bounds."""
 
 
-class Bounds:
+class TemplateBounds:
     """`limit` bounds each value and the output; 8 times that bounds the sum of all large values of a render."""
 
     __slots__ = ("_budget", "limit")
@@ -77,7 +77,7 @@ class Buffer(list[str]):
 
     __slots__ = ("_room",)
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: TemplateBounds) -> None:
         super().__init__()
         self._room = bounds.limit
 
@@ -93,18 +93,18 @@ class Buffer(list[str]):
 
 
 class _Current(threading.local):
-    bounds = Bounds(DEFAULT_OUTPUT_LIMIT)
+    bounds = TemplateBounds(DEFAULT_OUTPUT_LIMIT)
 
 
 _current = _Current()
 
 
-def current_bounds() -> Bounds:
+def current_bounds() -> TemplateBounds:
     """Those of the render that runs in this thread."""
     return _current.bounds
 
 
-def set_current_bounds(bounds: Bounds) -> None:
+def set_current_bounds(bounds: TemplateBounds) -> None:
     _current.bounds = bounds
 
 

@@ -17,7 +17,7 @@ from .bounded import BoundedEncoder
 from .errors import TokenizerError, encode_once, is_of_the_library
 from .files import TokenizerFiles, read_tokenizer_files
 from .special_tokens import SpecialTextGuard
-from .token_table import DecoderFamily, TokenTable, build_token_table
+from .token_table import DecoderKind, TokenTable, build_token_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class Tokenizer:
         """Whether the decoder never gets to see this id: skipped, or not in the vocabulary."""
         if token_id in self.special_ids:
             return skip_special_tokens
-        if self.table.family is not DecoderFamily.GENERAL:
+        if self.table.family is not DecoderKind.GENERAL:
             return token_id not in self.table.texts and token_id not in self.table.partial
         return not self._has_token(token_id)
 

@@ -15,7 +15,7 @@ from typing import Any
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
-class DecoderFamily(Enum):
+class DecoderKind(Enum):
     """How the texts of tokens become one text."""
 
     BYTES = auto()
@@ -32,7 +32,7 @@ class DecoderFamily(Enum):
 class TokenTable:
     """`texts` has every id whose contribution is text of its own; ids in no mapping contribute nothing."""
 
-    family: DecoderFamily
+    family: DecoderKind
     texts: dict[int, str] = field(default_factory=dict)
     partial: dict[int, bytes] = field(default_factory=dict)
     """Contributions that are not text of their own: BYTES tokens with incomplete UTF-8, BYTE_RUNS byte tokens."""
@@ -59,7 +59,7 @@ def build_token_table(decoder: dict[str, Any] | None, tokens: dict[int, str]) ->
         case [{"type": "Metaspace"} as step]:
             return _metaspace_table(step, tokens)
         case steps:
-            return _byte_fallback_table(steps, tokens) or TokenTable(DecoderFamily.GENERAL)
+            return _byte_fallback_table(steps, tokens) or TokenTable(DecoderKind.GENERAL)
 
 
 def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def _byte_level_table(tokens: dict[int, str]) -> TokenTable:
             texts[token_id] = data.decode("utf-8")
         except UnicodeDecodeError:
             partial[token_id] = data
-    return TokenTable(DecoderFamily.BYTES, texts, partial)
+    return TokenTable(DecoderKind.BYTES, texts, partial)
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -104,7 +104,7 @@ def _metaspace_table(step: dict[str, Any], tokens: dict[int, str]) -> TokenTable
     def first_text(token_id: int) -> str:
         return tokens.get(token_id, "").replace(mark, "")
 
-    return TokenTable(DecoderFamily.PIECES, texts, first_texts=None if scheme == "never" else first_text)
+    return TokenTable(DecoderKind.PIECES, texts, first_texts=None if scheme == "never" else first_text)
 
 
 def _byte_fallback_table(steps: list[dict[str, Any]], tokens: dict[int, str]) -> TokenTable | None:
@@ -134,7 +134,7 @@ def _byte_fallback_table(steps: list[dict[str, Any]], tokens: dict[int, str]) ->
         else:
             texts[token_id] = token
     return TokenTable(
-        DecoderFamily.BYTE_RUNS,
+        DecoderKind.BYTE_RUNS,
         texts,
         partial,
         strip_char=strip.get("content", ""),

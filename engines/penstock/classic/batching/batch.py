@@ -13,7 +13,7 @@ from time import monotonic_ns
 
 import numpy as np
 
-from penstock.classic.batching.queue import Waiting
+from penstock.classic.batching.queue import QueueEntry
 from penstock.classic.batching.waits import Execution, Places
 from penstock.classic.messages import InferRequest, InferResponse, Trace, WaitingRequest
 from penstock.classic.signature import ModelSignature, TensorSignature
@@ -22,7 +22,7 @@ from penstock.classic.tensors import Array, Tensor
 from penstock.engines.errors import CancelledError, EngineDeadError, EngineError, PenstockError
 
 
-class Call(Waiting, ABC):
+class QueuedCall(QueueEntry, ABC):
     """The `InferCall` that backends see. `send` and `fail` may come from any thread; the rest is the event loop's.
 
     Subclasses say where responses go.
@@ -107,7 +107,7 @@ class Call(Waiting, ABC):
         """Gives it to the caller. After a final one nothing follows."""
 
 
-class UnaryCall(Call):
+class UnaryCall(QueuedCall):
     """The caller awaits the one response."""
 
     __slots__ = ("future",)
@@ -145,7 +145,7 @@ class CallSequence:
 
     def __init__(self, id: SequenceId) -> None:
         self.id = id
-        self.calls: deque[Call] = deque()
+        self.calls: deque[QueuedCall] = deque()
         """Those that wait, in the order of their arrival."""
         self.running = 0
         """Of its requests: those that are executed now."""
@@ -156,7 +156,7 @@ class CallSequence:
         """Implicit state, by the names of the inputs."""
 
 
-Post = Callable[[Call, InferResponse], None]
+Post = Callable[[QueuedCall, InferResponse], None]
 
 
 class ExecBatch:
@@ -182,7 +182,7 @@ class ExecBatch:
     )
 
     def __init__(
-        self, calls: list[Call], signature: ModelSignature, post: Post | None, places: Places | None = None
+        self, calls: list[QueuedCall], signature: ModelSignature, post: Post | None, places: Places | None = None
     ) -> None:
         """`places`: those of the model."""
         self.calls = calls
@@ -190,7 +190,7 @@ class ExecBatch:
         for call in calls:
             call.batch = self
             self.size += call.size
-        self.answers: list[tuple[Call, InferResponse]] = []
+        self.answers: list[tuple[QueuedCall, InferResponse]] = []
         self.start_ns = self.input_end_ns = self.output_start_ns = self.end_ns = 0
         self._signature = signature
         self.failed = False
@@ -249,7 +249,7 @@ class ExecBatch:
                     call.sequence.states[input_name] = array if single else array[start:stop].copy()
                 start = stop
 
-    def _keep_sent_states(self, call: Call, outputs: list[Tensor]) -> list[Tensor]:
+    def _keep_sent_states(self, call: QueuedCall, outputs: list[Tensor]) -> list[Tensor]:
         """The outputs without those that callers do not get. Raises ValueError."""
         signature = self._signature
         for tensor in outputs:
@@ -260,7 +260,7 @@ class ExecBatch:
                 call.sequence.states[input_name] = array.copy()
         return [tensor for tensor in outputs if tensor.name in signature.outputs or tensor.name not in signature.states]
 
-    def send(self, call: Call, response: InferResponse) -> None:
+    def send(self, call: QueuedCall, response: InferResponse) -> None:
         """What a call of this batch sends: outputs as the model gives them."""
         if response.outputs:
             try:
@@ -271,7 +271,7 @@ class ExecBatch:
                 response.outputs, response.error = None, EngineError(f"model '{self._signature.model}': {error}")
         self._emit(call, response)
 
-    def _for_caller(self, call: Call, outputs: list[Tensor]) -> list[Tensor]:
+    def _for_caller(self, call: QueuedCall, outputs: list[Tensor]) -> list[Tensor]:
         """Those that were asked for, in that order, in the shape that callers get; none that the configuration does
         not know. Raises ValueError when none is of the configuration's, or one does not fit its `reshape`."""
         signature = self._signature
@@ -288,7 +288,7 @@ class ExecBatch:
         to_client = signature.to_client
         return [Tensor(tensor.name, tensor.datatype, to_client(tensor.name, tensor.array)) for tensor in outputs]
 
-    def _emit(self, call: Call, response: InferResponse) -> None:
+    def _emit(self, call: QueuedCall, response: InferResponse) -> None:
         if not self.output_start_ns:
             self.output_start_ns = monotonic_ns()
         if self._post is not None:
@@ -298,7 +298,7 @@ class ExecBatch:
         else:
             self._send_later(call, response)
 
-    def _send_later(self, call: Call, response: InferResponse) -> None:
+    def _send_later(self, call: QueuedCall, response: InferResponse) -> None:
         """A model that is not decoupled may send its response first, and an empty one to say that it was the last."""
         first = call.first
         if first is None:
@@ -320,14 +320,14 @@ class ExecBatch:
                 call.batch = None
         self.answers = []
 
-    def split(self, calls: Iterable[Call]) -> list[ExecBatch]:
+    def split(self, calls: Iterable[QueuedCall]) -> list[ExecBatch]:
         """Each of these calls in a batch of its own, to be executed again."""
         return [self._alone(call) for call in calls]
 
-    def _alone(self, call: Call) -> ExecBatch:
+    def _alone(self, call: QueuedCall) -> ExecBatch:
         return ExecBatch([call], self._signature, self._post, self._places)
 
-    def close(self, error: PenstockError | None) -> list[Call]:
+    def close(self, error: PenstockError | None) -> list[QueuedCall]:
         """Execution has ended, well or with an error. Returns the calls that should be executed again one by one.
 
         Those of a batch of several that have got nothing yet: one of them may be to blame. All other open ones fail,
@@ -345,7 +345,7 @@ class ExecBatch:
                         call.fail(EngineError(f"model '{self._signature.model}' gave no response"))
             return []
         self.failed = True
-        again: list[Call] = []
+        again: list[QueuedCall] = []
         # A request of a sequence may have changed what the model keeps of it.
         several = len(self.calls) > 1 and not self._signature.sequences and not isinstance(error, EngineDeadError)
         for call in self.calls:
@@ -406,7 +406,7 @@ def as_bytes(array: Array, expected: TensorSignature) -> Array:
     return text.astype(np.object_)
 
 
-def count_batch(statistics: ModelStatistics, batch: ExecBatch, answers: list[tuple[Call, InferResponse]]) -> None:
+def count_batch(statistics: ModelStatistics, batch: ExecBatch, answers: list[tuple[QueuedCall, InferResponse]]) -> None:
     """An execution that has ended, and its answers: of a model that is not decoupled one, the last, for each call."""
     compute_input, compute_infer, compute_output = batch.durations()
     if not batch.failed:
@@ -440,7 +440,7 @@ def count_batch(statistics: ModelStatistics, batch: ExecBatch, answers: list[tup
         )
 
 
-def count_response(statistics: ModelStatistics, call: Call, batch: ExecBatch, response: InferResponse) -> None:
+def count_response(statistics: ModelStatistics, call: QueuedCall, batch: ExecBatch, response: InferResponse) -> None:
     """A response of a decoupled model; its time is that since the one before it."""
     now = monotonic_ns()
     one = statistics.responses[min(call.responses, MAX_RESPONSE_STATISTICS - 1)]

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.classic.base import ModelContext
-from penstock.classic.batching.batch import Call
+from penstock.classic.batching.batch import QueuedCall
 from penstock.classic.batching.queue import DynamicBatcher
 from penstock.classic.messages import InferRequest, InputInfo, WaitingRequest
 from penstock.classic.model_config import ModelConfig, config_dict
@@ -170,24 +170,24 @@ SLOW_NS = 50_000_000
 _WARN_INTERVAL_NS = 60_000_000_000
 
 
-class CustomBatcher(DynamicBatcher[Call]):
+class CustomBatcher(DynamicBatcher[QueuedCall]):
     def __init__(
-        self, config: ModelConfig, strategy: CustomStrategy, fail: Callable[[Call, PenstockError], None]
+        self, config: ModelConfig, strategy: CustomStrategy, fail: Callable[[QueuedCall, PenstockError], None]
     ) -> None:
         """`fail` ends a request for which the strategy has raised, and takes it out of the queue."""
         super().__init__(config)
         self._joins = self._ask
         self._strategy = strategy
         self._fail = fail
-        self._failed: list[tuple[Call, StrategyError]] = []
+        self._failed: list[tuple[QueuedCall, StrategyError]] = []
         self._model = config.name
         self._warned_ns = -_WARN_INTERVAL_NS
 
-    def add(self, item: Call, now_ns: int) -> None:
+    def add(self, item: QueuedCall, now_ns: int) -> None:
         super().add(item, now_ns)  # first: a request that finds the queue full is not looked at
         item.waiting = waiting_request(item.request, item.size)
 
-    def _next_batch(self, now_ns: int) -> list[Call]:
+    def _next_batch(self, now_ns: int) -> list[QueuedCall]:
         started = monotonic_ns()
         self._strategy.begin()
         batch = super()._next_batch(now_ns)
@@ -206,7 +206,7 @@ class CustomBatcher(DynamicBatcher[Call]):
         for call, error in failed:
             self._fail(call, error)
 
-    def _ask(self, item: Call) -> bool | None:
+    def _ask(self, item: QueuedCall) -> bool | None:
         try:
             return self._strategy.joins(item.waiting)
         except StrategyError as error:

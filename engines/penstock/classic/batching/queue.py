@@ -17,7 +17,7 @@ from penstock.engines.errors import DeadlineExceededError, PenstockError, QueueF
 DEADLINE_TEXT = "the deadline of the request has passed"
 
 
-class Waiting:
+class QueueEntry:
     """What can stand in a queue."""
 
     __slots__ = ("arrived_ns", "deadline_ns", "expires_ns", "level", "priority", "shapes", "size", "timeout_us")
@@ -38,7 +38,7 @@ class Waiting:
         """Where it waits; None when it does not."""
 
 
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=QueueEntry)
 
 
 class Level:
@@ -52,11 +52,11 @@ class Level:
         self.timeout_us: int = policy.default_timeout_microseconds
         self.override = policy.allow_timeout_override
         self.delays = policy.timeout_action == ModelQueuePolicy.DELAY
-        self.waiting: OrderedDict[Waiting, None] = OrderedDict()
-        self.delayed: OrderedDict[Waiting, None] = OrderedDict()
+        self.waiting: OrderedDict[QueueEntry, None] = OrderedDict()
+        self.delayed: OrderedDict[QueueEntry, None] = OrderedDict()
         """Requests whose time is over under the action DELAY: they go after all others of the level."""
 
-    def timeout_of(self, item: Waiting) -> int:
+    def timeout_of(self, item: QueueEntry) -> int:
         """Microseconds, 0: for ever. A request may only shorten what the policy gives it.
 
         Triton ignores the caller's timeout where the policy has none to shorten; here for ever can be shortened too,

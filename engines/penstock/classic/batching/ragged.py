@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.classic.batching.batch import Call, ExecBatch, as_bytes
+from penstock.classic.batching.batch import ExecBatch, QueuedCall, as_bytes
 from penstock.classic.messages import InferResponse
 from penstock.classic.model_config import BatchInput, ModelConfig, ModelInput, datatype_name
 from penstock.classic.signature import Shape
@@ -177,7 +177,7 @@ class RaggedBatch(ExecBatch):
         filled = tuple(source[place] if dim < 0 else dim for place, dim in enumerate(dims))
         return filled if self._signature.batched else filled[1:]
 
-    def _alone(self, call: Call) -> ExecBatch:
+    def _alone(self, call: QueuedCall) -> ExecBatch:
         return RaggedBatch(self._layout, [call], self._signature, self._post, self._places)
 
 

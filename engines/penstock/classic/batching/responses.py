@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from penstock.classic.base import CancellableStream, PacedStream, PushedStream, ResponseListener
-from penstock.classic.batching.batch import Call
+from penstock.classic.batching.batch import QueuedCall
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.engines.errors import OverloadedError, PenstockError
 
@@ -28,15 +28,15 @@ _PATIENCE = 30.0
 """Seconds without anything read, after which a paced stream lets its model go on: it might wait for itself."""
 
 
-class Stream(PushedStream, CancellableStream, PacedStream):
+class CallStream(PushedStream, CancellableStream, PacedStream):
     """The `ResponseStream` of a call: one reader, one final response."""
 
     pushes = True
 
-    def __init__(self, loop: AbstractEventLoop, cancel: Callable[[Call], None]) -> None:
+    def __init__(self, loop: AbstractEventLoop, cancel: Callable[[QueuedCall], None]) -> None:
         self._loop = loop
         self._cancel = cancel
-        self._call: Call | None = None
+        self._call: QueuedCall | None = None
         self._unread: deque[InferResponse] = deque()
         self._unread_bytes = 0
         self._reader: Future[None] | None = None
@@ -68,7 +68,7 @@ class Stream(PushedStream, CancellableStream, PacedStream):
                 self._room.set_result(None)
             self._room = None
 
-    def open(self, call: Call) -> None:
+    def open(self, call: QueuedCall) -> None:
         self._call = call
 
     def put(self, response: InferResponse) -> None:
@@ -89,7 +89,7 @@ class Stream(PushedStream, CancellableStream, PacedStream):
         self._unread_bytes += _byte_size(response)
         self._wake()
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> CallStream:
         return self
 
     async def __anext__(self) -> InferResponse:
@@ -144,12 +144,12 @@ class Stream(PushedStream, CancellableStream, PacedStream):
             self._reader.set_result(None)
 
 
-class StreamCall(Call):
+class StreamCall(QueuedCall):
     """The caller reads a stream."""
 
     __slots__ = ("_bytes_ahead", "_responses_ahead", "stream")
 
-    def __init__(self, request: InferRequest, batch_size: int, stream: Stream) -> None:
+    def __init__(self, request: InferRequest, batch_size: int, stream: CallStream) -> None:
         super().__init__(request, batch_size)
         self.stream = stream
         self._responses_ahead = self._bytes_ahead = 0
@@ -198,15 +198,15 @@ class Outbox:
     """Responses from any thread, in order, to one receiver on the loop. Those that come close together share a
     wake-up; those of the loop's own thread need none."""
 
-    def __init__(self, loop: AbstractEventLoop, receive: Callable[[Call, InferResponse], None]) -> None:
+    def __init__(self, loop: AbstractEventLoop, receive: Callable[[QueuedCall, InferResponse], None]) -> None:
         self._loop = loop
         self._thread = threading.get_ident()
         self._receive = receive
-        self._posted: deque[tuple[Call, InferResponse]] = deque()
+        self._posted: deque[tuple[QueuedCall, InferResponse]] = deque()
         self._awake = False
         self._flushed = threading.Event()
 
-    def post(self, call: Call, response: InferResponse) -> None:
+    def post(self, call: QueuedCall, response: InferResponse) -> None:
         self._posted.append((call, response))
         if threading.get_ident() == self._thread:
             self.flush()
@@ -222,7 +222,7 @@ class Outbox:
         if call.is_ahead(response):
             self._wait_for_reader(call)
 
-    def _wait_for_reader(self, call: Call) -> None:
+    def _wait_for_reader(self, call: QueuedCall) -> None:
         with suppress(RuntimeError, TimeoutError):  # the loop may end
             asyncio.run_coroutine_threadsafe(call.has_room(), self._loop).result(READER_WAIT)
 
@@ -253,24 +253,24 @@ class ResponseOrder:
     """Holds the responses of a request back until all requests before it have had their last one."""
 
     def __init__(self) -> None:
-        self._line: deque[Call] = deque()
-        self._held: dict[Call, list[InferResponse]] = {}
+        self._line: deque[QueuedCall] = deque()
+        self._held: dict[QueuedCall, list[InferResponse]] = {}
 
-    def enter(self, call: Call) -> None:
+    def enter(self, call: QueuedCall) -> None:
         """It is executed now, perhaps not for the first time."""
         if call in self._held:
             return
         self._line.append(call)
         self._held[call] = []
 
-    def deliver(self, call: Call, response: InferResponse) -> None:
+    def deliver(self, call: QueuedCall, response: InferResponse) -> None:
         held = self._held.get(call)
         if held is None:
             return
         held.append(response)
         self._release()
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: QueuedCall) -> None:
         """It ends without a response through here."""
         if self._held.pop(call, None) is not None:
             self._release()

@@ -92,7 +92,7 @@ class InFlight:
             await request.wait()
 
 
-class Entry:
+class EnsembleEntry:
     """A request, from its admission to its end. One that succeeds is one execution with the times of its steps."""
 
     def __init__(
@@ -270,7 +270,7 @@ class EnsembleModel:
 
         return EnsembleStream(produce, lambda: entry.failed(CancelledError("the request was cancelled")))
 
-    def _begun(self, request: InferRequest) -> tuple[EnsembleRequest, Entry]:
+    def _begun(self, request: InferRequest) -> tuple[EnsembleRequest, EnsembleEntry]:
         """Raises PenstockError: a refusal."""
         if self._stopping:
             raise NotReadyError(f"model '{self.name}' is being unloaded")
@@ -279,7 +279,7 @@ class EnsembleModel:
         if request.trace is not None:
             request.trace.mark("QUEUE_START", monotonic_ns())
         steps = EnsembleRequest(self.signature, request, batch, models)
-        return steps, Entry(self.statistics, self._in_flight, batch or 1, steps.timings, request.timings)
+        return steps, EnsembleEntry(self.statistics, self._in_flight, batch or 1, steps.timings, request.timings)
 
     def step_models(self) -> dict[int, InferModel]:
         """By step: the model that a request would run now. Raises PenstockError when one is gone."""

@@ -36,7 +36,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnsemblePlan:
     name: str
     steps: Sequence[Step]
     inputs: Sequence[str]
@@ -65,7 +65,7 @@ def is_ensemble(config: ModelConfig) -> bool:
     return bool(config.platform == PLATFORM) or bool(config.HasField("ensemble_scheduling"))
 
 
-def make_plan(config: ModelConfig) -> Plan:
+def make_plan(config: ModelConfig) -> EnsemblePlan:
     """Raises InvalidRequestError, which names the edge, for a graph that no request could pass through: in Triton's
     words, where they name it too."""
     name = config.name
@@ -74,7 +74,7 @@ def make_plan(config: ModelConfig) -> Plan:
         raise InvalidRequestError(f"must specify 'step' for ensemble '{name}'")
     inputs = [tensor.name for tensor in config.input]
     outputs = [tensor.name for tensor in config.output]
-    plan = Plan(name, steps, inputs, outputs, _producers(steps, inputs, name))
+    plan = EnsemblePlan(name, steps, inputs, outputs, _producers(steps, inputs, name))
     _check_produced(plan)
     _check_used(plan)
     _check_no_cycle(plan)
@@ -114,7 +114,7 @@ def _producers(steps: Sequence[Step], inputs: Sequence[str], name: str) -> dict[
     return producers
 
 
-def _check_produced(plan: Plan) -> None:
+def _check_produced(plan: EnsemblePlan) -> None:
     for step in plan.steps:
         for model_input, tensor in step.inputs.items():
             if tensor not in plan.producers and tensor not in plan.inputs:
@@ -127,7 +127,7 @@ def _check_produced(plan: Plan) -> None:
             raise InvalidRequestError(f"output '{output}' for ensemble '{plan.name}' is not written by a step")
 
 
-def _check_used(plan: Plan) -> None:
+def _check_used(plan: EnsemblePlan) -> None:
     used = {tensor for step in plan.steps for tensor in step.inputs.values()}
     for name in plan.inputs:
         if name not in used:
@@ -139,7 +139,7 @@ def _check_used(plan: Plan) -> None:
             )
 
 
-def _check_no_cycle(plan: Plan) -> None:
+def _check_no_cycle(plan: EnsemblePlan) -> None:
     """Takes away what can run until nothing is left; what stays waits for itself."""
     left = {step.index: step for step in plan.steps}
     known = set(plan.inputs)
@@ -152,7 +152,7 @@ def _check_no_cycle(plan: Plan) -> None:
             del left[step.index]
 
 
-def _cycle(plan: Plan, left: Mapping[int, Step]) -> str:
+def _cycle(plan: EnsemblePlan, left: Mapping[int, Step]) -> str:
     """`step 0 (model 'a') <- 'x' <- step 1 (model 'b') <- 'y' <- step 0 (model 'a')`: from each step of `left` an edge
     leads back to another of them, so that following edges ends where the path has been."""
     path: list[tuple[Step, str]] = []

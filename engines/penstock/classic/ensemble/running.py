@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from penstock.classic.base import InferModel, paced
 from penstock.classic.ensemble.plan import Flow, Selection, Step
-from penstock.classic.ensemble.wiring import Stage, shapes_fit
+from penstock.classic.ensemble.wiring import EnsembleStage, shapes_fit
 from penstock.classic.messages import InferRequest, InferResponse, Parameter, Timings
 from penstock.classic.signature import ModelSignature
 from penstock.classic.tensors import Tensor
@@ -269,7 +269,9 @@ async def _follow(step: Step, flow: Flow[Value], infer: Infer, group: asyncio.Ta
         following = flow.put(await infer(step, flow.take(step)))
 
 
-async def run_stages(request: EnsembleRequest, stages: Sequence[Stage], inputs: Values, width: int, emit: Emit) -> None:
+async def run_stages(
+    request: EnsembleRequest, stages: Sequence[EnsembleStage], inputs: Values, width: int, emit: Emit
+) -> None:
     """Emits the results for each response of the last decoupled step, in the order of the responses that they are made
     of. At most `width` responses of a step are on their way at the same time; it is read no further until then.
 
@@ -279,7 +281,7 @@ async def run_stages(request: EnsembleRequest, stages: Sequence[Stage], inputs: 
 
 
 class _Stages:
-    def __init__(self, request: EnsembleRequest, stages: Sequence[Stage], width: int) -> None:
+    def __init__(self, request: EnsembleRequest, stages: Sequence[EnsembleStage], width: int) -> None:
         self._request = request
         self._stages = stages
         self._width = width

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.classic.base import InferModel
-from penstock.classic.ensemble.plan import Plan, Selection, Step
+from penstock.classic.ensemble.plan import EnsemblePlan, Selection, Step
 from penstock.classic.model_config import DataType, ModelConfig, ModelInput, ModelOutput
 from penstock.engines.errors import InvalidRequestError, PenstockError
 
@@ -15,7 +15,7 @@ _MAX_ROUTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class EnsembleStage:
     """Steps that run once for the same response: those of the first stage for the request, those of the next one for
     each response of the stage's decoupled step. The last stage has none, and its results are the ensemble's outputs.
 
@@ -30,7 +30,7 @@ class Stage:
 
 @dataclass(slots=True, eq=False)
 class Wiring:
-    plan: Plan
+    plan: EnsemblePlan
     decoupled: frozenset[int]
     """Indices of the steps whose models are decoupled."""
     unary: bool
@@ -38,17 +38,17 @@ class Wiring:
     _regions: Mapping[int, int]
     """By step: the decoupled step whose responses it takes, -1 for the request itself."""
     _all: Selection
-    _routes: dict[frozenset[str], tuple[Selection, Sequence[Stage]]] = field(default_factory=dict)
+    _routes: dict[frozenset[str], tuple[Selection, Sequence[EnsembleStage]]] = field(default_factory=dict)
 
     def selection(self, outputs: Sequence[str]) -> Selection:
         """All steps for these outputs (empty: all outputs), each to be run once."""
         return self._chosen(outputs)[0] if outputs else self._all
 
-    def stages(self, outputs: Sequence[str]) -> Sequence[Stage]:
+    def stages(self, outputs: Sequence[str]) -> Sequence[EnsembleStage]:
         """The same steps, divided at the decoupled ones."""
         return self._chosen(outputs)[1]
 
-    def _chosen(self, outputs: Sequence[str]) -> tuple[Selection, Sequence[Stage]]:
+    def _chosen(self, outputs: Sequence[str]) -> tuple[Selection, Sequence[EnsembleStage]]:
         results = frozenset(outputs or self.plan.outputs)
         route = self._routes.get(results)
         if route is None:
@@ -58,17 +58,17 @@ class Wiring:
             route = self._routes[results] = (Selection(steps, results), list(self._divided(steps, results)))
         return route
 
-    def _divided(self, steps: Sequence[Step], outputs: frozenset[str]) -> Iterator[Stage]:
+    def _divided(self, steps: Sequence[Step], outputs: frozenset[str]) -> Iterator[EnsembleStage]:
         region: int | None = -1
         while region is not None:
             own = [step for step in steps if self._regions[step.index] == region]
             stream = next((step for step in own if step.index in self.decoupled), None)
             results = outputs if stream is None else frozenset(stream.inputs.values())
-            yield Stage(Selection([step for step in own if step is not stream], results), stream)
+            yield EnsembleStage(Selection([step for step in own if step is not stream], results), stream)
             region = None if stream is None else stream.index
 
 
-def wire(plan: Plan, config: ModelConfig, find: Callable[[Step], InferModel]) -> Wiring:
+def wire(plan: EnsemblePlan, config: ModelConfig, find: Callable[[Step], InferModel]) -> Wiring:
     """`find` gives a step's model and raises PenstockError when there is none.
 
     Raises InvalidRequestError, with the edge and in Triton's words, when something does not fit.
@@ -99,7 +99,7 @@ def wire(plan: Plan, config: ModelConfig, find: Callable[[Step], InferModel]) ->
     )
 
 
-def _model_of(plan: Plan, step: Step, find: Callable[[Step], InferModel]) -> InferModel:
+def _model_of(plan: EnsemblePlan, step: Step, find: Callable[[Step], InferModel]) -> InferModel:
     try:
         return find(step)
     except PenstockError as error:
@@ -125,7 +125,7 @@ class _Known:
         return (-1, *self.dims) if self.batched else self.dims
 
 
-def _ensemble_tensors(plan: Plan, config: ModelConfig) -> dict[str, _Known]:
+def _ensemble_tensors(plan: EnsemblePlan, config: ModelConfig) -> dict[str, _Known]:
     """An output may be an input, which is passed through. Raises InvalidRequestError where its descriptions differ."""
     tensors: dict[str, _Known] = {}
     for tensor in (*config.input, *config.output):
@@ -135,7 +135,7 @@ def _ensemble_tensors(plan: Plan, config: ModelConfig) -> dict[str, _Known]:
     return tensors
 
 
-def _check_inputs(plan: Plan, step: Step, config: ModelConfig, known: dict[str, _Known]) -> None:
+def _check_inputs(plan: EnsemblePlan, step: Step, config: ModelConfig, known: dict[str, _Known]) -> None:
     inputs = {tensor.name: tensor for tensor in config.input}
     for name, tensor in step.inputs.items():
         if name not in inputs:
@@ -151,7 +151,7 @@ def _check_inputs(plan: Plan, step: Step, config: ModelConfig, known: dict[str, 
             )
 
 
-def _check_outputs(plan: Plan, step: Step, config: ModelConfig, known: dict[str, _Known]) -> None:
+def _check_outputs(plan: EnsemblePlan, step: Step, config: ModelConfig, known: dict[str, _Known]) -> None:
     outputs = {tensor.name: tensor for tensor in config.output}
     for name, tensor in step.outputs.items():
         if name not in outputs:
@@ -166,7 +166,7 @@ def _described(tensor: ModelInput | ModelOutput, config: ModelConfig) -> _Known:
     return _Known(config.name, tensor.data_type, tuple(tensor.dims), config.max_batch_size > 0)
 
 
-def _check_same(plan: Plan, tensor: str, here: _Known, known: dict[str, _Known]) -> None:
+def _check_same(plan: EnsemblePlan, tensor: str, here: _Known, known: dict[str, _Known]) -> None:
     """Against the first description of the tensor. Batched and other models may be mixed where the full shapes fit."""
     first = known.setdefault(tensor, here)
     start = f"in ensemble {plan.name}, ensemble tensor {tensor}: inconsistent"
@@ -192,7 +192,7 @@ def _shown(dims: Iterable[int]) -> str:
     return "[" + ",".join(map(str, dims)) + "]"
 
 
-def _regions(plan: Plan, decoupled: frozenset[int]) -> dict[int, int]:
+def _regions(plan: EnsemblePlan, decoupled: frozenset[int]) -> dict[int, int]:
     """As Triton has it, all inputs of a step come from the same decoupled step, or all from none: nothing tells which
     response of one belongs to which of another. The same holds for the outputs of the ensemble."""
     numbers: dict[int, int] = {}
@@ -225,7 +225,7 @@ def _region_after(step: Step | None, regions: Mapping[int, int], decoupled: froz
     return step.index if step.index in decoupled else regions[step.index]
 
 
-def _origins(plan: Plan, tensors: Iterable[str], regions: Mapping[int, int], decoupled: frozenset[int]) -> str:
+def _origins(plan: EnsemblePlan, tensors: Iterable[str], regions: Mapping[int, int], decoupled: frozenset[int]) -> str:
     origins = []
     for tensor in tensors:
         region = _region_after(plan.producers.get(tensor), regions, decoupled)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from penstock.classic.base import CancellableStream, Host, InferCall, InferModel, Metric, ResponseStream, paced
 from penstock.classic.batching.waits import Execution
 from penstock.classic.messages import InferRequest, InferResponse
-from penstock.classic.python.link import Link, pack_response, to_error, to_fields, unpack
+from penstock.classic.python.link import StubLink, pack_response, to_error, to_fields, unpack
 from penstock.classic.python.worker.wire import Packer
 from penstock.engines.errors import (
     CancelledError,
@@ -82,7 +82,7 @@ class HostCalls:
 
     def __init__(
         self,
-        link: Link,
+        link: StubLink,
         host: Host,
         instance: str,
         watch: Callable[[], None],

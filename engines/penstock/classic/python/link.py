@@ -107,7 +107,7 @@ class FrameSplitter:
         return frames
 
 
-class Link(asyncio.Protocol):
+class StubLink(asyncio.Protocol):
     """Messages both ways. `on_message` gets the kind, the fields and the tail of each as it comes; the arrays over a
     tail are read-only."""
 
@@ -123,7 +123,7 @@ class Link(asyncio.Protocol):
     @classmethod
     async def connect(
         cls, sock: socket.socket, files: ArenaFiles, sizes: tuple[int, int], on_message: OnMessage
-    ) -> Link:
+    ) -> StubLink:
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(lambda: cls(files, *sizes, on_message), sock=sock)
         return link

@@ -15,7 +15,7 @@ from penstock.classic.base import Batch, Host, InferCall
 from penstock.classic.batching.waits import Execution
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.python.host_calls import HostCalls
-from penstock.classic.python.link import Copies, Link, pack, unpack_response
+from penstock.classic.python.link import Copies, StubLink, pack, unpack_response
 from penstock.classic.python.process import Launch, ModelProcess
 from penstock.classic.python.worker.wire import Packer, encode_strings
 from penstock.classic.signature import ModelSignature
@@ -31,7 +31,7 @@ _INTERVAL = 0.02
 
 
 class Cancellations:
-    def __init__(self, link: Link, calls: Mapping[int, InferCall]) -> None:
+    def __init__(self, link: StubLink, calls: Mapping[int, InferCall]) -> None:
         self._link = link
         self._calls = calls
         self._announced: set[int] = set()
@@ -101,7 +101,7 @@ class Session:
         self._batch_executing: Batch | None = None
         self._executing: asyncio.Future[None] | None = None
         self._executed = False
-        self._link: Link
+        self._link: StubLink
         self._host_calls: HostCalls
         self._cancellations: Cancellations
 
@@ -132,7 +132,7 @@ class Session:
     async def _load(self) -> None:
         options = self._program.launch.options
         sizes = (options.shm_default_byte_size, options.shm_growth_byte_size)
-        self._link = await Link.connect(self.process.socket, self.process.files, sizes, self._on_message)
+        self._link = await StubLink.connect(self.process.socket, self.process.files, sizes, self._on_message)
         self._cancellations = Cancellations(self._link, self._open)
         self._host_calls = HostCalls(
             self._link, self._program.host, self._name, self._cancellations.ask, self._open, self._execution

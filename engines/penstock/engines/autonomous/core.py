@@ -32,7 +32,7 @@ from penstock.engines.errors import (
     UnsupportedError,
 )
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.intake import QueueIntake
 from penstock.engines.scheduler.request import Request, RequestStatus
 from penstock.engines.scheduler.view import queue_view
 from penstock.kvcache.integrity import require
@@ -56,7 +56,7 @@ class AutonomousCore:
         self.batcher = batcher
         self.config = config
         self.broken = False
-        self.intake = Intake(config, info)
+        self.intake = QueueIntake(config, info)
         self.adapters = adapter_loader(batcher, self.intake, clock)
         self.seats = BatcherSeats(config.max_num_seqs, info.num_blocks, info.block_size)
         self._aborting: list[int] = []

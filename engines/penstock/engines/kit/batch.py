@@ -30,7 +30,7 @@ class GroupTables:
 
 
 @dataclass(slots=True)
-class Batch:
+class StepBatch:
     """Some tokens of S requests, T in all, that are computed together; tokens of a request are next to each other.
 
     Arrays and tables may be those of an earlier batch where nothing in them has changed: they are not to be written to.
@@ -81,7 +81,7 @@ class Model(Protocol):
         """The adapter's number in batches; None: not loaded. Never called for the base model, whose number is 0."""
         ...
 
-    def prepare(self, buffer: int, batch: Batch) -> None:
+    def prepare(self, buffer: int, batch: StepBatch) -> None:
         """Fills the buffer, while another one may compute."""
         ...
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.engines.contract.step import TO_BE_DRAFTED, Drafting, SchedulerOutput
-from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, Floats, Ints, Model
+from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Floats, Ints, Model, StepBatch
 from penstock.engines.kit.features import FeatureStore
 from penstock.engines.kit.request_table import RequestTable
 
@@ -201,7 +201,7 @@ class DraftModel:
         begins = np.zeros(len(drafts) + 1, np.int64)
         np.cumsum(scheduled, out=begins[1:])
         positions = np.arange(begins[-1]) + np.repeat(computed - begins[:-1], scheduled)
-        batch = Batch(
+        batch = StepBatch(
             token_ids=table.tokens[np.repeat(rows, scheduled), positions + self._lead],
             positions=positions,
             begins=begins,

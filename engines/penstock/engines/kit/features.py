@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engines.kit.batch import Batch, Floats, Ints
+from penstock.engines.kit.batch import Floats, Ints, StepBatch
 
 
 class FeatureStore:
@@ -37,7 +37,7 @@ class FeatureStore:
         return rows
 
 
-def places_of(batch: Batch, block_size: int) -> tuple[Ints, Ints]:
+def places_of(batch: StepBatch, block_size: int) -> tuple[Ints, Ints]:
     """Block and slot of every token of a batch, in the first group."""
     owners = np.repeat(np.arange(len(batch.scheduled)), batch.scheduled)
     entries, slots = np.divmod(batch.positions, block_size)

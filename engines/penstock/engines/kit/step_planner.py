@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import InvalidRequestError, NumericalError, PenstockError
-from penstock.engines.kit.batch import NO_INTS, Batch, Floats, Ints
+from penstock.engines.kit.batch import NO_INTS, Floats, Ints, StepBatch
 from penstock.engines.kit.extra_rows import NOT_FINITE, BatchPart, ExtraRows, plan_extra_rows, split_scored
 from penstock.engines.kit.request_table import RequestTable
 from penstock.engines.kit.sampling import SamplingState, token_logprobs_rows
@@ -21,7 +21,7 @@ _NOTHING_ALLOWED = "The output cannot be continued: the request allows no token 
 class PlannedBatch:
     """A batch, and what its outputs are for."""
 
-    batch: Batch
+    batch: StepBatch
     indices: Ints
     """[S]: of its requests in the step."""
     rows: Ints
@@ -133,7 +133,7 @@ class StepPlanner:
         groups, places = last.batch.groups, last.places + 1
         if step.block_updates or not table.suffice(groups, places):
             groups = table.group_tables(last.rows, positions, places)
-        batch = Batch(
+        batch = StepBatch(
             token_ids=table.tokens[last.rows, positions],
             positions=positions,
             begins=last.batch.begins,
@@ -191,7 +191,7 @@ class StepPlanner:
             late, places = late - counts if len(late) else late, places + counts
         table.num_tokens[sampling_rows] = places + 1
         owners, positions = _tokens(rows, begins, computed, scheduled)
-        batch = Batch(
+        batch = StepBatch(
             token_ids=table.tokens[owners, positions],
             positions=positions,
             begins=begins,

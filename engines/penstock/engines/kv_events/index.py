@@ -89,20 +89,20 @@ _batch_of_map = msgspec.msgpack.Decoder(_Batch).decode
 _batch_of_array = msgspec.msgpack.Decoder(_BatchRow).decode
 
 
-class Batch(NamedTuple):
+class ReadBatch(NamedTuple):
     seconds: float
     """The server's time, in Unix seconds."""
     events: list[Event]
 
 
-def read_batch(data: bytes) -> Batch:
+def read_batch(data: bytes) -> ReadBatch:
     """Raises BadEvents."""
     try:
         batch = _batch_of_array(data) if _is_array(data) else _batch_of_map(data)
         events = [_event_of_array(raw) if _is_array(raw) else _event_of_map(raw) for raw in batch.events]
     except msgspec.MsgspecError as error:
         raise BadEvents(str(error)) from None
-    return Batch(batch.ts, events)
+    return ReadBatch(batch.ts, events)
 
 
 def _is_array(data: bytes | msgspec.Raw) -> bool:

@@ -20,7 +20,7 @@ from penstock.engines.formats.model_files import eos_token_ids, exported_graph, 
 from penstock.engines.formats.model_settings import text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.host.cores import usable_cores
-from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Batch, GroupTables, Ints
+from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, Ints, StepBatch
 from penstock.engines.kit.cache_size import LayerGroup, check_model_sizes, group_layers, max_model_len
 from penstock.engines.kit.features import FeatureStore
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
@@ -318,7 +318,7 @@ def _compute_prompt(loaded: LoadedDecoder, tokens: Ints) -> None:
     num_tokens, width, model = len(tokens), loaded.source.feature_width, loaded.model
     end = -(-num_tokens // loaded.block_size)
     tables = GroupTables(np.arange(end, dtype=np.int32)[None], np.zeros(1, np.int64), np.array([end]))
-    batch = Batch(
+    batch = StepBatch(
         token_ids=tokens.astype(np.int32),
         positions=np.arange(num_tokens),
         begins=np.array([0, num_tokens]),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from penstock.engines.kit.batch import NO_INTS, Batch, GroupTables, Int32s, Ints, Outputs
+from penstock.engines.kit.batch import NO_INTS, GroupTables, Int32s, Ints, Outputs, StepBatch
 from penstock.engines.kit.features import places_of
 from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, Input, group_suffix, step_inputs
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache
@@ -63,7 +63,7 @@ class BufferedDecoder:
         """`Model.adapter_slot`."""
         return None if self._adapters is None else self._adapters.slot(key)
 
-    def prepare(self, buffer: int, batch: Batch) -> None:
+    def prepare(self, buffer: int, batch: StepBatch) -> None:
         """`Model.prepare`."""
         target, inputs = self._buffers[buffer], self._buffers[buffer].inputs
         num_tokens = len(batch.positions)
@@ -89,7 +89,7 @@ class BufferedDecoder:
         if self._adapters is not None:
             self._put_adapters(self._adapters, target, batch)
 
-    def _put_adapters(self, adapters: OpenVINOAdapters, target: _Buffer, batch: Batch) -> None:
+    def _put_adapters(self, adapters: OpenVINOAdapters, target: _Buffer, batch: StepBatch) -> None:
         slots = batch.adapter_slots
         of_tokens = slots if len(slots) == len(batch.positions) else np.repeat(slots, batch.scheduled)
         target.inputs[SLOTS].put(of_tokens)

@@ -35,7 +35,7 @@ from penstock.engines.host.black_box import dump_stacks
 from penstock.engines.host.crash_folder import Crash, keep_evidence, signal_name
 from penstock.engines.host.failure_text import as_load_error
 from penstock.engines.offload import CLOSING_SECONDS
-from penstock.engines.process.link import Link
+from penstock.engines.process.link import EngineLink
 from penstock.engines.process.liveness import Liveness, WatchdogConfig, Watched
 from penstock.engines.process.worker_process import WorkerProcess, new_worker
 from penstock.engines.registry import EngineSpec, Order
@@ -81,7 +81,7 @@ class ProcessEngine(Watched):
         self._name = name
         self._crash_folder = crash_folder
         self._info: ModelInfo | None = None
-        self._link: Link | None = None
+        self._link: EngineLink | None = None
         self._process: WorkerProcess | None = None
         self._up_since = 0.0
         self._seconds_up = 0.0
@@ -142,11 +142,11 @@ class ProcessEngine(Watched):
         link.on_messages(self._receive)
         self._calls.forget(adapters)
 
-    async def _connected(self, address: str, adapters: dict[str, str]) -> tuple[Link, ModelInfo]:
+    async def _connected(self, address: str, adapters: dict[str, str]) -> tuple[EngineLink, ModelInfo]:
         self._process = process = new_worker(self._spec.runner)
         link = None
         try:
-            link = Link(address, process.heartbeats, lambda beat: self.liveness.beat(beat, time.monotonic()))
+            link = EngineLink(address, process.heartbeats, lambda beat: self.liveness.beat(beat, time.monotonic()))
             order = Order(address, self._log_level, self._spec_with(adapters))
             await process.order(msgspec.json.encode(order) + b"\n")
             return link, await self._loaded(link, process)
@@ -164,7 +164,7 @@ class ProcessEngine(Watched):
         interval = self._watchdog.heartbeat_interval
         return msgspec.structs.replace(self._spec, options=options, heartbeat_interval=interval)
 
-    async def _loaded(self, link: Link, process: WorkerProcess) -> ModelInfo:
+    async def _loaded(self, link: EngineLink, process: WorkerProcess) -> ModelInfo:
         """Waits until the model is loaded. Raises EngineError if loading fails, the process ends or takes too long."""
         first = asyncio.ensure_future(self._first_result(link))
         ended = asyncio.ensure_future(process.wait())
@@ -193,7 +193,7 @@ class ProcessEngine(Watched):
             raise EngineError(message.message)
         raise EngineError("the engine process sent an unexpected first message")
 
-    async def _first_result(self, link: Link) -> UpMessage:
+    async def _first_result(self, link: EngineLink) -> UpMessage:
         while isinstance(message := await link.first_message(), Loading):
             self._on_loading(message)
         return message
@@ -260,7 +260,7 @@ class ProcessEngine(Watched):
         finally:
             ended.cancel()
 
-    def _declare_dead(self, link: Link, reason: str) -> None:
+    def _declare_dead(self, link: EngineLink, reason: str) -> None:
         logger.error("the engine is dead: %s; %d requests end with an error", reason, len(self._streams))
         link.close()
         self._link = None

@@ -15,7 +15,7 @@ from penstock.engines.process.heartbeat import HeartbeatPipe
 from penstock.engines.process.wire import LoopSocket, decode_up, encode, pair_socket, receive_all
 
 
-class Link:
+class EngineLink:
     def __init__(self, address: str, heartbeats: FileIO, on_beat: Callable[[Heartbeat], None]) -> None:
         """`heartbeats`: the pipe on which they come. Raises NoResourcesError if no socket can be created, EngineError
         if it cannot be bound to the address (a path has at most about 100 characters)."""

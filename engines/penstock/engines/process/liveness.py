@@ -48,7 +48,7 @@ class WatchdogConfig(msgspec.Struct, frozen=True, kw_only=True):
         return min(_MOST_SECONDS_BETWEEN_BEATS, max(_LEAST_SECONDS_BETWEEN_BEATS, shortest / _BEATS_WITHIN))
 
 
-class Health(Enum):
+class EngineHealth(Enum):
     LIVE = auto()
     SLOW = auto()
     HUNG = auto()
@@ -87,13 +87,13 @@ class Liveness:
         """Seconds since the last message of any kind."""
         return now - self._heard_at
 
-    def judge(self, now: float) -> Health:
+    def judge(self, now: float) -> EngineHealth:
         stuck = max(self.step_seconds, self.silence(now))
         if stuck >= max(self._config.timeout, self._config.hung_factor * self._expected_seconds):
-            return Health.HUNG
+            return EngineHealth.HUNG
         if stuck >= max(self._config.ready_timeout, self._config.slow_factor * self._expected_seconds):
-            return Health.SLOW
-        return Health.LIVE
+            return EngineHealth.SLOW
+        return EngineHealth.LIVE
 
     def complaint(self, now: float) -> str:
         """Why it is not live, for the operator."""
@@ -127,7 +127,7 @@ class Watched(EngineClient):
 
     @property
     def is_live(self) -> bool:
-        return self.liveness.judge(time.monotonic()) is Health.LIVE
+        return self.liveness.judge(time.monotonic()) is EngineHealth.LIVE
 
     def _take_step(self, result: StepOutputs) -> None:
         if result.steps:
@@ -140,10 +140,10 @@ class Watched(EngineClient):
             done, _ = await asyncio.wait((ended,), timeout=self._beat_interval)
             if ping is not None and not done:
                 ping()
-            if not done and self.liveness.judge(time.monotonic()) is Health.HUNG:
+            if not done and self.liveness.judge(time.monotonic()) is EngineHealth.HUNG:
                 done, _ = await asyncio.wait((ended,), timeout=_SECOND_LOOK)
                 now = time.monotonic()
-                if not done and self.liveness.judge(now) is Health.HUNG:
+                if not done and self.liveness.judge(now) is EngineHealth.HUNG:
                     return self.liveness.complaint(now)
             if done:
                 return None

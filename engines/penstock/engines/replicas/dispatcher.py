@@ -31,7 +31,7 @@ from penstock.engines.replicas.replica import Replica
 from penstock.engines.replicas.routing import RoutedRequest, Router
 from penstock.engines.replicas.sample import Sample, is_untouched
 from penstock.engines.replicas.state import MoveCounts, ReplicaSettings
-from penstock.engines.replicas.streams import Part, ReplicatedStream, Waiting
+from penstock.engines.replicas.streams import Part, ReplicatedStream, WaitingPart
 from penstock.kvcache import BlockHasher
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Dispatcher:
         """By the ids that clients know."""
         self._router: Router | None = None
         """None: closed."""
-        self.waiting: list[Waiting] = []
+        self.waiting: list[WaitingPart] = []
         self.moves = MoveCounts()
 
     def open(self) -> None:
@@ -276,7 +276,7 @@ class Dispatcher:
                 self._fail(part, part.samples, error)
                 return
             now = self._clock()
-            self.waiting.append(Waiting(part, error, now + self._settings.resume_wait, now + _BETWEEN_TRIES))
+            self.waiting.append(WaitingPart(part, error, now + self._settings.resume_wait, now + _BETWEEN_TRIES))
             self._waits()
         except PenstockError as refusal:
             self._fail(part, part.samples, RequestError.of(refusal))

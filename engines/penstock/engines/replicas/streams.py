@@ -89,7 +89,7 @@ class ReplicatedStream(RequestStream):
         return all(part.is_taken_in for part in self.parts)
 
 
-class Waiting:
+class WaitingPart:
     """A part that no replica can take now."""
 
     __slots__ = ("error", "next_try", "part", "until")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.intake import QueueIntake
 from penstock.engines.scheduler.pending import Pending
 from penstock.engines.scheduler.prefetch import Prefetches
 from penstock.engines.scheduler.request import Request
@@ -20,7 +20,7 @@ class Admission:
 
     def __init__(
         self,
-        intake: Intake,
+        intake: QueueIntake,
         running: RunningRequests,
         kv: KVCacheManager,
         prefetches: Prefetches | None,

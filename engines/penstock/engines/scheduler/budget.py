@@ -74,7 +74,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """What a step gives to prompts and to recomputation."""
 
     prompt_tokens: int
@@ -83,7 +83,7 @@ class Plan:
 
 
 _NO_SHARES: Mapping[int, int] = MappingProxyType({})
-ONLY_DECODES = Plan(0, _NO_SHARES)
+ONLY_DECODES = StepPlan(0, _NO_SHARES)
 
 
 class StepBudget:
@@ -104,7 +104,7 @@ class StepBudget:
         head: Request | None,
         *,
         short: bool = False,
-    ) -> Plan:
+    ) -> StepPlan:
         """`ready`, `prompts`: see `RunningRequests.ready`; `head`: the next request that waits, if a seat is free;
         `short`: so are steps in the background."""
         if not prompts and head is None:
@@ -124,7 +124,7 @@ class StepBudget:
             context = prompts[0][0].num_computed_tokens if prompts else 0
             within = self.pace.tokens_within(patience - base_seconds, context)
             limit = max(min(limit, _PROMPT_FLOOR), int(min(limit, within)))
-        return Plan(limit, _shares(prompts, limit, self.chunk, head))
+        return StepPlan(limit, _shares(prompts, limit, self.chunk, head))
 
     def short_step(self, context: float) -> int:
         """How many requests a short step may have, which compute one token each and attend to `context`. At least 1."""

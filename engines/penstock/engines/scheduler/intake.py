@@ -38,7 +38,7 @@ from penstock.engines.scheduler.request import Request, RequestStatus
 from penstock.kvcache.integrity import require
 
 
-class Intake:
+class QueueIntake:
     """Which requests may join the queue, which wait in it, and what their clients are told in the end."""
 
     def __init__(self, config: SchedulerConfig, info: ModelInfo) -> None:

@@ -19,9 +19,9 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import Drafting, ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import PenstockError
 from penstock.engines.scheduler.admission import Admission
-from penstock.engines.scheduler.budget import Background, Plan, StepBudget
+from penstock.engines.scheduler.budget import Background, StepBudget, StepPlan
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.intake import QueueIntake
 from penstock.engines.scheduler.pending import NeedsOf, no_needs
 from penstock.engines.scheduler.prefetch import Prefetches
 from penstock.engines.scheduler.queues import Policy
@@ -52,7 +52,7 @@ class Scheduler:
         self.trials = Trials()
         chunk = largest_chunk(info.kv_groups, config.max_num_batched_tokens, config.steps_in_flight)
         self.info = msgspec.structs.replace(info, chunk=chunk, supports_resume=True)
-        self.intake = Intake(config, self.info)
+        self.intake = QueueIntake(config, self.info)
         self.budget = StepBudget(config, chunk)
         self.speculation = Speculation(self.intake, self.running, self.budget)
         self.prefetches = None if self.kv.source is None else Prefetches(self.kv)
@@ -186,7 +186,7 @@ class Scheduler:
         self._preempt()
         return True
 
-    def _schedule_running(self, new: StepUnderWay, ready: list[Run], plan: Plan) -> None:
+    def _schedule_running(self, new: StepUnderWay, ready: list[Run], plan: StepPlan) -> None:
         """Gives running requests their next tokens, preempting from the end of the list where blocks are short. Those
         without a share in the plan get one token."""
         shares = plan.shares

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from penstock.engines.contract.messages import RequestOutput, SamplingParams
 from penstock.engines.contract.step import Drafting, ModelRunnerOutput, SchedulerOutput
-from penstock.engines.scheduler.budget import Pace, Plan, StepBudget
+from penstock.engines.scheduler.budget import Pace, StepBudget, StepPlan
 from penstock.engines.scheduler.guessers import (
     MAX_VOCAB_SIZE,
     DraftModelGuesses,
@@ -19,7 +19,7 @@ from penstock.engines.scheduler.guessers import (
     PredictedOutput,
     PromptLookup,
 )
-from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.intake import QueueIntake
 from penstock.engines.scheduler.request import Request, Run
 from penstock.engines.scheduler.running import RunningRequests, StepUnderWay
 
@@ -50,7 +50,7 @@ class Speculation:
     """Puts guesses and forced tokens into steps, and learns from the results. Nothing of it is called while no request
     `looks_ahead`."""
 
-    def __init__(self, intake: Intake, running: RunningRequests, budget: StepBudget) -> None:
+    def __init__(self, intake: QueueIntake, running: RunningRequests, budget: StepBudget) -> None:
         self.draft_pace = Pace()
         """Of the draft model's forward passes, by their tokens alone."""
         self._config = config = intake.config
@@ -104,7 +104,7 @@ class Speculation:
                 return True
         return False
 
-    def extend(self, new: StepUnderWay, plan: Plan) -> None:
+    def extend(self, new: StepUnderWay, plan: StepPlan) -> None:
         """Adds guesses to verify or forced tokens to those requests of the step that get one token by its plan."""
         self._forget_ended()
         awaited, self._awaited = self._awaited, None
@@ -142,7 +142,7 @@ class Speculation:
         if not self.in_use:
             self._worth = _UNKNOWN
 
-    def _weigh(self, new: StepUnderWay, plan: Plan) -> Worth:
+    def _weigh(self, new: StepUnderWay, plan: StepPlan) -> Worth:
         starts = zip(new.runs, new.step.num_computed_tokens, strict=True)
         singles = [start for run, start in starts if run.id not in plan.shares]
         seconds = self._budget.pace.seconds(len(singles), sum(singles))

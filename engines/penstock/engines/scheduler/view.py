@@ -15,7 +15,7 @@ from penstock.engines.contract.engine_view import (
     WaitsFor,
 )
 from penstock.engines.contract.step_ring import StepRow
-from penstock.engines.scheduler.intake import Intake
+from penstock.engines.scheduler.intake import QueueIntake
 from penstock.engines.scheduler.request import Request, RequestStatus
 from penstock.engines.scheduler.scheduler import Scheduler
 from penstock.kvcache import BlockPool
@@ -39,7 +39,7 @@ def scheduler_view(scheduler: Scheduler, steps: Sequence[StepRow], now: float) -
     )
 
 
-def queue_view(intake: Intake, running: Iterable[Request], seats: int, now: float) -> EngineView:
+def queue_view(intake: QueueIntake, running: Iterable[Request], seats: int, now: float) -> EngineView:
     """Of an engine that schedules by itself: what runs is under its own scheduler."""
     live = list(running)
     waiting = heapq.nsmallest(MOST_REQUESTS, intake, key=lambda request: request.key)

@@ -21,7 +21,7 @@ from penstock.engines.tensorrt_llm.adapters import TensorRTLLMAdapters
 from penstock.engines.tensorrt_llm.config import CheckpointFacts, TensorRTLLMConfig
 from penstock.engines.tensorrt_llm.contract import IterationSample
 from penstock.engines.tensorrt_llm.sampling import BACKEND, TRTLLM_SAMPLER, bias, guide, sampling_arguments, stop_tokens
-from penstock.engines.tensorrt_llm.streams import OutputReader, StreamOrder, Streams
+from penstock.engines.tensorrt_llm.streams import OutputReader, Streams, TrtllmRequest
 from penstock.engines.tensorrt_llm.watchdog import Patience, Watchdog
 from penstock.kvcache import KVGroup
 
@@ -98,7 +98,7 @@ class TensorRTLLMBatcher(WithAdapters[TensorRTLLMAdapters]):
         self.watchdog = Watchdog(config.max_num_seqs, patience, clock)
         self._lock = threading.Lock()
         """Guards the orders."""
-        self._orders: list[StreamOrder | list[int]] = []
+        self._orders: list[TrtllmRequest | list[int]] = []
         self._farewell = farewell
         self._thread = TensorRTLLMLoop("tensorrt-llm")
         try:
@@ -138,7 +138,9 @@ class TensorRTLLMBatcher(WithAdapters[TensorRTLLMAdapters]):
             "cache_salt": request.cache_salt or None,
         }
         blocks = -(-len(request.prompt_token_ids) // self.info.block_size)
-        self._order(StreamOrder(request.id, arguments, OutputReader(request, stops, checkpoint.eos_token_ids), blocks))
+        self._order(
+            TrtllmRequest(request.id, arguments, OutputReader(request, stops, checkpoint.eos_token_ids), blocks)
+        )
 
     def _guide(self, grammar: Grammar | None) -> Any:
         return None if grammar is None else GuidedDecodingParams(**guide(grammar, str(self._guides)))
@@ -146,7 +148,7 @@ class TensorRTLLMBatcher(WithAdapters[TensorRTLLMAdapters]):
     def abort(self, ids: Sequence[int]) -> None:
         self._order(list(ids))
 
-    def _order(self, order: StreamOrder | list[int]) -> None:
+    def _order(self, order: TrtllmRequest | list[int]) -> None:
         """Orders of one step of the engine core wake the thread once, and keep their order."""
         with self._lock:
             self._orders.append(order)
@@ -158,7 +160,7 @@ class TensorRTLLMBatcher(WithAdapters[TensorRTLLMAdapters]):
         with self._lock:
             orders, self._orders = self._orders, []
         for order in orders:
-            if isinstance(order, StreamOrder):
+            if isinstance(order, TrtllmRequest):
                 self._streams.begin(order)
             else:
                 for request_id in order:

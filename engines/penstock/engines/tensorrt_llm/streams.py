@@ -84,7 +84,7 @@ def _entry(token: int, row: Any, top: int) -> TokenLogprobs:
 
 
 @dataclass
-class StreamOrder:
+class TrtllmRequest:
     """A request as TensorRT-LLM takes it."""
 
     id: int
@@ -96,7 +96,7 @@ class StreamOrder:
 
 @dataclass
 class _Stream:
-    order: StreamOrder
+    order: TrtllmRequest
     output: Any
     """TensorRT-LLM's RequestOutput."""
     is_silent: bool = False
@@ -141,7 +141,7 @@ class Streams:
         self._spawn(self._listen())
         self._spawn(self._look_after())
 
-    def begin(self, order: StreamOrder) -> None:
+    def begin(self, order: TrtllmRequest) -> None:
         try:
             output = self._llm.generate_async(**order.arguments)
         except ValueError as error:

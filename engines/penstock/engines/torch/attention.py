@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from penstock.engines.kit.batch import Batch, Int32s, Ints
+from penstock.engines.kit.batch import Int32s, Ints, StepBatch
 from penstock.engines.kit.cache_size import LayerGroup, group_layers
 
 
@@ -196,7 +196,7 @@ class StepTensors:
     """[T]: where each of the batch's tokens is in this order."""
 
 
-def make_step(batch: Batch, views: Sequence[View], block_size: int, device: torch.device) -> StepTensors:
+def make_step(batch: StepBatch, views: Sequence[View], block_size: int, device: torch.device) -> StepTensors:
     """`views` of the cache, whose blocks have `block_size` tokens."""
     plan = list(_plan(batch.computed, batch.scheduled))
     owners = np.concatenate([np.repeat(requests, count) for requests, _, count in plan])

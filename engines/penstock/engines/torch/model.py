@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from penstock.engines.kit.batch import Batch, Int32s, Ints, Outputs
+from penstock.engines.kit.batch import Int32s, Ints, Outputs, StepBatch
 from penstock.engines.torch.attention import PagedAttention, StepTensors, TorchKVCache, attach, make_step
 from penstock.engines.torch.lora import TorchAdapters, UsedAdapter
 
@@ -28,7 +28,7 @@ class PagedModel:
     def device(self) -> torch.device:
         return self._model.device
 
-    def make_step(self, batch: Batch) -> StepTensors:
+    def make_step(self, batch: StepBatch) -> StepTensors:
         return make_step(batch, self.cache.views, self.cache.block_size, self.device)
 
     @torch.inference_mode()
@@ -86,7 +86,7 @@ class ThreadedModel:
         """`Model.adapter_slot`."""
         return self._adapters.slot(key)
 
-    def prepare(self, buffer: int, batch: Batch) -> None:
+    def prepare(self, buffer: int, batch: StepBatch) -> None:
         """`Model.prepare`."""
         with torch.cuda.stream(self._copies):  # None: nothing changes
             step = self._model.make_step(batch)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.errors import PenstockError, UnsupportedError
-from penstock.engines.kit.batch import Batch, GroupTables, Int32s, Ints
+from penstock.engines.kit.batch import GroupTables, Int32s, Ints, StepBatch
 from penstock.engines.torch.attention import ATTENTION, LayerLayout, TorchKVCache, attach, groups_of
 from penstock.engines.torch.config import NAMES
 from penstock.engines.torch.model import PagedModel
@@ -141,11 +141,11 @@ def _in_steps(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], tok
     return torch.cat(parts)
 
 
-def _batch(tokens: Int32s, tables: Int32s, computed: list[int], scheduled: list[int], logits_at: Ints) -> Batch:
-    """`tokens` [S, length] of S requests and their `tables` [groups, S, blocks]; the other arguments as in `Batch`."""
+def _batch(tokens: Int32s, tables: Int32s, computed: list[int], scheduled: list[int], logits_at: Ints) -> StepBatch:
+    """`tokens` [S, length] of S requests, their `tables` [groups, S, blocks]; the other arguments as in `StepBatch`."""
     ranges = [np.arange(start, start + count) for start, count in zip(computed, scheduled, strict=True)]
     ends = np.full(len(tokens), tables.shape[2])
-    return Batch(
+    return StepBatch(
         token_ids=np.concatenate([row[positions] for row, positions in zip(tokens, ranges, strict=True)]),
         positions=np.concatenate(ranges),
         begins=np.cumsum([0, *scheduled]),

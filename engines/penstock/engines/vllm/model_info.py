@@ -17,7 +17,7 @@ from penstock.engines.contract.messages import TokenLogprobs
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import EngineError, NumericalError
 from penstock.engines.formats.model_files import eos_token_ids, ids_of_vocabulary
-from penstock.engines.vllm.step import RequestRow, VLLMRequestTable, usable_blocks
+from penstock.engines.vllm.step import VllmRequestRow, VLLMRequestTable, usable_blocks
 from penstock.kvcache import KVGroup
 
 
@@ -97,7 +97,7 @@ NOT_FINITE = "the model's logits are not finite"
 
 
 def read_output(
-    step: SchedulerOutput, rows: Sequence[RequestRow], table: VLLMRequestTable, theirs: Any
+    step: SchedulerOutput, rows: Sequence[VllmRequestRow], table: VLLMRequestTable, theirs: Any
 ) -> ModelRunnerOutput:
     """`theirs` is vLLM's; its requests come in an order of its own. Appends the sampled tokens to their requests."""
     output = ModelRunnerOutput([[] for _ in step.request_ids])

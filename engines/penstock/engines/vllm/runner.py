@@ -33,8 +33,8 @@ from penstock.engines.vllm.start import start_for_steps
 from penstock.engines.vllm.step import (
     LiveRequest,
     PreparedStep,
-    RequestRow,
     StepBuilder,
+    VllmRequestRow,
     VLLMRequestTable,
     to_vllm_blocks,
     usable_blocks,
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 class _UnderWay(NamedTuple):
     step: SchedulerOutput
-    rows: list[RequestRow]
+    rows: list[VllmRequestRow]
     result: Future[Callable[[], Any]]
     """Once it has begun on the device: a function that waits for vLLM's result."""
 
@@ -190,10 +190,10 @@ class StepMasks:
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
-        self._sampled: deque[tuple[list[RequestRow], Future[Any]]] = deque()
+        self._sampled: deque[tuple[list[VllmRequestRow], Future[Any]]] = deque()
         """Results with tokens that grammars have not taken in yet."""
 
-    def of(self, rows: Sequence[RequestRow]) -> GrammarOutput | None:
+    def of(self, rows: Sequence[VllmRequestRow]) -> GrammarOutput | None:
         """For a step of these that is about to sample. Waits for the steps before it, if they sampled for grammars."""
         while self._sampled:
             self._take_in(*self._sampled.popleft())
@@ -207,7 +207,7 @@ class StepMasks:
         masks = self._grammars.bit_masks([grammar for _, grammar in masked])
         return GrammarOutput([name for name, _ in masked], masks)
 
-    def sampled(self, rows: Sequence[RequestRow], result: Future[Any]) -> None:
+    def sampled(self, rows: Sequence[VllmRequestRow], result: Future[Any]) -> None:
         """A step of these has begun to sample."""
         followed = [row for row in rows if row.samples and row.request.grammar is not None]
         if followed:
@@ -217,7 +217,7 @@ class StepMasks:
         """The results of steps under way will not count."""
         self._sampled.clear()
 
-    def _take_in(self, rows: Sequence[RequestRow], result: Future[Any]) -> None:
+    def _take_in(self, rows: Sequence[VllmRequestRow], result: Future[Any]) -> None:
         output = result.result()
         for request, name, _ in rows:
             for token_id in output.sampled_token_ids[output.req_id_to_index[name]]:

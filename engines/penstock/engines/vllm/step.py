@@ -142,7 +142,7 @@ SamplingOf = Callable[[LiveRequest, bool], VLLMSamplingParams]
 """(request, whether its prompt is scored) -> its parameters for vLLM; raises ValueError for what vLLM refuses."""
 
 
-class RequestRow(NamedTuple):
+class VllmRequestRow(NamedTuple):
     """One of the step's requests, as it was when the step was handed out."""
 
     request: LiveRequest
@@ -155,7 +155,7 @@ class RequestRow(NamedTuple):
 @dataclass(slots=True)
 class PreparedStep:
     output: VLLMSchedulerOutput
-    rows: list[RequestRow] = field(default_factory=list)
+    rows: list[VllmRequestRow] = field(default_factory=list)
     """One for each of the step's request_ids. One whose request was refused is not in `output`."""
     restored: list[tuple[NewRequestData, list[int]]] = field(default_factory=list)
     """Requests that the workers must know with these output tokens before the step."""
@@ -215,7 +215,7 @@ class StepBuilder:
             if request.refusal is None:
                 output.num_scheduled_tokens[request.name] = count
                 request.num_pending += samples
-            prepared.rows.append(RequestRow(request, request.name, samples and request.refusal is None))
+            prepared.rows.append(VllmRequestRow(request, request.name, samples and request.refusal is None))
         self._previous = set(step.request_ids)
         output.scheduled_cached_reqs = cached
         output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())

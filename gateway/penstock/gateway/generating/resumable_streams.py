@@ -17,7 +17,7 @@ from penstock.engines.errors import CancelledError, InvalidRequestError, NotFoun
 from penstock.gateway.generating.event_log import EventLog
 from penstock.gateway.generating.streams import send_frames
 from penstock.gateway.models.language.dataplane import Generation
-from penstock.gateway.requests.call import Call, Detached
+from penstock.gateway.requests.call import Detached, ServedCall
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.settings import AppSettings
@@ -169,7 +169,7 @@ class ResumableStream:
     async def _run(self, exchange: Exchange, generate: Generate, respond: Respond, begun: asyncio.Future[None]) -> None:
         recorder = _Recorder(exchange, self._context, self._write)
         try:
-            with Call(self._streams.settings.drain, self._context):
+            with ServedCall(self._streams.settings.drain, self._context):
                 generation = await generate(self._context)
                 begun.set_result(None)
                 try:

@@ -13,7 +13,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from penstock.gateway.requests.context import RequestContext
-from penstock.gateway.requests.intake import Intake, WorkPools
+from penstock.gateway.requests.intake import BodyIntake, WorkPools
 from penstock.gateway.requests.record import Outcome, Stage
 
 logger = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ class EndedRequests:
 class IntakeMetrics:
     """What is taken in and refused before any queue."""
 
-    def __init__(self, intake: Intake, pools: WorkPools) -> None:
+    def __init__(self, intake: BodyIntake, pools: WorkPools) -> None:
         self._intake = intake
         self._pools = pools
 

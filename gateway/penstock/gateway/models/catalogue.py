@@ -10,7 +10,7 @@ from penstock.gateway.models.entries import Entry, Kind, Served, Traffic, Upstre
 from penstock.gateway.models.language.models import LoadedModel, NameHolder, ServedModel
 from penstock.gateway.models.on_demand.on_demand import OnDemand
 from penstock.gateway.models.pooling.model import PoolingModel
-from penstock.gateway.models.repository.models import Deployment
+from penstock.gateway.models.repository.models import LoadedVersions
 from penstock.gateway.requests.changes import Changes
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.loading_board import LoadingBoard
@@ -112,12 +112,12 @@ class Catalogue:
         model = self.model(name)
         return model if isinstance(model, NameHolder) else None
 
-    def deployment(self, name: str) -> Deployment | None:
+    def deployment(self, name: str) -> LoadedVersions | None:
         """The KServe model with this name, if it serves."""
         entry = self._entries.get(name)
         return None if entry is None else entry.tensors
 
-    def deployments(self) -> list[tuple[str, Deployment]]:
+    def deployments(self) -> list[tuple[str, LoadedVersions]]:
         """All KServe models that serve, by name."""
         return [(name, entry.tensors) for name, entry in sorted(self._entries.items()) if entry.tensors is not None]
 
@@ -218,12 +218,12 @@ class Catalogue:
                 if self.model(adapter.name) is None:
                     self._put(adapter.name, NameHolder(model, adapter))
 
-    def publish(self, name: str, tensors: Deployment | None) -> None:
+    def publish(self, name: str, tensors: LoadedVersions | None) -> None:
         """These versions serve the KServe model of this name from now on; None: none do."""
         self._put(name, self.model(name), tensors)
         self.changes.tell()
 
-    def _put(self, name: str, served: Served | None, *tensors: Deployment | None) -> None:
+    def _put(self, name: str, served: Served | None, *tensors: LoadedVersions | None) -> None:
         """`tensors`: others than the name has."""
         [deployment] = tensors or (self.deployment(name),)
         if served is None and deployment is None:

@@ -16,7 +16,7 @@ from penstock.gateway.models.language.generation import AcceptedCall, Usage
 from penstock.gateway.models.language.models import NameHolder
 from penstock.gateway.models.language.prompts import ChatValues
 from penstock.gateway.models.pooling.model import PoolingModel
-from penstock.gateway.models.repository.models import Deployment
+from penstock.gateway.models.repository.models import LoadedVersions
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
 
@@ -135,7 +135,7 @@ class Entry:
     name: str
     served: Served | None
     """What answers texts and computes rows, also while it is not loaded yet."""
-    tensors: Deployment | None = None
+    tensors: LoadedVersions | None = None
     """The versions of the KServe model with this name."""
 
     @property

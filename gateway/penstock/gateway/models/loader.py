@@ -23,7 +23,7 @@ Model = LoadedModel | PoolingModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelEntry:
+class LoadableModel:
     """A model that can be loaded."""
 
     settings: ModelSettings
@@ -56,7 +56,7 @@ class ModelLoader:
         self._catalogue = catalogue
         self._batch_tokens = embeddings.embedding_batch_tokens
 
-    def prepare(self, entry: ModelEntry) -> Model | None:
+    def prepare(self, entry: LoadableModel) -> Model | None:
         """A model whose files are here is built at once, and takes its names. None for one of the hub, which is only
         announced. Raises ConfigError, AlreadyExistsError."""
         model = entry.settings.model
@@ -68,7 +68,7 @@ class ModelLoader:
         self.take_names(built)
         return built
 
-    async def fetch(self, entry: ModelEntry) -> Model:
+    async def fetch(self, entry: LoadableModel) -> Model:
         """Downloads what is not here, and builds the model. Raises ConfigError."""
         settings = entry.settings
         check_installed(settings.model.engine)
@@ -81,7 +81,7 @@ class ModelLoader:
         finally:
             report(None)
 
-    def _build(self, entry: ModelEntry, source: ModelSource) -> Model:
+    def _build(self, entry: LoadableModel, source: ModelSource) -> Model:
         names = entry.names or (source.name,)
         if entry.task == "pool" or (entry.task is None and makes_vectors(source.folder)):
             return build_pooling_model(entry.settings, source, names, self._builder, self._batch_tokens)
@@ -107,7 +107,7 @@ class ModelLoader:
 
     async def load(self, settings: ModelSettings, name: str) -> LoadedModel:
         """A language model of a repository, which serves from then on. Raises ConfigError, PenstockError."""
-        model = await self.fetch(ModelEntry(settings, (name,), "generate"))
+        model = await self.fetch(LoadableModel(settings, (name,), "generate"))
         await self.start(model)
         assert isinstance(model, LoadedModel)
         return model

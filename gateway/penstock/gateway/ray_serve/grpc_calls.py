@@ -21,7 +21,7 @@ UNARY = tuple(method.name for method in SERVICE.methods if not method.client_str
 STREAMED = tuple(method.name for method in SERVICE.methods if method.client_streaming)
 
 
-class Aborted(Exception):
+class RpcAborted(Exception):
     """An RPC has ended with a status, which its context has."""
 
 
@@ -66,7 +66,7 @@ class ServeRpc:
     async def abort(self, code: grpc.StatusCode, details: str) -> Any:
         self._context.set_code(code)
         self._context.set_details(details)
-        raise Aborted(details)
+        raise RpcAborted(details)
 
 
 async def call(service: Service, name: str, message: bytes, context: Any) -> ServedBytes:

@@ -104,7 +104,7 @@ class DrainState:
         """Seconds told to refused clients: about the time until another server takes over."""
         self._leaving = False
         self._draining = False
-        self._calls: set[Call] = set()
+        self._calls: set[ServedCall] = set()
         self._processes: set[Interruptible] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -145,14 +145,14 @@ class DrainState:
             call.interrupt(error)
         return bool(calls)
 
-    def admit(self, call: Call) -> None:
+    def admit(self, call: ServedCall) -> None:
         """Counts a call in. Raises NotReadyError while draining."""
         if self._draining:
             raise self._shutting_down()
         self._calls.add(call)
         self._idle.clear()
 
-    def release(self, call: Call) -> None:
+    def release(self, call: ServedCall) -> None:
         self._calls.discard(call)
         self._look()
 
@@ -191,7 +191,7 @@ class ClientGone(Exception):
     """The client left before its request was complete: there is nobody to answer."""
 
 
-class Call:
+class ServedCall:
     """`with Call(drain, context, watch_client) as call:`, then `call.watch()` as soon as the body is read.
 
     Raises NotReadyError on entry while draining. If the client leaves, the block is cancelled, and nothing is raised;
@@ -207,7 +207,7 @@ class Call:
         self._stop_watching: Callable[[], object] | None = None
         self._reason: Exception | None = None
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> ServedCall:
         self._drain.admit(self)
         self._task = asyncio.current_task()
         return self

@@ -123,7 +123,7 @@ class BodyBudget:
         )
 
 
-class Reader(Protocol):
+class BodyReader(Protocol):
     """A connection."""
 
     @property
@@ -147,9 +147,9 @@ class UnreadAnswers:
         self.held = 0
         self.closed = 0
         """Connections, so far."""
-        self._by_reader: dict[Reader, int] = {}
+        self._by_reader: dict[BodyReader, int] = {}
 
-    def note(self, reader: Reader, size: int) -> None:
+    def note(self, reader: BodyReader, size: int) -> None:
         """So much waits for it now. To be told 0 when it has ended."""
         before = self._by_reader.get(reader, 0)
         if size:
@@ -245,7 +245,7 @@ class LoopLag:
             raise OverloadedError("The server is too busy to take requests in.", retry_after=1)
 
 
-class Intake:
+class BodyIntake:
     def __init__(self, body_bytes: int = 1 << 30, loop_lag: float = 0.0) -> None:
         self.bodies = BodyBudget(body_bytes, self._trim_soon)
         self.unread = UnreadAnswers(body_bytes, self._trim_soon)

@@ -82,7 +82,7 @@ class Stage(StrEnum):
     """A classic model has it: queued in its batcher, or executing."""
 
 
-class TokenCounts(Protocol):
+class TokenUsage(Protocol):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -113,7 +113,7 @@ class RequestRecord:
     """The error's code."""
     bytes_in: int = 0
     bytes_out: int = 0
-    usage: TokenCounts | None = None
+    usage: TokenUsage | None = None
     """The generation's own count, which goes on while it runs."""
     queue_seconds: float = 0.0
     first_token_at: float | None = None

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 from penstock.engines.errors import EngineError
 from penstock.engines.host.cores import usable_cores
 from penstock.gateway.apis.kserve.context import KServe
-from penstock.gateway.apis.kserve.grpc.health import Health
-from penstock.gateway.apis.kserve.grpc.rpc import Guard
+from penstock.gateway.apis.kserve.grpc.health import HealthService
+from penstock.gateway.apis.kserve.grpc.rpc import RpcGuard
 from penstock.gateway.apis.kserve.grpc.service import build_service
 from penstock.gateway.apis.usage.ledger import UsageLedger
 from penstock.gateway.configuration.config import Config, ConfigError
@@ -84,7 +84,7 @@ class Shared:
     app: ASGIApp
     """Answers HTTP requests that fronts do not serve themselves."""
     kserve: KServe
-    guard: Guard
+    guard: RpcGuard
     """Of gRPC."""
     would_serve: Callable[[], bool]
     settings: AppSettings
@@ -108,7 +108,7 @@ class FrontPorts:
         self._ports: dict[Literal["http", "grpc"], int] = {}
         self._host = self._new_host()
         self._starts = count()
-        self._health = Health(shared.would_serve)
+        self._health = HealthService(shared.would_serve)
         service = build_service(shared.kserve, shared.guard, self._health, grpc_settings(config))
         self.fronts = Fronts(
             self._first,

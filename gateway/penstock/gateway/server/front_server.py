@@ -60,22 +60,22 @@ from penstock.gateway.processes.fronts.messages import (
     ReadAgain,
     Report,
     Reported,
+    RequestsWatched,
     Serving,
     Stop,
     Table,
-    Watched,
     WatchRequests,
     decode_from_supervisor,
 )
 from penstock.gateway.processes.fronts.passing import FromAnswering, PassedMessage
 from penstock.gateway.processes.fronts.quotas import QuotaClient, granted_by
-from penstock.gateway.processes.model_host.connection import Connection
+from penstock.gateway.processes.model_host.connection import HostConnection
 from penstock.gateway.processes.model_host.host_link import HostLink
 from penstock.gateway.processes.model_host.messages import DownMessage
 from penstock.gateway.requests.access import ApiKeys
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.heap import settle
-from penstock.gateway.requests.intake import Intake, WorkPools
+from penstock.gateway.requests.intake import BodyIntake, WorkPools
 from penstock.gateway.requests.loops import loop_factory
 from penstock.gateway.requests.request_watch import RequestWatch
 from penstock.gateway.requests.server_health import ServerHealth
@@ -156,7 +156,7 @@ class Supervisor:
         """The files of the two arenas."""
         self.pid = os.getppid()
         self._messages: asyncio.Queue[FromSupervisor | None] = asyncio.Queue()
-        self.connection = Connection(inbox, outbox, decode_from_supervisor, self._heard, self._lost)
+        self.connection = HostConnection(inbox, outbox, decode_from_supervisor, self._heard, self._lost)
         self.send = self.connection.send
 
     async def next_message(self) -> FromSupervisor | None:
@@ -212,7 +212,7 @@ class _Front:
         )
         settings = app_settings(config, self._keys, self._metrics, self._journal, ServerHealth(), load)
         bodies = max(_LEAST_BODY_BYTES, config.server.body_memory // begin.fronts)
-        settings = replace(settings, intake=Intake(bodies, config.server.max_loop_lag), pools=pools)
+        settings = replace(settings, intake=BodyIntake(bodies, config.server.max_loop_lag), pools=pools)
         self._drain, self._intake = settings.drain, settings.intake
         self._watch = RequestWatch(self._journal, self._drain)
         kserve = build_kserve(config, self._models.store, dataplane, pools, ServerHealth())
@@ -276,7 +276,7 @@ class _Front:
                 self._supervisor.send(Listed(id=message.id, chosen=matches))
             case WatchRequests():
                 watched = self._watch.look(message.since, message.limit, message.request)
-                self._supervisor.send(Watched(id=message.id, requests=watched))
+                self._supervisor.send(RequestsWatched(id=message.id, requests=watched))
             case CancelRequest():
                 self._supervisor.send(Cancelled(id=message.id, done=self._watch.cancel(message.request)))
             case Leave():

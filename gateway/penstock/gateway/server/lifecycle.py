@@ -22,8 +22,8 @@ from penstock.engines.errors import PenstockError
 from penstock.engines.host.failure_text import as_load_error
 from penstock.engines.process.worker_process import end_unused
 from penstock.gateway.apis.batches.run_batch import BatchFile
-from penstock.gateway.apis.kserve.grpc.health import Health
-from penstock.gateway.apis.kserve.grpc.rpc import Guard
+from penstock.gateway.apis.kserve.grpc.health import HealthService
+from penstock.gateway.apis.kserve.grpc.rpc import RpcGuard
 from penstock.gateway.apis.kserve.grpc.server import GrpcServer
 from penstock.gateway.apis.kserve.grpc.service import Service, build_service
 from penstock.gateway.apis.openai.tensor_models import TensorModels
@@ -166,7 +166,7 @@ class Server:
         models.dataplane.models.changes.watch(by_tensors.look)
         self._drain = self._settings.drain
         self._intake = self._settings.intake
-        self._guard = Guard(
+        self._guard = RpcGuard(
             self._keys,
             self._drain,
             self._records.journal,
@@ -300,7 +300,7 @@ class Server:
 
     def grpc_service(self) -> Service:
         """What the gRPC port answers, for another transport. Raises ConfigError."""
-        return build_service(self._kserve, self._guard, Health(self._would_serve), grpc_settings(self._config))
+        return build_service(self._kserve, self._guard, HealthService(self._would_serve), grpc_settings(self._config))
 
     async def start(self) -> None:
         """Opens the ports that are allowed, and loads the models. Raises ConfigError, PenstockError; `stop` frees what

@@ -24,7 +24,7 @@ from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.endpoint_metrics import EndpointMetrics
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
 from penstock.gateway.models.language.models import LoadedModel
-from penstock.gateway.models.loader import Model, ModelEntry, ModelLoader
+from penstock.gateway.models.loader import LoadableModel, Model, ModelLoader
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.models.repository.manager import ModelRepository
@@ -61,7 +61,7 @@ class CommandLineModels:
         self._dataplane = dataplane
         self._pooling = pooling
         self._repository = models
-        self._models: dict[ModelEntry, Model | None] = {}
+        self._models: dict[LoadableModel, Model | None] = {}
         """None: it is still on the hub."""
         for entry in command_line_models(config):
             with _names_of(entry):
@@ -69,7 +69,7 @@ class CommandLineModels:
             if isinstance(model, LoadedModel):
                 self._add_language_model(model, entry)
 
-    def _add_language_model(self, model: LoadedModel, entry: ModelEntry) -> None:
+    def _add_language_model(self, model: LoadedModel, entry: LoadableModel) -> None:
         """Known to KServe while it is loading."""
         for name in model.names:
             self._repository.add(LanguageModel(self._dataplane, model, name, policy=entry.settings.scheduling.policy))
@@ -89,7 +89,7 @@ class CommandLineModels:
                 self._add_pooling_model(model)
             logger.info("ready: %s on %s", model.names[0], _description(model))
 
-    async def _fetch(self, entry: ModelEntry) -> Model:
+    async def _fetch(self, entry: LoadableModel) -> Model:
         model = await self._loader.fetch(entry)
         with _names_of(entry):
             self._loader.take_names(model)
@@ -113,7 +113,7 @@ class CommandLineModels:
 
 
 @contextmanager
-def _names_of(entry: ModelEntry) -> Iterator[None]:
+def _names_of(entry: LoadableModel) -> Iterator[None]:
     """Around what takes names. Raises ConfigError where those of an --embedding-model are taken already."""
     try:
         yield

@@ -19,11 +19,11 @@ def _queue(number: int) -> Work:
     """Requests arrive and are taken as one batch."""
     from google.protobuf import text_format
 
-    from penstock.classic.batching.queue import DynamicBatcher, Waiting
+    from penstock.classic.batching.queue import DynamicBatcher, QueueEntry
     from penstock.classic.model_config import ModelConfig
 
-    batcher: DynamicBatcher[Waiting] = DynamicBatcher(text_format.Parse(_CONFIG % number, ModelConfig()))
-    items = [Waiting() for _ in range(number)]
+    batcher: DynamicBatcher[QueueEntry] = DynamicBatcher(text_format.Parse(_CONFIG % number, ModelConfig()))
+    items = [QueueEntry() for _ in range(number)]
 
     def run() -> None:
         for item in items:
@@ -42,7 +42,7 @@ def _tensors(number: int) -> Work:
     from google.protobuf import text_format
 
     from benchmarks.micro.suite.tensors import tensors
-    from penstock.classic.batching.batch import Call, ExecBatch, UnaryCall
+    from penstock.classic.batching.batch import ExecBatch, QueuedCall, UnaryCall
     from penstock.classic.messages import InferRequest
     from penstock.classic.model_config import ModelConfig
     from penstock.classic.signature import ModelSignature
@@ -52,7 +52,7 @@ def _tensors(number: int) -> Work:
     request = InferRequest(inputs={tensor.name: tensor for tensor in tensors("add_sub", "INPUT")})
 
     def run() -> None:
-        calls: list[Call] = [UnaryCall(request, 1, loop.create_future()) for _ in range(number)]
+        calls: list[QueuedCall] = [UnaryCall(request, 1, loop.create_future()) for _ in range(number)]
         batch = ExecBatch(calls, signature, None)
         inputs = batch.gather()
         batch.scatter({"OUTPUT0": inputs["INPUT0"], "OUTPUT1": inputs["INPUT1"]})

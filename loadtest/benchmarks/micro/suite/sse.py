@@ -12,11 +12,13 @@ _TOKENS = 500
 def _frames(texts: tuple[str, ...], *, logprobs: bool = False) -> Work:
     """One frame for each token of a chat stream, rendered by itself."""
     from penstock.gateway.apis.openai.frames import Frames
-    from penstock.gateway.apis.openai.objects import Head, chat_logprobs
+    from penstock.gateway.apis.openai.objects import ResponseHead, chat_logprobs
     from penstock.gateway.models.language.dataplane import Candidate, ChoiceDelta, TokenLogprob
 
     frames = Frames(
-        Head("chatcmpl-0123456789abcdef0123456789abcdef", "chat.completion.chunk", 1_700_000_000, "model", "penstock"),
+        ResponseHead(
+            "chatcmpl-0123456789abcdef0123456789abcdef", "chat.completion.chunk", 1_700_000_000, "model", "penstock"
+        ),
         1,
         opening=b'"delta":{"content":',
         closing=b"}",

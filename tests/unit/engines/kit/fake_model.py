@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.kit.batch import Batch, Floats, Int32s, Ints, Outputs
+from penstock.engines.kit.batch import Floats, Int32s, Ints, Outputs, StepBatch
 from penstock.kvcache import KVGroup
 
 VOCAB_SIZE = 7
@@ -39,7 +39,7 @@ class FakeModel:
         slots = max(group.block_size for group in groups)
         self._tokens = np.full((num_blocks, slots), _UNWRITTEN)
         self._positions = np.full((num_blocks, slots), _UNWRITTEN)
-        self._prepared: dict[int, Batch] = {}
+        self._prepared: dict[int, StepBatch] = {}
         self._outputs: dict[int, Outputs] = {}
         self._computing: int | None = None
         self.num_batches = 0
@@ -64,7 +64,7 @@ class FakeModel:
     def adapter_slot(self, key: str) -> int | None:
         return {"a": 1}.get(key)
 
-    def prepare(self, buffer: int, batch: Batch) -> None:
+    def prepare(self, buffer: int, batch: StepBatch) -> None:
         assert self._computing != buffer
         self._prepared[buffer] = batch
 
@@ -93,7 +93,7 @@ class FakeModel:
             raise RuntimeError("the device fell over")
         return self._outputs[buffer]
 
-    def _compute(self, batch: Batch) -> Outputs:
+    def _compute(self, batch: StepBatch) -> Outputs:
         self.num_batches += 1
         assert ((batch.token_ids >= 0) & (batch.token_ids < VOCAB_SIZE)).all(), "no such token"
         owners = np.repeat(np.arange(len(batch.computed)), batch.scheduled)
@@ -110,7 +110,7 @@ class FakeModel:
             hidden.append(np.array([[len(context), sum(context)]], np.float32))
         return Outputs(np.concatenate(logits), np.concatenate(hidden) if batch.wants_hidden else None)
 
-    def _context(self, batch: Batch, i: int, position: int) -> list[int]:
+    def _context(self, batch: StepBatch, i: int, position: int) -> list[int]:
         """All tokens up to this position, as far as some group sees them; 0 for those that none does."""
         context = [0] * (position + 1)
         for group, tables in zip(self._groups, batch.groups, strict=True):

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engines.kit.batch import Batch, Outputs
+from penstock.engines.kit.batch import Outputs, StepBatch
 from penstock.engines.kit.draft_model import DraftModel, HeadInputs
 from penstock.engines.kit.features import FeatureStore, places_of
 from penstock.engines.kit.step_runner import StepRunner
@@ -55,7 +55,7 @@ class FakeHead(FakeModel):
         self.contexts: list[list[int]] = []
         """All that it saw when it made a first guess."""
 
-    def _compute(self, batch: Batch) -> Outputs:
+    def _compute(self, batch: StepBatch) -> Outputs:
         self.num_tokens.append(len(batch.positions))
         features, positions = batch.features, batch.positions
         assert features is not None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.kit.batch import Batch
+from penstock.engines.kit.batch import StepBatch
 from penstock.engines.kit.draft_model import DraftModel
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -35,11 +35,11 @@ class SpyingModel(FakeModel):
         self.contexts: list[list[int]] = []
         self.num_tokens: list[int] = []
 
-    def _compute(self, batch: Batch) -> Any:
+    def _compute(self, batch: StepBatch) -> Any:
         self.num_tokens.append(len(batch.positions))
         return super()._compute(batch)
 
-    def _context(self, batch: Batch, i: int, position: int) -> list[int]:
+    def _context(self, batch: StepBatch, i: int, position: int) -> list[int]:
         context = super()._context(batch, i, position)
         self.contexts.append(context)
         return context

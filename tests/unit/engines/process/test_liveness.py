@@ -11,7 +11,7 @@ import pytest
 from penstock.engines.contract.core import Core
 from penstock.engines.contract.messages import Heartbeat
 from penstock.engines.process.heartbeat import HeartbeatPipe, HeartbeatThread
-from penstock.engines.process.liveness import Health, Liveness, WatchdogConfig
+from penstock.engines.process.liveness import EngineHealth, Liveness, WatchdogConfig
 
 CONFIG = WatchdogConfig(ready_timeout=10, slow_factor=3, timeout=60, hung_factor=10)
 NOW = 1000.0
@@ -27,24 +27,24 @@ def after(*beats: Heartbeat, config: WatchdogConfig = CONFIG) -> Liveness:
 @pytest.mark.parametrize(
     ("step_seconds", "expected_seconds", "health"),
     [
-        (0, None, Health.LIVE),
-        (9.9, None, Health.LIVE),
-        (10, None, Health.SLOW),
-        (59.9, None, Health.SLOW),
-        (60, None, Health.HUNG),
-        (9.9, 0.02, Health.LIVE),  # short steps do not shorten the bounds
-        (59.9, 0.02, Health.SLOW),
-        (60, 0.02, Health.HUNG),
-        (10, 3, Health.SLOW),
-        (29.9, 10, Health.LIVE),  # expected to take long: both bounds grow with it
-        (30, 10, Health.SLOW),
-        (99.9, 10, Health.SLOW),
-        (100, 10, Health.HUNG),
-        (80, 30, Health.LIVE),  # ready although it is beyond the timeout
+        (0, None, EngineHealth.LIVE),
+        (9.9, None, EngineHealth.LIVE),
+        (10, None, EngineHealth.SLOW),
+        (59.9, None, EngineHealth.SLOW),
+        (60, None, EngineHealth.HUNG),
+        (9.9, 0.02, EngineHealth.LIVE),  # short steps do not shorten the bounds
+        (59.9, 0.02, EngineHealth.SLOW),
+        (60, 0.02, EngineHealth.HUNG),
+        (10, 3, EngineHealth.SLOW),
+        (29.9, 10, EngineHealth.LIVE),  # expected to take long: both bounds grow with it
+        (30, 10, EngineHealth.SLOW),
+        (99.9, 10, EngineHealth.SLOW),
+        (100, 10, EngineHealth.HUNG),
+        (80, 30, EngineHealth.LIVE),  # ready although it is beyond the timeout
     ],
 )
 def test_a_step_is_measured_by_what_was_expected(
-    step_seconds: float, expected_seconds: float | None, health: Health
+    step_seconds: float, expected_seconds: float | None, health: EngineHealth
 ) -> None:
     assert after(Heartbeat(step_seconds, expected_seconds)).judge(NOW) is health
 
@@ -52,17 +52,19 @@ def test_a_step_is_measured_by_what_was_expected(
 @pytest.mark.parametrize(
     ("beats", "silence", "health"),
     [
-        ((), 9.9, Health.LIVE),
-        ((), 10, Health.SLOW),
-        ((), 60, Health.HUNG),
-        ((Heartbeat(5, None),), 59.9, Health.SLOW),
-        ((Heartbeat(5, None),), 60, Health.HUNG),
-        ((Heartbeat(5, 10),), 29.9, Health.LIVE),  # the step may have taken the interpreter's lock
-        ((Heartbeat(5, 10),), 100, Health.HUNG),
-        ((Heartbeat(5, 10), Heartbeat(0, None)), 60, Health.HUNG),  # that step is over
+        ((), 9.9, EngineHealth.LIVE),
+        ((), 10, EngineHealth.SLOW),
+        ((), 60, EngineHealth.HUNG),
+        ((Heartbeat(5, None),), 59.9, EngineHealth.SLOW),
+        ((Heartbeat(5, None),), 60, EngineHealth.HUNG),
+        ((Heartbeat(5, 10),), 29.9, EngineHealth.LIVE),  # the step may have taken the interpreter's lock
+        ((Heartbeat(5, 10),), 100, EngineHealth.HUNG),
+        ((Heartbeat(5, 10), Heartbeat(0, None)), 60, EngineHealth.HUNG),  # that step is over
     ],
 )
-def test_silence_is_measured_by_the_same_bounds(beats: tuple[Heartbeat, ...], silence: float, health: Health) -> None:
+def test_silence_is_measured_by_the_same_bounds(
+    beats: tuple[Heartbeat, ...], silence: float, health: EngineHealth
+) -> None:
     assert after(*beats).judge(NOW + silence) is health
 
 
@@ -70,19 +72,19 @@ def test_heartbeats_alone_are_no_progress_and_any_message_breaks_the_silence() -
     liveness = after()
     for second in range(60):
         liveness.beat(Heartbeat(second, None), NOW + second)
-    assert liveness.judge(NOW + 60) is Health.SLOW
+    assert liveness.judge(NOW + 60) is EngineHealth.SLOW
     liveness.beat(Heartbeat(60, None), NOW + 60)
-    assert liveness.judge(NOW + 60) is Health.HUNG
+    assert liveness.judge(NOW + 60) is EngineHealth.HUNG
     quiet = after()
     quiet.heard(NOW + 59)
-    assert quiet.judge(NOW + 60) is Health.LIVE
+    assert quiet.judge(NOW + 60) is EngineHealth.LIVE
 
 
 def test_a_steps_result_is_progress_before_the_next_heartbeat_says_so() -> None:
     liveness = after(Heartbeat(30, None))
-    assert liveness.judge(NOW) is Health.SLOW
+    assert liveness.judge(NOW) is EngineHealth.SLOW
     liveness.stepped()
-    assert liveness.judge(NOW) is Health.LIVE
+    assert liveness.judge(NOW) is EngineHealth.LIVE
 
 
 def test_the_complaint_names_what_was_waited_for() -> None:

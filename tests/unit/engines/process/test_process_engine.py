@@ -29,7 +29,7 @@ from penstock.engines.contract.messages import (
 from penstock.engines.errors import EngineError, NotReadyError
 from penstock.engines.process import wire
 from penstock.engines.process.client import ProcessEngine
-from penstock.engines.process.link import Link
+from penstock.engines.process.link import EngineLink
 from penstock.engines.process.liveness import WatchdogConfig
 from penstock.engines.registry import EngineSpec
 from support.processes import is_running, listening_ports
@@ -313,14 +313,14 @@ async def test_every_step_is_seen_by_the_observer():
 async def test_the_socket_lies_in_a_folder_of_this_user_alone(start, monkeypatch, tmp_path):
     modes: list[int] = []
 
-    def link(address: str, heartbeats: FileIO, on_beat: Callable[[Heartbeat], None]) -> Link:
+    def link(address: str, heartbeats: FileIO, on_beat: Callable[[Heartbeat], None]) -> EngineLink:
         [folder] = tmp_path.iterdir()
         assert address.startswith(f"ipc://{folder}/")
         modes.append(stat.S_IMODE(folder.stat().st_mode))
-        return Link(address, heartbeats, on_beat)
+        return EngineLink(address, heartbeats, on_beat)
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("penstock.engines.process.client.Link", link)
+    monkeypatch.setattr("penstock.engines.process.client.EngineLink", link)
     await start()
     assert modes == [0o700]
     assert not list(tmp_path.iterdir()), "it is gone with the need for it, however this process ends"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.kit.sampling import Sampler, SamplingState, token_logprobs_rows
-from penstock.engines.kit.sampling.drawing import Memory, _Nucleus
+from penstock.engines.kit.sampling.drawing import DrawingBuffers, _Nucleus
 from unit.engines.sampling.oracle import adjusted, distribution
 
 EOS = (2,)
@@ -434,7 +434,7 @@ def test_the_nucleus_is_that_of_the_oracle(
     logits[seed % vocab + 1 : seed % vocab + 1 + forbidden] = -np.inf
     peak = logits.max()
     least = -np.inf if min_p == 0 else float(peak) + temperature * np.log(min_p)
-    nucleus = _Nucleus(logits, peak, np.float32(least), temperature, top_p, Memory(vocab))
+    nucleus = _Nucleus(logits, peak, np.float32(least), temperature, top_p, DrawingBuffers(vocab))
     found = {
         token
         for token in range(vocab)

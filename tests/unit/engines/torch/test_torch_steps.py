@@ -12,7 +12,7 @@ import torch
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.contract.step import BlockUpdate
 from penstock.engines.errors import EngineError
-from penstock.engines.kit.batch import Batch, GroupTables
+from penstock.engines.kit.batch import GroupTables, StepBatch
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.torch import attention as steps
@@ -57,7 +57,7 @@ def test_what_attends_together() -> None:
     tables = np.arange(4 * 64, dtype=np.int32).reshape(4, 64)[::-1]
     whole = GroupTables(tables, np.zeros(4, np.int64), np.array([2, 3, 50, 2]))
     near = GroupTables(tables + 1000, np.array([0, 1, 49, 1]), np.array([2, 3, 50, 2]))
-    batch = Batch(
+    batch = StepBatch(
         token_ids=np.arange(100, 106, dtype=np.int32),
         positions=positions,
         begins=np.array([0, 1, 4, 5, 6]),

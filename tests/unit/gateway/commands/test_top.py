@@ -14,7 +14,7 @@ from rich.console import Console
 
 from penstock.gateway.cli import main
 from penstock.gateway.commands.top.readings import ModelLine, Reading, Readings, RequestLine, TenantLine, quantile
-from penstock.gateway.commands.top.view import Lines, Picture, Screen
+from penstock.gateway.commands.top.view import Picture, PlainLines, TerminalTables
 
 INFINITE = float("inf")
 
@@ -137,7 +137,7 @@ PICTURE = Picture(
 
 def test_without_a_terminal_there_is_a_line_for_each_model() -> None:
     stream = io.StringIO()
-    lines = Lines(stream)
+    lines = PlainLines(stream)
     lines.show(PICTURE)
     lines.show(Picture("u", (), (), (), None, trouble="it cannot be read"))
     first, second = stream.getvalue().splitlines()
@@ -146,7 +146,7 @@ def test_without_a_terminal_there_is_a_line_for_each_model() -> None:
 
 
 def drawn(picture: Picture) -> str:
-    screen = Screen(io.StringIO())
+    screen = TerminalTables(io.StringIO())
     try:
         console = Console(file=io.StringIO(), width=160, record=True)
         screen.show(picture)

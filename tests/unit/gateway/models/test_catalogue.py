@@ -24,7 +24,7 @@ from penstock.gateway.models.entries import Kind, Served, Traffic, Upstream
 from penstock.gateway.models.language.adapters import AdapterSet, new_adapter
 from penstock.gateway.models.language.models import LoadedModel, NameHolder
 from penstock.gateway.models.on_demand.on_demand import OnDemand
-from penstock.gateway.models.repository.models import Deployment
+from penstock.gateway.models.repository.models import LoadedVersions
 from penstock.gateway.requests.context import Principal, RequestContext
 from support.dataplane import Setup
 from support.pooling import FakeSource, served
@@ -170,7 +170,7 @@ def test_one_of_another_server_replaces_its_like_and_what_takes_text_as_tensors(
 
 def test_tensors_and_texts_of_a_name_are_one_entry(own: LoadedModel) -> None:
     catalogue = Catalogue()
-    tensors = Deployment({1: cast("InferModel", SimpleNamespace())})
+    tensors = LoadedVersions({1: cast("InferModel", SimpleNamespace())})
     catalogue.publish("own", tensors)
     assert "own" not in catalogue, "KServe alone knows it"
     catalogue.add(own)

@@ -15,7 +15,7 @@ from penstock.engines.errors import CancelledError, OverloadedError
 from penstock.gateway.metrics.request_metrics import IntakeMetrics
 from penstock.gateway.requests.call import RequestJournal
 from penstock.gateway.requests.context import RequestContext
-from penstock.gateway.requests.intake import SMALL_BODY, BodyBudget, Intake, LoopLag, WorkPool, WorkPools
+from penstock.gateway.requests.intake import SMALL_BODY, BodyBudget, BodyIntake, LoopLag, WorkPool, WorkPools
 
 MIB = 1 << 20
 
@@ -150,7 +150,7 @@ async def test_work_that_nobody_waits_for_is_not_begun() -> None:
 
 
 def test_metrics_show_what_is_held_refused_and_worked_on() -> None:
-    intake, pools = Intake(body_bytes=100), WorkPools()
+    intake, pools = BodyIntake(body_bytes=100), WorkPools()
     intake.bodies.take(60)
     with pytest.raises(OverloadedError):
         intake.bodies.take(60)

@@ -14,7 +14,7 @@ from penstock.gateway.configuration.sections.other_models import EmbeddingsConfi
 from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import LoadedModel
-from penstock.gateway.models.loader import ModelEntry, ModelLoader
+from penstock.gateway.models.loader import LoadableModel, ModelLoader
 from penstock.gateway.requests.loading_board import LoadingBoard
 from penstock.gateway.server.composition.models import command_line_models
 
@@ -55,8 +55,8 @@ class Loading:
         self.catalogue = Catalogue(self.board)
         self.loader = ModelLoader(ModelBuilder(board=self.board), self.catalogue, EmbeddingsConfig())
 
-    def entry(self, **settings: Any) -> ModelEntry:
-        return ModelEntry(load_config({"engine": "simulated"} | settings, environ={}).models)
+    def entry(self, **settings: Any) -> LoadableModel:
+        return LoadableModel(load_config({"engine": "simulated"} | settings, environ={}).models)
 
 
 def test_what_is_in_a_folder_is_built_at_once_and_what_is_not_is_announced() -> None:
@@ -74,7 +74,7 @@ def test_what_is_in_a_folder_is_built_at_once_and_what_is_not_is_announced() -> 
 
 async def test_a_start_that_fails_leaves_nothing_on_the_board(monkeypatch: pytest.MonkeyPatch) -> None:
     loading = Loading()
-    model = await loading.loader.fetch(ModelEntry(ModelSettings(), ("chat",)))
+    model = await loading.loader.fetch(LoadableModel(ModelSettings(), ("chat",)))
     with pytest.raises(ModelNotFoundError):  # a model of a repository may still serve under its name
         loading.catalogue.first("chat")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import tokenizers
 
-from .pattern import Chars, Choice, Pattern, Repeat
+from .pattern import Alternatives, Chars, Pattern, Repeat
 from .pipeline import Pipeline, read_pipeline
 
 # The characters between which texts are cut, in kinds that patterns treat alike.
@@ -23,7 +23,7 @@ _FEW = 600
 
 
 @dataclass(frozen=True)
-class Kind:
+class CutKind:
     chars: str
     """As in a class of a regular expression: `a-zA-Z`."""
 
@@ -49,30 +49,30 @@ class Kind:
         return [(plain[i], plain[i + 2]) for i in range(0, len(plain), 3)]
 
 
-SPACE = Kind(" ")
-DIGITS = Kind("0-9")
-ASCII_LETTERS = Kind("a-zA-Z")
+SPACE = CutKind(" ")
+DIGITS = CutKind("0-9")
+ASCII_LETTERS = CutKind("a-zA-Z")
 _LETTERS = (
-    Kind("À-ÖØ-Þà-öø-þĀ-įĲ-ňŊ-žẠ-ỹ"),  # Latin
-    Kind("Α-ΡΣ-Ωά-ία-ώ"),  # Greek
-    Kind("А-яё-ѓ"),  # Cyrillic
-    Kind("א-ת"),  # Hebrew
-    Kind("ؠ-ؿف-ي"),  # Arabic
-    Kind("ぁ-ゖァ-ヺ"),  # kana
-    Kind("가-힣"),  # Hangul
-    Kind("一-龥"),  # Chinese
+    CutKind("À-ÖØ-Þà-öø-þĀ-įĲ-ňŊ-žẠ-ỹ"),  # Latin
+    CutKind("Α-ΡΣ-Ωά-ία-ώ"),  # Greek
+    CutKind("А-яё-ѓ"),  # Cyrillic
+    CutKind("א-ת"),  # Hebrew
+    CutKind("ؠ-ؿف-ي"),  # Arabic
+    CutKind("ぁ-ゖァ-ヺ"),  # kana
+    CutKind("가-힣"),  # Hangul
+    CutKind("一-龥"),  # Chinese
 )
 _SIGNS = tuple(
-    Kind(char if char.isspace() else "\\" + char) for char in "\n\t" + string.punctuation if char not in "<=>"
+    CutKind(char if char.isspace() else "\\" + char) for char in "\n\t" + string.punctuation if char not in "<=>"
 )
-_CHINESE_SIGNS = tuple(map(Kind, "。，、！？；："))
+_CHINESE_SIGNS = tuple(map(CutKind, "。，、！？；："))
 
 
-def left_kinds(*, ascii_only: bool) -> tuple[Kind, ...]:
+def left_kinds(*, ascii_only: bool) -> tuple[CutKind, ...]:
     return (ASCII_LETTERS, DIGITS) if ascii_only else (ASCII_LETTERS, DIGITS, *_LETTERS)
 
 
-def right_kinds(*, ascii_only: bool, space_only: bool) -> tuple[Kind, ...]:
+def right_kinds(*, ascii_only: bool, space_only: bool) -> tuple[CutKind, ...]:
     """`space_only`: where a tokenizer would put a space before a text that starts with anything else."""
     if space_only:
         return (SPACE,)
@@ -87,7 +87,7 @@ _DIGIT_RUN = re.compile("[0-9]+")
 
 
 class Cuts:
-    def __init__(self, pairs: Iterable[tuple[Kind, Kind]], digits: int | None, tokens: Iterable[str]) -> None:
+    def __init__(self, pairs: Iterable[tuple[CutKind, CutKind]], digits: int | None, tokens: Iterable[str]) -> None:
         """A text can be cut between the kinds of each of `pairs`, and in a run of digits behind each `digits` of them;
         but not inside one of the added `tokens`."""
         self._between = _between(pairs)
@@ -134,7 +134,7 @@ def _by_neighbours(contents: Iterable[str]) -> dict[str, list[tuple[str, int]]]:
     return groups
 
 
-def _between(pairs: Iterable[tuple[Kind, Kind]]) -> re.Pattern[str] | None:
+def _between(pairs: Iterable[tuple[CutKind, CutKind]]) -> re.Pattern[str] | None:
     """One alternative for all left sides that have the same right sides."""
     rights: dict[str, str] = {}
     for left, right in pairs:
@@ -185,17 +185,17 @@ def read_cuts(backend: tokenizers.Tokenizer) -> Cuts | None:
     return Cuts(pairs, digits, raw) if pairs or digits else None
 
 
-def _has(content: str, left: Kind, right: Kind) -> bool:
+def _has(content: str, left: CutKind, right: CutKind) -> bool:
     return any(one in left and two in right for one, two in itertools.pairwise(content))
 
 
-def _proven_pairs(pipeline: Pipeline) -> list[tuple[Kind, Kind]]:
+def _proven_pairs(pipeline: Pipeline) -> list[tuple[CutKind, CutKind]]:
     ascii_only = not pipeline.composes
     rights = right_kinds(ascii_only=ascii_only, space_only=pipeline.adds_space)
     lefts = left_kinds(ascii_only=ascii_only)
     stages = [_Stage(pattern, {*lefts, *rights}) for pattern in pipeline.patterns]
 
-    def cuts(left: Kind, right: Kind) -> bool:
+    def cuts(left: CutKind, right: CutKind) -> bool:
         for stage in stages:
             if stage.joins(left, right):
                 return False
@@ -209,16 +209,16 @@ def _proven_pairs(pipeline: Pipeline) -> list[tuple[Kind, Kind]]:
 class _Stage:
     """A pattern, asked once about each kind of characters."""
 
-    def __init__(self, pattern: Pattern, kinds: Iterable[Kind]) -> None:
+    def __init__(self, pattern: Pattern, kinds: Iterable[CutKind]) -> None:
         examples = {kind: kind.examples(pattern.named) for kind in kinds}
         self._pattern = pattern
         self._positions = {kind: pattern.positions(chars) for kind, chars in examples.items()}
         self._matched = {kind for kind, chars in examples.items() if pattern.always_matches(chars)}
 
-    def joins(self, left: Kind, right: Kind) -> bool:
+    def joins(self, left: CutKind, right: CutKind) -> bool:
         return self._pattern.joins(self._positions[left], self._positions[right])
 
-    def splits(self, left: Kind, right: Kind) -> bool:
+    def splits(self, left: CutKind, right: CutKind) -> bool:
         """Where it does not join them."""
         return left in self._matched or right in self._matched
 
@@ -231,7 +231,7 @@ def _digit_groups(pipeline: Pipeline) -> int | None:
     pattern = next((pattern for pattern in pipeline.patterns if pattern.positions(digits)), None)
     if pattern is None:
         return None
-    for option in pattern.tree.options if isinstance(pattern.tree, Choice) else (pattern.tree,):
+    for option in pattern.tree.options if isinstance(pattern.tree, Alternatives) else (pattern.tree,):
         match option:
             case Repeat(Chars(test), 1, int(most)) if all(map(test, digits)):
                 return most if len(pattern.positions(digits)) == most else None

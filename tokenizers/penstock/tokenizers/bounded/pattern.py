@@ -41,7 +41,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Alternatives:
     options: tuple[Node, ...]
 
 
@@ -52,7 +52,7 @@ class Repeat:
     most: int | None
 
 
-Node = Chars | Lookahead | Sequence | Choice | Repeat
+Node = Chars | Lookahead | Sequence | Alternatives | Repeat
 
 _CATEGORIES = {"L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No", "P", "S", "Z"}
 _CONTROLS = {"r": "\r", "n": "\n", "t": "\t"}
@@ -82,7 +82,7 @@ class PatternReader:
         options = [self._sequence(fold=fold)]
         while self._take("|"):
             options.append(self._sequence(fold=fold))
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options[0] if len(options) == 1 else Alternatives(tuple(options))
 
     def _sequence(self, *, fold: bool) -> Node:
         parts = []
@@ -276,7 +276,7 @@ class Pattern:
                 return self._position(test)
             case Lookahead():
                 return self._position(None)
-            case Choice(options):
+            case Alternatives(options):
                 parts = [self._add(option) for option in options]
                 return (
                     any(p[0] for p in parts),

@@ -20,7 +20,7 @@ from ..reasoning import ThoughtTags
 from ..schema_bounds import check_schema_bounds
 from .matcher import TokenMatcher
 from .schemas import Effort, rewritten, with_exact_numbers
-from .thought_budget import BudgetedMatcher, ThoughtBudget, ThoughtWatch
+from .thought_budget import BudgetedMatcher, ThoughtBudgetGrammar, ThoughtWatch
 
 _BYTES = 1 << 29
 """Of address space: only what is used of it takes memory. llguidance compiles what a rule or a schema refers to inside
@@ -82,7 +82,7 @@ class GrammarError(ValueError):
 class CompiledGrammar:
     """Valid for one vocabulary. Copies of a matcher share what they have learned of the grammar."""
 
-    def __init__(self, matcher: llguidance.LLMatcher | None, budget: ThoughtBudget | None = None) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher | None, budget: ThoughtBudgetGrammar | None = None) -> None:
         self._matcher = matcher
         self._budget = budget
         self.is_worn_out = False
@@ -140,7 +140,9 @@ class GrammarCompiler:
         if len(text) > _MAX_CHARS:
             raise GrammarError(f"it has more than {_MAX_CHARS} characters")
         matcher = None if kind == "text" else self._matcher(kind, text, thought, preface)
-        return CompiledGrammar(matcher, None if budget is None else ThoughtBudget(self._loaded_tokenizer(), *budget))
+        return CompiledGrammar(
+            matcher, None if budget is None else ThoughtBudgetGrammar(self._loaded_tokenizer(), *budget)
+        )
 
     def _matcher(self, kind: str, text: str, thought: tuple[str, str] | None, preface: str) -> llguidance.LLMatcher:
         try:

@@ -16,7 +16,7 @@ _LONGEST_CHARACTER = 4
 """Bytes, in UTF-8."""
 
 
-class ThoughtBudget:
+class ThoughtBudgetGrammar:
     """Of all outputs with the same tags and the same bound, for one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, tags: ThoughtTags, tokens: int) -> None:
@@ -41,7 +41,7 @@ class ThoughtWatch:
     """Follows one output through its thoughts. Tags are looked for in the text, as the parsers do: a tag that is not a
     special token may be split into tokens in several ways."""
 
-    def __init__(self, budget: ThoughtBudget) -> None:
+    def __init__(self, budget: ThoughtBudgetGrammar) -> None:
         self._budget = budget
         self._inside = budget.inside
         self._over = False

@@ -139,14 +139,14 @@ class Qwen3Stage(ThoughtStage):
     calls = ("<tool_call>",)
 
 
-class Glm45Stage(Qwen3Stage):
+class Glm45ThoughtStage(Qwen3Stage):
     """GLM 4.5 to 4.7: as Qwen 3. Where the model is not to think, the template ends with `</think>`.
 
     The format is that of the models' chat templates.
     """
 
 
-class KimiK2Stage(ThoughtStage):
+class KimiK2ThoughtStage(ThoughtStage):
     """Kimi K2 Thinking: as Qwen 3, with calls of its own.
 
     The format is that of the model's chat template and of its guide to deployment.
@@ -169,7 +169,7 @@ class MiniMaxStage(ThoughtStage):
     calls = ("<minimax:tool_call>",)
 
 
-class MistralStage(ThoughtStage):
+class MistralThoughtStage(ThoughtStage):
     """Magistral and later models of Mistral: `[THINK]...[/THINK]`.
 
     The format is that of mistral-common, from version 13 of the tokenizer on.
@@ -192,7 +192,7 @@ class Gemma4Stage(ThoughtStage):
     markers = ("<|channel>", "<channel|>")
 
 
-class GraniteStage(ThoughtStage):
+class GraniteThoughtStage(ThoughtStage):
     """IBM Granite 3.2 and 3.3: phrases instead of tags.
 
     The format is that of the prompt in the models' chat templates. Quantized models shorten "Here is".

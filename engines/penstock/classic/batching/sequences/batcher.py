@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
-from penstock.classic.batching.batch import Call, CallSequence
+from penstock.classic.batching.batch import CallSequence, QueuedCall
 from penstock.classic.batching.queue import DEADLINE_TEXT
 from penstock.classic.batching.sequences.controls import Controls
 from penstock.classic.batching.sequences.strategies import Direct, Oldest, SequenceSettings, SlotStrategy
@@ -27,7 +27,7 @@ from penstock.engines.errors import (
 MAX_SLOTS = 2**18
 """Of all instances: far above use, and keeps a slip of the pen from taking all memory."""
 
-Ended = list[tuple[Call, PenstockError]]
+Ended = list[tuple[QueuedCall, PenstockError]]
 
 
 class SequenceBatcher:
@@ -52,10 +52,10 @@ class SequenceBatcher:
         slots = self._table.slots
         self._strategy: SlotStrategy = Oldest(config, slots) if settings.oldest else Direct(settings, slots)
         self._padding = Padding()
-        self._waiting: dict[Call, None] = {}
+        self._waiting: dict[QueuedCall, None] = {}
         self._ended: Ended = []
         """What `expire` has to tell of."""
-        self._expiries: list[tuple[int, int, Call]] = []
+        self._expiries: list[tuple[int, int, QueuedCall]] = []
         self._numbers = count()
         self._next_id = 1
         """Of a sequence that a request without an id makes (`iterative_sequence`)."""
@@ -63,14 +63,14 @@ class SequenceBatcher:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._ended)
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[QueuedCall]:
         return iter(list(self._waiting))
 
     @property
     def delay_ends(self) -> int:
         return self._strategy.delay_ends
 
-    def add(self, call: Call, now_ns: int) -> None:
+    def add(self, call: QueuedCall, now_ns: int) -> None:
         """Raises InvalidRequestError for a request that is no part of a sequence."""
         sequence = self._sequence_of(call)
         call.arrived_ns = now_ns
@@ -87,7 +87,7 @@ class SequenceBatcher:
         if call.deadline_ns:
             self._note(call.deadline_ns, call)
 
-    def _sequence_of(self, call: Call) -> CallSequence:
+    def _sequence_of(self, call: QueuedCall) -> CallSequence:
         request, name = call.request, self._settings.model
         if call.size > 1:
             raise InvalidRequestError(
@@ -118,7 +118,7 @@ class SequenceBatcher:
         self._next_id += 1
         return self._next_id - 1
 
-    def remove(self, call: Call) -> bool:
+    def remove(self, call: QueuedCall) -> bool:
         """Takes a request out that nobody waits for any more; False when it does not wait.
 
         Its sequence ends with the request before it; what comes after it is told by `expire`.
@@ -129,7 +129,7 @@ class SequenceBatcher:
         self._ended += [(other, CancelledError("the request was cancelled")) for other in behind if other is not call]
         return True
 
-    def _cut(self, call: Call) -> list[Call]:
+    def _cut(self, call: QueuedCall) -> list[QueuedCall]:
         """Ends a sequence before this request; gives the request and those behind it."""
         sequence = call.sequence
         assert sequence is not None
@@ -152,7 +152,7 @@ class SequenceBatcher:
         ended, self._ended = self._ended, []
         return ended
 
-    def _expired(self, call: Call, now_ns: int) -> None:
+    def _expired(self, call: QueuedCall, now_ns: int) -> None:
         sequence = call.sequence
         assert sequence is not None
         if call.deadline_ns and call.deadline_ns <= now_ns:
@@ -162,7 +162,7 @@ class SequenceBatcher:
             text = "timeout of the corresponding sequence has been expired"
             self._ended += [(other, QueueTimeoutError(text)) for other in self._cut(sequence.calls[0])]
 
-    def _note(self, when_ns: int, call: Call) -> None:
+    def _note(self, when_ns: int, call: QueuedCall) -> None:
         # What waits no longer must not be kept alive by the heap, nor make it grow without end.
         if len(self._expiries) > 2 * len(self._waiting):
             self._expiries = [entry for entry in self._expiries if entry[2] in self._waiting]
@@ -184,7 +184,7 @@ class SequenceBatcher:
         """Whether `take` would give a batch."""
         return self._strategy.due(instance, now_ns)
 
-    def take(self, now_ns: int, instance: int) -> list[Call]:
+    def take(self, now_ns: int, instance: int) -> list[QueuedCall]:
         """The next batch of an instance that executes nothing; empty when there is none now. Call `expire` first."""
         sequences = self._strategy.take(instance, now_ns)
         calls = [self._start(sequence, now_ns) if sequence is not None else None for sequence in sequences]
@@ -195,14 +195,14 @@ class SequenceBatcher:
         inputs = self._padding_inputs(pattern, real)
         return [call if call is not None else PaddingCall(inputs) for call in calls]
 
-    def _padding_inputs(self, sequence: CallSequence, call: Call) -> dict[str, Tensor]:
+    def _padding_inputs(self, sequence: CallSequence, call: QueuedCall) -> dict[str, Tensor]:
         """Of a slot without a request, beside this call. A warm-up is its sample's values only, as in Triton: a model
         may not be able to read empty texts."""
         if isinstance(call.request, WarmUpRequest):
             return call.request.inputs
         return self._padding.like(call) | self._states.blank(sequence) | self._controls.not_ready()
 
-    def _start(self, sequence: CallSequence, now_ns: int) -> Call:
+    def _start(self, sequence: CallSequence, now_ns: int) -> QueuedCall:
         call = sequence.calls.popleft()
         del self._waiting[call]
         sequence.running += 1
@@ -213,7 +213,7 @@ class SequenceBatcher:
             request.inputs |= request.overrides
         return call
 
-    def released(self, calls: Iterable[Call], now_ns: int) -> list[Call]:
+    def released(self, calls: Iterable[QueuedCall], now_ns: int) -> list[QueuedCall]:
         """These have been executed. Returns those that are to be executed again, which wait now."""
         again = []
         for call in calls:
@@ -271,7 +271,7 @@ class SequenceBatcher:
                 self._table.settle(sequence, 0)
 
 
-class PaddingCall(Call):
+class PaddingCall(QueuedCall):
     """Its answers are dropped, and it is in no statistics but the size of its batch."""
 
     __slots__ = ()
@@ -291,7 +291,7 @@ class Padding:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._inputs: dict[str, Tensor] = {}
 
-    def like(self, call: Call) -> dict[str, Tensor]:
+    def like(self, call: QueuedCall) -> dict[str, Tensor]:
         # Not call.shapes: that leaves out ragged inputs, and one huge request would make all later padding as large.
         shapes = {name: tensor.array.shape for name, tensor in call.request.inputs.items()}
         if shapes != self._shapes:

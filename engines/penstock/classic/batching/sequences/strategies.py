@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.classic.batching.batch import CallSequence, SequenceSlot
-from penstock.classic.batching.queue import DynamicBatcher, Waiting
+from penstock.classic.batching.queue import DynamicBatcher, QueueEntry
 from penstock.classic.model_config import ModelConfig
 
 
@@ -68,7 +68,7 @@ class SlotStrategy(Protocol):
         ...
 
 
-class ReadySequence(Waiting):
+class ReadySequence(QueueEntry):
     """A sequence whose first request can be executed."""
 
     __slots__ = ("sequence",)

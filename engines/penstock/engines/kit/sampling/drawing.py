@@ -48,7 +48,7 @@ _SPAN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
+class RowCuts:
     """How rows are cut, and the keys of their random numbers. All arrays are [n]."""
 
     temperatures: Doubles
@@ -58,11 +58,11 @@ class Cuts:
     min_p: Doubles
     keys: npt.NDArray[np.uint64]
 
-    def __getitem__(self, rows: Ids) -> Cuts:
-        return Cuts(self.temperatures[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.keys[rows])
+    def __getitem__(self, rows: Ids) -> RowCuts:
+        return RowCuts(self.temperatures[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.keys[rows])
 
 
-class Memory:
+class DrawingBuffers:
     """For one row at a time, in one thread."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -72,7 +72,7 @@ class Memory:
         self.zeros = np.zeros(vocab_size, np.float32)
 
 
-def draw(logits: Floats, rows: Ids, cuts: Cuts, memory: Memory) -> Ids:
+def draw(logits: Floats, rows: Ids, cuts: RowCuts, memory: DrawingBuffers) -> Ids:
     """A token for each of these rows [n] of `logits` [N, vocab]; -1 where one has a NaN or an infinite maximum."""
     vocab = logits.shape[1]
     if vocab <= _SMALL_VOCABULARY:
@@ -158,10 +158,10 @@ class _Columns:
     """[n]: the largest logits."""
     least: Floats
     """[n]: the least logits that min_p keeps."""
-    cuts: Cuts
+    cuts: RowCuts
 
     @staticmethod
-    def of(rows: Ids, maxima: Floats, peaks: Floats, cuts: Cuts) -> _Columns:
+    def of(rows: Ids, maxima: Floats, peaks: Floats, cuts: RowCuts) -> _Columns:
         with np.errstate(over="ignore", under="ignore"):
             weights = maxima - peaks[:, None]
             weights *= (1 / cuts.temperatures[:, None]).astype(np.float32)
@@ -175,7 +175,7 @@ class _Columns:
         return _Columns(self.rows[n], self.maxima[n], self.weights[n], self.peaks[n], self.least[n], self.cuts[n])
 
 
-def _least_kept(peaks: Floats, cuts: Cuts) -> Floats:
+def _least_kept(peaks: Floats, cuts: RowCuts) -> Floats:
     with np.errstate(divide="ignore"):
         return (peaks + cuts.temperatures * np.log(cuts.min_p)).astype(np.float32)
 
@@ -214,13 +214,13 @@ def _draw_from_likeliest(logits: Floats, columns: _Columns) -> Ids:
     return tokens
 
 
-def _draw_from_all(row: Floats, cuts: Cuts) -> int:
+def _draw_from_all(row: Floats, cuts: RowCuts) -> int:
     ids = np.argsort(-row, kind="stable")[None]
     peak = row[ids[0, :1]]
     return int(_draw_from_ordered(ids, row[ids], peak, _least_kept(peak, cuts), np.zeros(1), cuts)[0])
 
 
-def _draw_from_ordered(ids: Ids, values: Floats, peaks: Floats, least: Floats, unlisted: Doubles, cuts: Cuts) -> Ids:
+def _draw_from_ordered(ids: Ids, values: Floats, peaks: Floats, least: Floats, unlisted: Doubles, cuts: RowCuts) -> Ids:
     """[n]: a token for each row; -1 where those listed may not be all that are kept.
 
     `ids`, `values` [n, m]: the likeliest tokens of each row, in order, and their logits. `unlisted` [n]: what the
@@ -239,7 +239,7 @@ def _draw_from_ordered(ids: Ids, values: Floats, peaks: Floats, least: Floats, u
     return np.where(unsure, -1, ids[np.arange(len(ids)), np.minimum(places, counts - 1)])
 
 
-def _draw_by_rejection(logits: Floats, columns: _Columns, memory: Memory) -> Ids:
+def _draw_by_rejection(logits: Floats, columns: _Columns, memory: DrawingBuffers) -> Ids:
     """[n]: a token for each row, -1 where no try of all rounds is kept. top_k is not heeded."""
     vocab, width = logits.shape[1], columns.maxima.shape[1]
     cuts = columns.cuts
@@ -271,7 +271,7 @@ def _draw_by_rejection(logits: Floats, columns: _Columns, memory: Memory) -> Ids
     return tokens
 
 
-def _draw_from_few(logits: Floats, rows: Ids, cuts: Cuts, memory: Memory) -> Ids:
+def _draw_from_few(logits: Floats, rows: Ids, cuts: RowCuts, memory: DrawingBuffers) -> Ids:
     """`draw`, by passes over all of each row.
 
     Where top_p cuts, a token of what min_p and top_k leave is drawn until one is in the nucleus.
@@ -327,7 +327,7 @@ def _beyond_rank(row: Floats, rank: int) -> Ids:
     return np.concatenate([np.flatnonzero(row < floor), ties[rank - np.count_nonzero(row > floor) :]])
 
 
-def _likelier(row: Floats, token: int, memory: Memory) -> npt.NDArray[np.bool_]:
+def _likelier(row: Floats, token: int, memory: DrawingBuffers) -> npt.NDArray[np.bool_]:
     """`memory.mask`, which says what is likelier than this token, or as likely and before it."""
     logit, mask = row[token], memory.mask
     np.greater_equal(row[:token], logit, out=mask[:token])
@@ -350,7 +350,7 @@ class _Nucleus:
     """
 
     def __init__(
-        self, row: Floats, peak: np.float32, least: np.float32, temperature: float, top_p: float, memory: Memory
+        self, row: Floats, peak: np.float32, least: np.float32, temperature: float, top_p: float, memory: DrawingBuffers
     ) -> None:
         """`row` [vocab], the largest logit and the least one that min_p keeps."""
         self._row, self._peak, self._least, self._memory = row, peak, least, memory

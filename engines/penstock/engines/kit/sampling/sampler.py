@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engines.contract.messages import TokenLogprobs
-from penstock.engines.kit.sampling.drawing import Cuts, Memory, column_maxima, draw, in_order, kth_largest
+from penstock.engines.kit.sampling.drawing import DrawingBuffers, RowCuts, column_maxima, draw, in_order, kth_largest
 from penstock.engines.kit.sampling.plain import largest
 from penstock.engines.kit.sampling.state import SamplingState
 
@@ -48,7 +48,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int, num_threads: int = 1) -> None:
         """`num_threads` share the rows; the model should leave them idle meanwhile."""
-        self._memories = [Memory(vocab_size) for _ in range(num_threads)]
+        self._memories = [DrawingBuffers(vocab_size) for _ in range(num_threads)]
         self._threads = ThreadPoolExecutor(num_threads - 1, "sampling") if num_threads > 1 else None
 
     def extend(
@@ -161,10 +161,10 @@ class Sampler:
             token_ids[rows[part]] = future.result()
 
 
-def _cuts(drawn: Sequence[_Request], vocab: int) -> Cuts:
+def _cuts(drawn: Sequence[_Request], vocab: int) -> RowCuts:
     """`vocab`: how many tokens are drawn from."""
     params = [one.state.params for one in drawn]
-    return Cuts(
+    return RowCuts(
         temperatures=np.array([p.temperature for p in params], np.float64),
         top_k=np.array([min(p.top_k, vocab) or vocab for p in params], np.int64),
         top_p=np.array([p.top_p for p in params], np.float64),
@@ -203,7 +203,7 @@ def _choose_among(logits: Floats, few: Sequence[tuple[_Request, Ids]], token_ids
         values = np.full((len(some), width), -np.inf, np.float32)
         for row, (one, ids) in zip(values, some, strict=True):
             row[: len(ids)] = logits[one.row, ids]
-        places = draw(values, np.arange(len(some)), _cuts([one for one, _ in some], width), Memory(width))
+        places = draw(values, np.arange(len(some)), _cuts([one for one, _ in some], width), DrawingBuffers(width))
         for (one, ids), place in zip(some, places.tolist(), strict=True):
             token_ids[one.row] = ids[place] if place >= 0 else -1
 

@@ -138,7 +138,7 @@ _SMALLEST_PART = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class AnthropicChat:
     """What a chat template is given."""
 
     model: ServedModel
@@ -169,7 +169,7 @@ class Chat:
 
 def read_chat(
     request: CountTokensRequest, model: ServedModel, context: RequestContext, *, max_tokens: int | None = None
-) -> tuple[Chat, AnswerShape]:
+) -> tuple[AnthropicChat, AnswerShape]:
     """What the model is shown, and what it may answer; `max_tokens` None: nothing. Raises InvalidRequestError,
     UnsupportedError."""
     if not model.has_chat_template:
@@ -185,7 +185,7 @@ def read_chat(
         budget=None if max_tokens is None else thinking_budget(request.thinking, max_tokens, context, model.parsers),
     )
     kwargs = template_kwargs(request.thinking, request.output_config, model.parsers, context)
-    return Chat(model, messages, continues(messages), tools.shown, kwargs), shape
+    return AnthropicChat(model, messages, continues(messages), tools.shown, kwargs), shape
 
 
 def _format_field(request: CountTokensRequest) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.apis.anthropic.schemas import Block, Message
+from penstock.gateway.apis.anthropic.schemas import AnthropicMessage, Block
 from penstock.gateway.generating.answer_shape import MALFORMED
 from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.requests.bounded_json import decode_json
@@ -89,7 +89,7 @@ to a model, and no cached prefix would ever fit."""
 
 
 def template_messages(
-    system: str | list[Block] | None, messages: list[Message], context: RequestContext
+    system: str | list[Block] | None, messages: list[AnthropicMessage], context: RequestContext
 ) -> list[dict[str, Any]]:
     """Each call is followed by its result. The last message, if it is the assistant's, has text for an answer to go on
     with. Raises InvalidRequestError where there is no message."""
@@ -117,7 +117,9 @@ def _system_messages(system: str | list[Block] | None, context: RequestContext) 
     return [{"role": "system", "content": text}] if text else []
 
 
-def _translated(message: Message, where: str, calls: set[str], context: RequestContext) -> list[dict[str, Any]]:
+def _translated(
+    message: AnthropicMessage, where: str, calls: set[str], context: RequestContext
+) -> list[dict[str, Any]]:
     """`calls` has the ids of all calls so far."""
     role, content = message.role, message.content
     if role not in _ROLES:

@@ -16,17 +16,17 @@ _DEFAULT, _MOST = 20, 1000
 """Of a page, as in Anthropic's API."""
 
 
-class Model(Protocol):
+class ListedModel(Protocol):
     id: str
     created: int
     """Unix seconds; 0: not known."""
     max_model_len: int | None
 
 
-class Models(Protocol):
-    def all(self, principal: Principal) -> Sequence[Model]: ...
+class ListedModels(Protocol):
+    def all(self, principal: Principal) -> Sequence[ListedModel]: ...
 
-    def one(self, name: str, principal: Principal) -> Model:
+    def one(self, name: str, principal: Principal) -> ListedModel:
         """Raises PenstockError."""
         ...
 
@@ -35,12 +35,12 @@ QUERY = ("limit", "after_id", "before_id")
 """Of a page."""
 
 
-async def show_models(models: Models, exchange: Exchange) -> None:
+async def show_models(models: ListedModels, exchange: Exchange) -> None:
     shown = [_shown(model) for model in models.all(exchange.context.principal)]
     await exchange.respond(200, msgspec.json.encode(model_page(shown, exchange.query)))
 
 
-async def show_model(models: Models, exchange: Exchange) -> None:
+async def show_model(models: ListedModels, exchange: Exchange) -> None:
     """The id is all of the path after /v1/models/. Raises PenstockError."""
     model = models.one(exchange.names["name"], exchange.context.principal)
     await exchange.respond(200, msgspec.json.encode(_shown(model)))
@@ -54,7 +54,7 @@ def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) ->
     return {"data": [by_id[model_id] for model_id in ids], "has_more": has_more, **ends}
 
 
-def _shown(model: Model) -> dict[str, Any]:
+def _shown(model: ListedModel) -> dict[str, Any]:
     created = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     limits = {"max_input_tokens": model.max_model_len, "max_tokens": model.max_model_len}
     about = {"type": "model", "id": model.id, "display_name": model.id, "created_at": created}

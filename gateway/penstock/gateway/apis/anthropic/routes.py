@@ -6,7 +6,7 @@ from functools import partial
 
 from penstock.gateway.apis.anthropic.errors import ANTHROPIC
 from penstock.gateway.apis.anthropic.messages import CountTokens, Messages
-from penstock.gateway.apis.anthropic.models import QUERY, Models, show_model, show_models
+from penstock.gateway.apis.anthropic.models import QUERY, ListedModels, show_model, show_models
 from penstock.gateway.apis.anthropic.schemas import UNSUPPORTED, CountTokensRequest, MessagesRequest
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.requests.access import INFER, SEE_METADATA
@@ -26,7 +26,7 @@ def message_routes(dataplane: DataPlane, settings: AppSettings) -> list[Route]:
     ]
 
 
-def model_routes(models: Models) -> list[Route]:
+def model_routes(models: ListedModels) -> list[Route]:
     every, one = partial(show_models, models), partial(show_model, models)
     return [
         Route("GET", "/v1/models", SEE_METADATA, every, ANTHROPIC, _OF_CLIENTS, query=QUERY),

@@ -31,7 +31,7 @@ class Block(msgspec.Struct):
     tool_name: Any = None
 
 
-class Message(msgspec.Struct):
+class AnthropicMessage(msgspec.Struct):
     role: str
     content: str | list[Block] | None = None
 
@@ -62,7 +62,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     """What makes a prompt. None: the caller is silent."""
 
     model: str
-    messages: list[Message]
+    messages: list[AnthropicMessage]
     system: str | list[Block] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.engines.errors import NotFoundError, OverloadedError
 from penstock.gateway.apis.batches.file_store import Room
-from penstock.gateway.apis.batches.lines import Line, least_result
+from penstock.gateway.apis.batches.lines import BatchLine, least_result
 from penstock.gateway.database import Database
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
@@ -20,7 +20,7 @@ BATCH_PREFIX, MESSAGE_BATCH_PREFIX = "batch_", "msgbatch_"
 _MOMENTS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
-class Batch(msgspec.Struct, kw_only=True):
+class StoredBatch(msgspec.Struct, kw_only=True):
     id: str
     """The prefix of its API and 32 hexadecimal digits."""
     tenant: str
@@ -125,7 +125,7 @@ _MOST_ENDED_OF_TENANT = 10_000
 _MOST_ENDED_IN_MEMORY = 100
 """Of a tenant. They may have tens of KiB each, and must leave room for files."""
 
-_decode = msgspec.json.Decoder(Batch).decode
+_decode = msgspec.json.Decoder(StoredBatch).decode
 
 
 class BatchStore:
@@ -139,7 +139,7 @@ class BatchStore:
         self._most_open = most_open
         self._most_open_of_tenant = most_open_of_tenant
 
-    async def add(self, batch: Batch) -> None:
+    async def add(self, batch: StoredBatch) -> None:
         """The oldest ones that have ended may be forgotten. Raises OverloadedError."""
 
         def insert(connection: sqlite3.Connection) -> None:
@@ -158,7 +158,7 @@ class BatchStore:
 
         await self._database.run(insert)
 
-    async def save(self, batch: Batch) -> None:
+    async def save(self, batch: StoredBatch) -> None:
         """How far it is now. The results of one that has ended are in its files, and are forgotten here."""
         encoded, is_open = msgspec.json.encode(batch), batch.is_open
 
@@ -181,7 +181,7 @@ class BatchStore:
 
         await self._database.run(delete)
 
-    async def find(self, tenant: str, batch_id: str, prefix: str = "") -> Batch:
+    async def find(self, tenant: str, batch_id: str, prefix: str = "") -> StoredBatch:
         """Its id begins with `prefix`. Raises NotFoundError."""
 
         def select(connection: sqlite3.Connection) -> tuple[bytes] | None:
@@ -203,7 +203,7 @@ class BatchStore:
 
         return [row[0] for row in await self._database.run(select) if row[0].startswith(prefix)]
 
-    async def find_all(self, tenant: str, batch_ids: Sequence[str]) -> list[Batch]:
+    async def find_all(self, tenant: str, batch_ids: Sequence[str]) -> list[StoredBatch]:
         """Each of these that is still there."""
 
         def select(connection: sqlite3.Connection) -> list[tuple[bytes]]:
@@ -212,7 +212,7 @@ class BatchStore:
 
         return [_decode(row[0]) for row in await self._database.run(select)]
 
-    async def open(self) -> list[Batch]:
+    async def open(self) -> list[StoredBatch]:
         """Those of all tenants that have not ended, the oldest first."""
 
         def select(connection: sqlite3.Connection) -> list[tuple[bytes]]:
@@ -235,7 +235,7 @@ class BatchStore:
 
         await self._database.run(delete)
 
-    async def reserve(self, batch: Batch, result_bytes: int) -> bool:
+    async def reserve(self, batch: StoredBatch, result_bytes: int) -> bool:
         """Room for results that take at least so many bytes. False: there is none."""
 
         def hold(connection: sqlite3.Connection) -> bool:
@@ -246,7 +246,9 @@ class BatchStore:
 
         return await self._database.run(hold)
 
-    async def keep_results(self, batch: Batch, results: Sequence[tuple[Line, bytes]], *, failed: bool) -> bool:
+    async def keep_results(
+        self, batch: StoredBatch, results: Sequence[tuple[BatchLine, bytes]], *, failed: bool
+    ) -> bool:
         """One that a line has already stays. False: there is no room for these, and none is kept; those of `unanswered`
         always have room."""
         rows = [(batch.id, line.number, failed, result) for line, result in results]

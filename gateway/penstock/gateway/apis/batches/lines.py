@@ -45,7 +45,7 @@ class _Streams(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     number: int
     """From 1; empty lines count."""
     custom_id: str
@@ -79,7 +79,7 @@ class _Named(msgspec.Struct):
     custom_id: str
 
 
-def parse_line(number: int, text: bytes, endpoints: Collection[str]) -> Line:
+def parse_line(number: int, text: bytes, endpoints: Collection[str]) -> BatchLine:
     """Raises LineError."""
     if number == 1:
         text = text.removeprefix(BYTE_ORDER_MARK)
@@ -97,7 +97,7 @@ def parse_line(number: int, text: bytes, endpoints: Collection[str]) -> Line:
     if line.url not in endpoints:
         raise LineError("mismatched_endpoint", f"url must be {' or '.join(endpoints)}.", "url")
     check_body(line.body)
-    return Line(number, line.custom_id, line.url, bytes(line.body))
+    return BatchLine(number, line.custom_id, line.url, bytes(line.body))
 
 
 def check_body(body: msgspec.Raw) -> None:
@@ -110,7 +110,7 @@ def check_body(body: msgspec.Raw) -> None:
         raise LineError("invalid_request", "Lines of a batch cannot be streamed.", "body.stream")
 
 
-def read_lines(open_file: Callable[[], IO[bytes]], endpoints: Collection[str]) -> Iterator[Line]:
+def read_lines(open_file: Callable[[], IO[bytes]], endpoints: Collection[str]) -> Iterator[BatchLine]:
     """Those of a file that was checked, in order. It holds no more than a line: many files are read at one time."""
     with open_file() as file:
         for number, text in enumerate(file, 1):
@@ -123,7 +123,7 @@ def read_lines(open_file: Callable[[], IO[bytes]], endpoints: Collection[str]) -
 
 def read_all(
     open_file: Callable[[], IO[bytes]], endpoints: Collection[str], max_line: int
-) -> Iterator[Line | WrongLine]:
+) -> Iterator[BatchLine | WrongLine]:
     """All lines that are not empty, in order; `max_line`: bytes that one may have. What comes behind one that is wrong
     with `too_many_tasks` is not read."""
     seen: set[str] = set()
@@ -142,7 +142,7 @@ def read_all(
             _skip_rest(file, text)
 
 
-def _checked(number: int, text: bytes, endpoints: Collection[str], max_line: int, seen: set[str]) -> Line:
+def _checked(number: int, text: bytes, endpoints: Collection[str], max_line: int, seen: set[str]) -> BatchLine:
     """Raises LineError."""
     if number > _MAX_LINES_OF_FILE:
         raise LineError("too_many_tasks", f"A file may have at most {_MAX_LINES_OF_FILE} lines.")
@@ -187,7 +187,7 @@ def check_lines(open_file: Callable[[], IO[bytes]], endpoints: Collection[str], 
     total = result_bytes = 0
     errors: list[dict[str, Any]] = []
     for line in read_all(open_file, endpoints, max_line):
-        if isinstance(line, Line):
+        if isinstance(line, BatchLine):
             total += 1
             result_bytes += least_result(line)
         else:
@@ -199,13 +199,13 @@ def check_lines(open_file: Callable[[], IO[bytes]], endpoints: Collection[str], 
     return InputCheck(total, errors, result_bytes)
 
 
-def least_result(line: Line) -> int:
+def least_result(line: BatchLine) -> int:
     """Bytes that there is room for before the line is asked: enough for every result of `unanswered`."""
     return len(_encode(line.custom_id)) + _RESULT_BESIDE_ID
 
 
 def answered(
-    line: Line, status: int, request_id: str, body: bytes, warnings: Sequence[Mapping[str, str]] = ()
+    line: BatchLine, status: int, request_id: str, body: bytes, warnings: Sequence[Mapping[str, str]] = ()
 ) -> bytes:
     """The result of a line that was answered, with an error's status, too. `warnings`: of its record."""
     response: dict[str, object] = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
@@ -214,7 +214,7 @@ def answered(
     return _result(line, response, None)
 
 
-def unanswered(line: Line, code: str, message: str) -> bytes:
+def unanswered(line: BatchLine, code: str, message: str) -> bytes:
     """The result of a line without an answer."""
     return _result(line, None, {"code": code, "message": message})
 
@@ -224,7 +224,7 @@ def refused(line: WrongLine) -> bytes:
     return _result(line, None, line.shown())
 
 
-def _result(line: Line | WrongLine, response: object, error: object) -> bytes:
+def _result(line: BatchLine | WrongLine, response: object, error: object) -> bytes:
     result = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id, "response": response, "error": error}
     return _encode(result)
 
@@ -243,7 +243,7 @@ async def _nobody_counts() -> None:
     """Where deaths are forgotten at the end of the process."""
 
 
-class Seat:
+class LineSeat:
     """A line's place among those that are with the models at one time."""
 
     def __init__(self, seats: asyncio.Semaphore) -> None:
@@ -273,15 +273,15 @@ class LineAsker:
         self._seats = asyncio.Semaphore(lines_in_flight)
         self._suspects = asyncio.Lock()
 
-    def seat(self) -> Seat:
+    def seat(self) -> LineSeat:
         """One that is not taken yet."""
-        return Seat(self._seats)
+        return LineSeat(self._seats)
 
     async def answer(
         self,
-        line: Line,
+        line: BatchLine,
         principal: Principal,
-        seat: Seat,
+        seat: LineSeat,
         num_deaths: int = 0,
         died: Callable[[], Awaitable[None]] = _nobody_counts,
     ) -> tuple[bytes, bool]:
@@ -302,14 +302,14 @@ class LineAsker:
         result = answered(line, answer.status, answer.request_id, answer.body, answer.warnings)
         return result, answer.status >= _ERRORS_FROM
 
-    async def _ask(self, line: Line, principal: Principal, seat: Seat, *, suspected: bool) -> InnerAnswer:
+    async def _ask(self, line: BatchLine, principal: Principal, seat: LineSeat, *, suspected: bool) -> InnerAnswer:
         if not suspected:
             return await self._ask_from(seat, line, principal)
         seat.leave()
         async with self._suspects:
             return await self._ask_from(seat, line, principal)
 
-    async def _ask_from(self, seat: Seat, line: Line, principal: Principal) -> InnerAnswer:
+    async def _ask_from(self, seat: LineSeat, line: BatchLine, principal: Principal) -> InnerAnswer:
         await seat.take()
         form = _ERROR_FORMS.get(line.url, OPENAI_ERRORS)
         drain, journal = self._settings.drain, self._settings.journal

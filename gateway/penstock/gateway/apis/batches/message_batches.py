@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError
-from penstock.gateway.apis.batches.batch_store import MESSAGE_BATCH_PREFIX, Batch
+from penstock.gateway.apis.batches.batch_store import MESSAGE_BATCH_PREFIX, StoredBatch
 from penstock.gateway.apis.batches.file_store import MESSAGE_BATCH
 from penstock.gateway.apis.batches.lines import MAX_LINES, LineError, check_body
 from penstock.gateway.apis.batches.service import BatchService
@@ -44,7 +44,7 @@ class _Request(msgspec.Struct):
     params: Raw
 
 
-class CreateRequest(msgspec.Struct):
+class CreateMessageBatch(msgspec.Struct):
     requests: list[_Request]
 
 
@@ -79,7 +79,7 @@ async def create_batch(max_params: int, service: BatchService, exchange: Exchang
         with files.contents.draft() as draft:
             total = await asyncio.to_thread(_write_lines, body, draft, max_params)
             file = await files.add(principal.tenant, f"{batch_id}_input.jsonl", MESSAGE_BATCH, draft)
-        batch = Batch(
+        batch = StoredBatch(
             id=batch_id,
             tenant=principal.tenant,
             key=principal.key,
@@ -102,7 +102,7 @@ async def create_batch(max_params: int, service: BatchService, exchange: Exchang
 def _write_lines(body: bytes, out: IO[bytes], max_params: int) -> int:
     """Returns how many there are. `max_params`: bytes that the params of one may have. What is wrong with them is its
     result, if they can be a line at all. Raises InvalidRequestError."""
-    requests = decode_checked(body, CreateRequest, read=_CustomIds().read).requests
+    requests = decode_checked(body, CreateMessageBatch, read=_CustomIds().read).requests
     if not requests:
         raise InvalidRequestError("requests must not be empty.", param="requests")
     for number, request in enumerate(requests):
@@ -168,13 +168,13 @@ async def batch_results(service: BatchService, exchange: Exchange) -> None:
         await exchange.raw_send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _find(service: BatchService, exchange: Exchange) -> Batch:
+async def _find(service: BatchService, exchange: Exchange) -> StoredBatch:
     batch_id = exchange.names["batch_id"]
     batch = await service.batches.find(exchange.context.tenant, batch_id, MESSAGE_BATCH_PREFIX)
     return service.runner.find(batch.id) or batch
 
 
-def _result_files(batch: Batch) -> Sequence[str]:
+def _result_files(batch: StoredBatch) -> Sequence[str]:
     """One that the server could not go on with has its requests alone."""
     files = (batch.input_file_id,) if batch.status == "failed" else (batch.output_file_id, batch.error_file_id)
     return [file_id for file_id in files if file_id is not None]
@@ -189,7 +189,7 @@ async def _opened(service: BatchService, file_id: str) -> IO[bytes]:
         raise NotFoundError(message, param="message_batch_id") from None
 
 
-async def _pieces(batch: Batch, files: Sequence[IO[bytes]]) -> AsyncIterator[bytes]:
+async def _pieces(batch: StoredBatch, files: Sequence[IO[bytes]]) -> AsyncIterator[bytes]:
     failure = _failure(batch.errors[0]["message"]) if batch.status == "failed" and batch.errors else None
 
     def read(file: IO[bytes]) -> bytes:
@@ -243,7 +243,7 @@ def _failure(message: str) -> Mapping[str, Any]:
     return {"type": "errored", "error": {"type": "error", "error": {"type": "api_error", "message": message}}}
 
 
-def _shown(batch: Batch) -> dict[str, Any]:
+def _shown(batch: StoredBatch) -> dict[str, Any]:
     canceling = batch.moments.get("cancelling")
     status = "canceling" if batch.status == "cancelling" else "in_progress" if batch.is_open else "ended"
     return {
@@ -261,7 +261,7 @@ def _shown(batch: Batch) -> dict[str, Any]:
     }
 
 
-def _counts(batch: Batch) -> Mapping[str, int]:
+def _counts(batch: StoredBatch) -> Mapping[str, int]:
     """As Anthropic's: all are processing until the whole batch has ended."""
     if batch.is_open:
         return {**_NOTHING, "processing": batch.total}

@@ -8,7 +8,7 @@ import uuid
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.apis.batches.batch_store import BATCH_PREFIX, Batch
+from penstock.gateway.apis.batches.batch_store import BATCH_PREFIX, StoredBatch
 from penstock.gateway.apis.batches.files import checked_lifetime
 from penstock.gateway.apis.batches.service import BatchService
 from penstock.gateway.apis.openai.validation import check_metadata
@@ -27,7 +27,7 @@ class _ExpiresAfter(msgspec.Struct):
     seconds: int
 
 
-class CreateRequest(msgspec.Struct):
+class CreateBatch(msgspec.Struct):
     input_file_id: str
     endpoint: str
     completion_window: str
@@ -36,7 +36,7 @@ class CreateRequest(msgspec.Struct):
 
 
 async def create_batch(service: BatchService, exchange: Exchange) -> None:
-    request = parse(await exchange.body(_MAX_BODY), CreateRequest, {})
+    request = parse(await exchange.body(_MAX_BODY), CreateBatch, {})
     principal = exchange.context.principal
     check_metadata(request.metadata)
     if request.endpoint not in service.endpoints:
@@ -51,7 +51,7 @@ async def create_batch(service: BatchService, exchange: Exchange) -> None:
     file = await service.files.find(principal.tenant, request.input_file_id, "input_file_id")
     if file.purpose != "batch":
         raise InvalidRequestError("input_file_id: the file's purpose must be batch.", param="input_file_id")
-    batch = Batch(
+    batch = StoredBatch(
         id=f"{BATCH_PREFIX}{uuid.uuid4().hex}",
         tenant=principal.tenant,
         key=principal.key,
@@ -90,7 +90,7 @@ async def cancel_batch(service: BatchService, exchange: Exchange) -> None:
     await exchange.respond(200, msgspec.json.encode(batch.shown()))
 
 
-async def _find(service: BatchService, exchange: Exchange) -> Batch:
+async def _find(service: BatchService, exchange: Exchange) -> StoredBatch:
     batch = await service.batches.find(exchange.context.tenant, exchange.names["batch_id"], BATCH_PREFIX)
     return service.runner.find(batch.id) or batch
 

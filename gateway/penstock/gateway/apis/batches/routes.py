@@ -32,7 +32,7 @@ def file_routes(service: BatchService | None) -> list[Route]:
 
     create = _keeps_no_files if service is None else files.Uploads(service).create
     file, batch = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
-    request = openai_batches.CreateRequest
+    request = openai_batches.CreateBatch
     return [
         Route("POST", "/v1/files", OWN_FILES, create, form=FORM),
         Route("GET", "/v1/files", OWN_FILES, of(files.list_files), query=(*QUERY, "purpose")),
@@ -60,7 +60,7 @@ def message_batch_routes(service: BatchService | None, settings: AppSettings) ->
         ("GET", f"{one}/results", message_batches.batch_results),
     )
     return [
-        Route("POST", every, INFER, of(create), ANTHROPIC, schema=message_batches.CreateRequest),
+        Route("POST", every, INFER, of(create), ANTHROPIC, schema=message_batches.CreateMessageBatch),
         Route("GET", every, OWN_FILES, of(message_batches.list_batches), ANTHROPIC, query=MESSAGE_QUERY),
         *(Route(method, path, OWN_FILES, of(answer), ANTHROPIC) for method, path, answer in rows),
     ]

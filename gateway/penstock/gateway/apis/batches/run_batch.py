@@ -13,7 +13,7 @@ from typing import IO
 import msgspec
 
 from penstock.engines.errors import EngineDeadError
-from penstock.gateway.apis.batches.lines import Line, LineAsker, WrongLine, read_all, refused
+from penstock.gateway.apis.batches.lines import BatchLine, LineAsker, WrongLine, read_all, refused
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.requests.context import ANYONE
 from penstock.gateway.transports.http.routes import Handle
@@ -65,7 +65,7 @@ class BatchFile:
             raise ConfigError(f"{self._source} cannot be read: {error.strerror}") from None
         return total
 
-    def _lines_of(self, endpoints: Mapping[str, Handle], settings: AppSettings) -> Iterator[Line | WrongLine]:
+    def _lines_of(self, endpoints: Mapping[str, Handle], settings: AppSettings) -> Iterator[BatchLine | WrongLine]:
         return read_all(lambda: self._source.open("rb"), endpoints, settings.max_body_bytes)
 
     async def answer(self, endpoints: Mapping[str, Handle], settings: AppSettings, is_live: Callable[[], bool]) -> None:
@@ -93,7 +93,7 @@ class BatchFile:
             raise cause from None
         logger.info("%s: %d answered, %d failed, %d before", self._target, *self._counts(), len(done))
 
-    async def _answer(self, line: Line, asker: LineAsker, out: IO[bytes]) -> None:
+    async def _answer(self, line: BatchLine, asker: LineAsker, out: IO[bytes]) -> None:
         seat = asker.seat()
         try:
             result, failed = await asker.answer(line, ANYONE, seat)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.gateway.apis.batches.batch_store import Batch, BatchStore, Status
+from penstock.gateway.apis.batches.batch_store import BatchStore, Status, StoredBatch
 from penstock.gateway.apis.batches.file_store import (
     MAX_FILE_BYTES,
     MESSAGE_BATCH,
@@ -25,7 +25,7 @@ from penstock.gateway.apis.batches.file_store import (
     MemoryContents,
     Room,
 )
-from penstock.gateway.apis.batches.lines import Line, LineAsker, Seat, check_lines, read_lines, unanswered
+from penstock.gateway.apis.batches.lines import BatchLine, LineAsker, LineSeat, check_lines, read_lines, unanswered
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.database import Database, is_disk_error
 from penstock.gateway.requests.context import Principal
@@ -41,7 +41,7 @@ _NO_ROOM = "no_room"
 _NO_ROOM_FOR_RESULTS = "There is no room in memory for the results of so many lines (--data-memory, --data-dir)."
 
 
-def _ended(seat: Seat, places: asyncio.Semaphore, _: object) -> None:
+def _ended(seat: LineSeat, places: asyncio.Semaphore, _: object) -> None:
     seat.leave()
     places.release()
 
@@ -63,7 +63,7 @@ class BatchRunner:
         self._lines_in_flight = lines_in_flight
         self._asker = LineAsker(endpoints, settings, lines_in_flight)
         self._started = False
-        self._open: dict[str, Batch] = {}
+        self._open: dict[str, StoredBatch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
         self.lines: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class BatchRunner:
         for batch in waiting:
             self.begin(batch)
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: StoredBatch) -> None:
         """A batch of the store. While models load, and once the server ends, it only waits there."""
         if self._started and batch.id not in self._open:
             self._open[batch.id] = batch
@@ -90,21 +90,21 @@ class BatchRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def open(self) -> Collection[Batch]:
+    def open(self) -> Collection[StoredBatch]:
         """Those that have not ended, as far as they are now."""
         return self._open.values()
 
-    def find(self, batch_id: str) -> Batch | None:
+    def find(self, batch_id: str) -> StoredBatch | None:
         """None when it has ended."""
         return self._open.get(batch_id)
 
-    async def cancel(self, batch: Batch) -> None:
+    async def cancel(self, batch: StoredBatch) -> None:
         """Ends an open batch soon; what is being answered is given up."""
         await self._enter(batch, "cancelling")
         if batch.id in self._answering:
             self._answering[batch.id].cancel()
 
-    async def _run(self, batch: Batch) -> None:
+    async def _run(self, batch: StoredBatch) -> None:
         try:
             while batch.is_open:
                 await self._go_on(batch)
@@ -117,7 +117,7 @@ class BatchRunner:
         finally:
             del self._open[batch.id], self._tasks[batch.id]
 
-    async def _go_on(self, batch: Batch) -> None:
+    async def _go_on(self, batch: StoredBatch) -> None:
         """From its status on. Returns when it has ended, or after a wait when the disk has failed."""
         try:
             if batch.status == "validating" or (batch.status == "cancelling" and not batch.validated):
@@ -132,7 +132,7 @@ class BatchRunner:
             logger.exception("batch %s: trying again in %.0f s", batch.id, _DISK_AGAIN_AFTER_S)
             await asyncio.sleep(_DISK_AGAIN_AFTER_S)
 
-    async def _enter(self, batch: Batch, status: Status) -> None:
+    async def _enter(self, batch: StoredBatch, status: Status) -> None:
         """It has the status once the database knows."""
         before = batch.status
         batch.enter(status)
@@ -143,7 +143,7 @@ class BatchRunner:
                 batch.status = before
             raise
 
-    async def _validate(self, batch: Batch) -> None:
+    async def _validate(self, batch: StoredBatch) -> None:
         opened = partial(self._files.contents.open, batch.input_file_id)
         checked = await asyncio.to_thread(check_lines, opened, (batch.endpoint,), self._max_line)
         batch.total, batch.errors, batch.validated = checked.total, checked.errors, True
@@ -156,7 +156,7 @@ class BatchRunner:
         else:
             await self._batches.save(batch)
 
-    async def _answer_until_end(self, batch: Batch) -> None:
+    async def _answer_until_end(self, batch: StoredBatch) -> None:
         """Returns when all lines are answered, its time is over, or it is being cancelled."""
         answering = self._answering[batch.id] = asyncio.create_task(self._answer_all(batch))
         try:
@@ -168,7 +168,7 @@ class BatchRunner:
         if not answering.cancelled():
             answering.result()
 
-    async def _answer_all(self, batch: Batch) -> None:
+    async def _answer_all(self, batch: StoredBatch) -> None:
         """Lines may be large: each is read when there is a seat for it, and of those that wait without one a batch has
         no more than there are seats."""
         lines, places = await self._unanswered(batch), asyncio.Semaphore(self._lines_in_flight)
@@ -189,21 +189,21 @@ class BatchRunner:
                 task = group.create_task(self._answer(batch, line, seat, deaths.get(line.number, 0)))
                 task.add_done_callback(partial(_ended, seat, places))  # also of one that never ran
 
-    async def _unanswered(self, batch: Batch) -> Iterator[Line]:
+    async def _unanswered(self, batch: StoredBatch) -> Iterator[BatchLine]:
         """For a thread: it reads the file."""
         done = await self._count(batch)
         opened = partial(self._files.contents.open, batch.input_file_id)
         lines = read_lines(opened, (batch.endpoint,))
         return (line for line in lines if line.number not in done)
 
-    async def _count(self, batch: Batch) -> Collection[int]:
+    async def _count(self, batch: StoredBatch) -> Collection[int]:
         """The lines that have results; counts them for the batch."""
         done = await self._batches.answered(batch.id)
         batch.failed = sum(done.values())
         batch.completed = len(done) - batch.failed
         return done
 
-    async def _answer(self, batch: Batch, line: Line, seat: Seat, num_deaths: int) -> None:
+    async def _answer(self, batch: StoredBatch, line: BatchLine, seat: LineSeat, num_deaths: int) -> None:
         principal = Principal(tenant=batch.tenant, key=batch.key, models=batch.models)
         died = partial(self._batches.count_death, batch.id, line.number)
         result, failed = await self._asker.answer(line, principal, seat, num_deaths, died)
@@ -214,7 +214,7 @@ class BatchRunner:
         batch.completed += not failed
         self.lines["failed" if failed else "completed"] += 1
 
-    async def _finish(self, batch: Batch) -> None:
+    async def _finish(self, batch: StoredBatch) -> None:
         """Gives the lines that were not answered their errors, and writes the files. A restart may repeat it."""
         if batch.unanswered is None:
             batch.unanswered = batch.total - len(await self._count(batch))
@@ -233,7 +233,7 @@ class BatchRunner:
             await self._files.forget([batch.input_file_id])
         logger.info("batch %s: %s, %d completed, %d failed", batch.id, end, batch.completed, batch.failed)
 
-    async def _give_up_unanswered(self, batch: Batch, end: Status) -> None:
+    async def _give_up_unanswered(self, batch: StoredBatch, end: Status) -> None:
         code, what = "batch_expired", "The batch's time was over"
         if end == "cancelled":
             code, what = "batch_cancelled", "The batch was cancelled"
@@ -242,7 +242,7 @@ class BatchRunner:
         while some := await asyncio.to_thread(lambda: list(islice(results, _TOGETHER))):
             await self._batches.keep_results(batch, some, failed=True)
 
-    async def _write_results(self, batch: Batch, name: str, *, failed: bool) -> str | None:
+    async def _write_results(self, batch: StoredBatch, name: str, *, failed: bool) -> str | None:
         """The file's id; None when there are none. Written again, it has the same id."""
         file_id = f"file-{uuid.uuid5(uuid.UUID(batch.id.rpartition('_')[2]), name).hex}"
         after = 0

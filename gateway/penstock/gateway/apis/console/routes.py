@@ -61,7 +61,7 @@ _TYPES = {
 _PAGE = "index.html"
 
 
-class CancelRequest(msgspec.Struct, forbid_unknown_fields=True):
+class CancelBody(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
@@ -71,7 +71,7 @@ def console_routes(sources: ConsoleSources, keys: ApiKeys) -> list[Route]:
     return [
         Route("GET", "/console", _OPEN, partial(assets.show, guard, _PAGE), CONSOLE),
         Route("GET", "/console/live", OPERATE, console.stream, CONSOLE, query=("view", "model", "request")),
-        Route("POST", "/console/cancel", OPERATE, console.cancel, CONSOLE, schema=CancelRequest),
+        Route("POST", "/console/cancel", OPERATE, console.cancel, CONSOLE, schema=CancelBody),
         Route("GET", "/console/{file}", _OPEN, partial(assets.show_named, guard), CONSOLE, is_shown=False),
     ]
 
@@ -159,7 +159,7 @@ class _Console:
     async def cancel(self, exchange: Exchange) -> None:
         """Ends a request that is in flight. Raises NotFoundError."""
         self._guard.check_action(exchange)
-        body = decode_json(await exchange.body(_MOST_BODY), CancelRequest)
+        body = decode_json(await exchange.body(_MOST_BODY), CancelBody)
         if not await self._sources.cancel(body.id):
             raise NotFoundError(f"No request `{body.id[:128]}` is in flight.")
         await exchange.respond(200, b'{"cancelled":true}', headers=_HEADERS)

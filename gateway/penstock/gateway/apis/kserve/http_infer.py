@@ -29,7 +29,7 @@ from penstock.gateway.apis.kserve.parameters import from_json as parameter_from_
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
 from penstock.gateway.apis.kserve.tensor_plane import LONG_BODY, LONG_TEXT, Moments, OutputForm, TensorPlane
 from penstock.gateway.requests.bounded_json import decode_json
-from penstock.gateway.requests.call import Call
+from penstock.gateway.requests.call import ServedCall
 from penstock.gateway.transports.http.compression import accepted_coding, compress, content_coding
 from penstock.gateway.transports.http.exchange import Exchange
 
@@ -80,7 +80,7 @@ async def infer(context: KServe, exchange: Exchange, name: str, version: str) ->
             call.close()
 
 
-async def read_input(exchange: Exchange, call: Call, limit: int, coding: bytes = b"") -> bytes:
+async def read_input(exchange: Exchange, call: ServedCall, limit: int, coding: bytes = b"") -> bytes:
     """The body of a request for inference, which has this coding; from its end on the call is watched.
 
     Raises InvalidRequestError, OverloadedError, ClientGone, and PayloadTooLargeError with the flag that sets the limit:

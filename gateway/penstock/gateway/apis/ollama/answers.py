@@ -23,7 +23,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-class Answer:
+class OllamaAnswer:
     """Of one request, as far as it is written: what is new of it is taken from here."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Answer:
         return _encode(body) + b"\n"
 
 
-class Lines(Answer):
+class OllamaLines(OllamaAnswer):
     """The frames of a stream."""
 
     live = 1

@@ -27,7 +27,7 @@ _KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PromptWindow:
     """How long a prompt may be, in tokens."""
 
     most: int
@@ -61,7 +61,7 @@ class Window:
         return replace(text_request, params=msgspec.structs.replace(text_request.params, max_tokens=room))
 
 
-def window(options: Options, context_length: int, context: RequestContext) -> Window:
+def window(options: Options, context_length: int, context: RequestContext) -> PromptWindow:
     """`num_ctx` bounds the prompt alone. Where a prompt is cut, `num_predict` tokens of the context stay for the
     answer, at most half of it, and a quarter where the request does not say: contexts do not move here while a model
     answers, as they do in Ollama."""
@@ -74,11 +74,11 @@ def window(options: Options, context_length: int, context: RequestContext) -> Wi
     rest = max(1, min(most, context_length - max(1, min(room, context_length // 2))))
     kept = whole(options.num_keep)
     keep = _KEPT if kept is None else rest if kept < 0 else kept
-    return Window(most, rest, min(keep, rest - 1), context_length)
+    return PromptWindow(most, rest, min(keep, rest - 1), context_length)
 
 
 async def fitted_chat(
-    messages: Messages, render: Render, bounds: Window, context: RequestContext, *, cut: bool
+    messages: Messages, render: Render, bounds: PromptWindow, context: RequestContext, *, cut: bool
 ) -> GenerateRequest:
     """The request whose prompt fits: the oldest messages are left out, but for those of the system, and of a last one
     that is too long by itself some tokens. Not `cut`: raises ContextLengthError."""
@@ -106,7 +106,7 @@ def note_cut(field: str, context: RequestContext) -> None:
     context.ignore(field, "what is older is left out, since it is longer than the context.")
 
 
-def too_long(bounds: Window) -> ContextLengthError:
+def too_long(bounds: PromptWindow) -> ContextLengthError:
     message = f"The prompt has more than {bounds.most} tokens, which is what there is room for; truncate true cuts it."
     return ContextLengthError(message, param="truncate")
 

@@ -12,9 +12,9 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.quantities import parse_duration
-from penstock.gateway.apis.ollama.answers import Answer, Lines, now
-from penstock.gateway.apis.ollama.fitting import Window, fitted_chat, window, with_prompt
-from penstock.gateway.apis.ollama.schemas import ChatRequest, GenerateRequest, Options, model_name
+from penstock.gateway.apis.ollama.answers import OllamaAnswer, OllamaLines, now
+from penstock.gateway.apis.ollama.fitting import PromptWindow, fitted_chat, window, with_prompt
+from penstock.gateway.apis.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, Options, model_name
 from penstock.gateway.apis.ollama.translation import (
     openai_chat,
     openai_completion,
@@ -74,8 +74,8 @@ def keep(models: Catalogue, model: LoadedModel, keep_alive: float | str, context
 
 _JSON_LINES = b"application/x-ndjson"
 _PROMPT_ALONE = re.compile(r"\{\{-?\s*\.Prompt\s*-?\}\}")
-_R = TypeVar("_R", ChatRequest, GenerateRequest)
-_A = TypeVar("_A", bound=Answer)
+_R = TypeVar("_R", OllamaChatRequest, OllamaGenerateRequest)
+_A = TypeVar("_A", bound=OllamaAnswer)
 
 
 class _Endpoint(TranslatingEndpoint[_R]):
@@ -125,11 +125,11 @@ class _Endpoint(TranslatingEndpoint[_R]):
     ) -> Awaitable[None]:
         if request.stream is False:
             return self._answer(exchange, request, generation)
-        lines = self._answer_of(Lines, exchange, request, generation)
+        lines = self._answer_of(OllamaLines, exchange, request, generation)
         return stream(exchange, generation, lines, ending=lines.ending, content_type=_JSON_LINES, early=lines.heartbeat)
 
     async def _answer(self, exchange: Exchange, request: _R, generation: Generation | UpstreamAnswer) -> None:
-        answer = self._answer_of(Answer, exchange, request, generation)
+        answer = self._answer_of(OllamaAnswer, exchange, request, generation)
         async for deltas in generation:
             for delta in deltas:
                 answer.add(delta)
@@ -224,29 +224,29 @@ class _Endpoint(TranslatingEndpoint[_R]):
         return upstream_chat(openai_chat(request, self._model_name(request), tools, sampling, context), messages)
 
 
-class Chat(_Endpoint[ChatRequest]):
-    schema = ChatRequest
+class OllamaChat(_Endpoint[OllamaChatRequest]):
+    schema = OllamaChatRequest
     is_chat = True
 
-    def _is_empty(self, request: ChatRequest) -> bool:
+    def _is_empty(self, request: OllamaChatRequest) -> bool:
         return not request.messages
 
-    async def _generate_request(self, request: ChatRequest, context: RequestContext) -> TextRequest:
+    async def _generate_request(self, request: OllamaChatRequest, context: RequestContext) -> TextRequest:
         messages = template_messages(request.messages or (), context, self._roles(request, context))
         return await self._chat(request, request.tools, messages, context)
 
-    async def _upstream_chat(self, request: ChatRequest, context: RequestContext) -> UpstreamChat:
+    async def _upstream_chat(self, request: OllamaChatRequest, context: RequestContext) -> UpstreamChat:
         messages = template_messages(request.messages or (), context, frozenset({ANY_ROLE}))
         return self._openai_chat(request, request.tools, messages, context)
 
 
-class Generate(_Endpoint[GenerateRequest]):
+class Generate(_Endpoint[OllamaGenerateRequest]):
     """A prompt is the one message of a chat, unless it is `raw`, has a `suffix`, or the model has no chat template."""
 
-    schema = GenerateRequest
+    schema = OllamaGenerateRequest
     is_chat = False
 
-    def _parse(self, body: JsonBody) -> GenerateRequest:
+    def _parse(self, body: JsonBody) -> OllamaGenerateRequest:
         request = super()._parse(body)
         if request.raw and (request.system or request.context or request.template):
             message = "raw: this prompt goes to the model as it is, without system, context and template."
@@ -255,15 +255,17 @@ class Generate(_Endpoint[GenerateRequest]):
             raise InvalidRequestError("suffix: a text with a gap has no context before it.", param="suffix")
         return request
 
-    def _is_empty(self, request: GenerateRequest) -> bool:
+    def _is_empty(self, request: OllamaGenerateRequest) -> bool:
         return not (request.prompt or request.images)
 
-    def _shown_prompt(self, request: GenerateRequest, generation: Generation | UpstreamAnswer) -> list[int] | None:
+    def _shown_prompt(
+        self, request: OllamaGenerateRequest, generation: Generation | UpstreamAnswer
+    ) -> list[int] | None:
         if request.raw or request.suffix or not isinstance(generation, Generation):
             return None
         return generation.prompt_token_ids[0]
 
-    async def _generate_request(self, request: GenerateRequest, context: RequestContext) -> TextRequest:
+    async def _generate_request(self, request: OllamaGenerateRequest, context: RequestContext) -> TextRequest:
         loaded = self._loaded(request, context)
         source = None if loaded.chat_template is None else loaded.chat_template.source
         as_it_is = _goes_as_it_is(request, source)
@@ -271,7 +273,7 @@ class Generate(_Endpoint[GenerateRequest]):
             return await self._completion(request, context)
         return await self._chat(request, None, _messages(request, context), context, before=request.context or ())
 
-    async def _completion(self, request: GenerateRequest, context: RequestContext) -> TextRequest:
+    async def _completion(self, request: OllamaGenerateRequest, context: RequestContext) -> TextRequest:
         name, options = self._model_name(request), request.options or Options()
         model = self._dataplane.model(name, context)
         if request.system:
@@ -286,12 +288,14 @@ class Generate(_Endpoint[GenerateRequest]):
         text_request = widened(text_request, sampling, context)
         return text_request if request.suffix else bounds.limited(text_request)
 
-    async def _tokens(self, request: GenerateRequest, text: str, bounds: Window, context: RequestContext) -> list[int]:
+    async def _tokens(
+        self, request: OllamaGenerateRequest, text: str, bounds: PromptWindow, context: RequestContext
+    ) -> list[int]:
         cut = request.truncate is not False
         tokens = await self._dataplane.text_prompt(self._model_name(request), text, context, cut=cut)
         return bounds.shortened([*(request.context or ()), *tokens], "prompt", context, cut=cut)
 
-    async def _upstream_chat(self, request: GenerateRequest, context: RequestContext) -> UpstreamChat:
+    async def _upstream_chat(self, request: OllamaGenerateRequest, context: RequestContext) -> UpstreamChat:
         for name in ("raw", "suffix", "context", "template"):
             if getattr(request, name):
                 raise UnsupportedError(f"{name}: models of other servers are asked by chats.", param=name)
@@ -304,13 +308,13 @@ def _continued(before: Sequence[int], prompt: list[int], model: ServedModel) -> 
     return [*before, *(prompt[1:] if opens else prompt)]
 
 
-def _messages(request: GenerateRequest, context: RequestContext) -> list[dict[str, Any]]:
+def _messages(request: OllamaGenerateRequest, context: RequestContext) -> list[dict[str, Any]]:
     text = with_images(request.prompt or "", request.images, "images", context)
     system = [{"role": "system", "content": request.system}] if request.system else []
     return [*system, {"role": "user", "content": text}]
 
 
-def _goes_as_it_is(request: GenerateRequest, source: str | None) -> bool:
+def _goes_as_it_is(request: OllamaGenerateRequest, source: str | None) -> bool:
     """`template` says how the prompt is written, in Ollama's own language. Of that language this server knows the
     prompt alone, and the model's own template, as /api/show gives it. Raises UnsupportedError."""
     template = (request.template or "").strip()

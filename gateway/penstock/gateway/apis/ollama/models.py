@@ -56,7 +56,7 @@ class _Model:
     """None: it is not awake."""
 
 
-class Models:
+class OllamaModels:
     """Those that are loaded, of every kind, and those that a request would load."""
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -156,16 +156,16 @@ def _upstream(name: str, model: Upstream) -> _Model:
     )
 
 
-async def show_running(models: Models, exchange: Exchange) -> None:
+async def show_running(models: OllamaModels, exchange: Exchange) -> None:
     """Those that are awake, and how long they stay so."""
     await exchange.respond(200, msgspec.json.encode({"models": await models.running(exchange)}))
 
 
-async def show_all(models: Models, exchange: Exchange) -> None:
+async def show_all(models: OllamaModels, exchange: Exchange) -> None:
     await exchange.respond(200, msgspec.json.encode({"models": await models.listed(exchange)}))
 
 
-async def show(models: Models, settings: AppSettings, exchange: Exchange) -> None:
+async def show(models: OllamaModels, settings: AppSettings, exchange: Exchange) -> None:
     request = parse(await exchange.body(settings.max_body_bytes, from_curl=True), ShowRequest, {})
     await exchange.respond(200, msgspec.json.encode(await models.shown(named_model(request), exchange)))
 
@@ -239,7 +239,7 @@ _encode = msgspec.json.Encoder().encode
 class Pull:
     """POST /api/pull. Clients ask for a model before they use it: for one that is here, all is done already."""
 
-    def __init__(self, models: Models, settings: AppSettings) -> None:
+    def __init__(self, models: OllamaModels, settings: AppSettings) -> None:
         self._models = models
         self._settings = settings
 

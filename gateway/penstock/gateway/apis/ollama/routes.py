@@ -6,9 +6,17 @@ from functools import partial
 
 from penstock.gateway.apis.ollama.embed import Embed, OldEmbed
 from penstock.gateway.apis.ollama.errors import OLLAMA
-from penstock.gateway.apis.ollama.generate import Chat, Generate
-from penstock.gateway.apis.ollama.models import Models, Pull, operators_only, show, show_all, show_running, show_version
-from penstock.gateway.apis.ollama.schemas import ChatRequest, GenerateRequest, PullRequest, ShowRequest
+from penstock.gateway.apis.ollama.generate import Generate, OllamaChat
+from penstock.gateway.apis.ollama.models import (
+    OllamaModels,
+    Pull,
+    operators_only,
+    show,
+    show_all,
+    show_running,
+    show_version,
+)
+from penstock.gateway.apis.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, PullRequest, ShowRequest
 from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.pooling.plane import PoolingPlane
@@ -18,10 +26,10 @@ from penstock.gateway.transports.http.settings import AppSettings
 
 
 def text_routes(dataplane: DataPlane, settings: AppSettings) -> list[Route]:
-    chat, generate = Chat(dataplane, settings).handle, Generate(dataplane, settings).handle
+    chat, generate = OllamaChat(dataplane, settings).handle, Generate(dataplane, settings).handle
     return [
-        Route("POST", "/api/chat", INFER, chat, OLLAMA, schema=ChatRequest),
-        Route("POST", "/api/generate", INFER, generate, OLLAMA, schema=GenerateRequest),
+        Route("POST", "/api/chat", INFER, chat, OLLAMA, schema=OllamaChatRequest),
+        Route("POST", "/api/generate", INFER, generate, OLLAMA, schema=OllamaGenerateRequest),
     ]
 
 
@@ -35,7 +43,7 @@ def embedding_routes(pooling: PoolingPlane, settings: AppSettings) -> list[Route
 
 
 def model_routes(catalogue: Catalogue, settings: AppSettings) -> list[Route]:
-    models = Models(catalogue)
+    models = OllamaModels(catalogue)
     shown, pull = partial(show, models, settings), Pull(models, settings).handle
     return [
         Route("GET", "/api/tags", SEE_METADATA, partial(show_all, models), OLLAMA),

@@ -57,17 +57,17 @@ class CalledFunction(msgspec.Struct):
     arguments: dict[str, Any] | str | None = None
 
 
-class ToolCall(msgspec.Struct):
+class OllamaToolCall(msgspec.Struct):
     function: CalledFunction
     id: str | None = None
 
 
-class Message(msgspec.Struct):
+class OllamaMessage(msgspec.Struct):
     role: str
     content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -88,13 +88,13 @@ class GeneratingRequest(msgspec.Struct, kw_only=True):
     """False: a prompt that is longer than the context is refused, and not cut."""
 
 
-class ChatRequest(GeneratingRequest, kw_only=True):
-    messages: list[Message] | None = None
+class OllamaChatRequest(GeneratingRequest, kw_only=True):
+    messages: list[OllamaMessage] | None = None
     """Empty: the model is to be loaded, which it is."""
     tools: list[dict[str, Any]] | None = None
 
 
-class GenerateRequest(GeneratingRequest, kw_only=True):
+class OllamaGenerateRequest(GeneratingRequest, kw_only=True):
     prompt: str | None = None
     """Empty: the model is to be loaded, which it is."""
     system: str | None = None

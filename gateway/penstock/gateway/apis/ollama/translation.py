@@ -11,12 +11,12 @@ import msgspec
 
 from penstock.gateway.apis.ollama.schemas import (
     CalledFunction,
-    ChatRequest,
     Format,
-    GenerateRequest,
     GeneratingRequest,
-    Message,
     Number,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
     Options,
     Think,
 )
@@ -126,7 +126,7 @@ _ROLES = {
 
 
 def openai_chat(
-    request: ChatRequest | GenerateRequest,
+    request: OllamaChatRequest | OllamaGenerateRequest,
     name: str,
     tools: list[dict[str, Any]] | None,
     sampling: Mapping[str, Any],
@@ -155,7 +155,7 @@ def openai_chat(
 
 
 def openai_completion(
-    request: GenerateRequest,
+    request: OllamaGenerateRequest,
     name: str,
     prompt: str | list[int],
     sampling: Mapping[str, Any],
@@ -204,7 +204,7 @@ def _with_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def template_messages(
-    messages: Sequence[Message], context: RequestContext, roles: frozenset[str] = frozenset()
+    messages: Sequence[OllamaMessage], context: RequestContext, roles: frozenset[str] = frozenset()
 ) -> list[dict[str, Any]]:
     """As chat templates know them. Calls need no ids, and results of tools name the tool: ids are made here. What
     cannot be shown as it is, is shown in another way and noted."""
@@ -241,7 +241,7 @@ def _role(role: str, where: str, context: RequestContext, roles: frozenset[str])
     return "user"
 
 
-def _content(message: Message, where: str, context: RequestContext) -> str:
+def _content(message: OllamaMessage, where: str, context: RequestContext) -> str:
     return with_images(message.content or "", message.images, f"{where}.images", context)
 
 
@@ -274,7 +274,7 @@ class _OpenCalls:
         self._names[call_id] = name
         self._by_name.setdefault(name, deque()).append(call_id)
 
-    def answered(self, message: Message, number: int, context: RequestContext) -> dict[str, Any]:
+    def answered(self, message: OllamaMessage, number: int, context: RequestContext) -> dict[str, Any]:
         """The call that a result belongs to: the one with its id, else the first one of its name without a result, or
         the first one of all. A result without a call stays one, of a call with an id of its own."""
         call_id = self._of(message.tool_call_id, message.tool_name)

@@ -21,7 +21,7 @@ from penstock.gateway.apis.openai.messages import (
 from penstock.gateway.apis.openai.objects import (
     FUNCTIONS,
     ChatChoice,
-    Head,
+    ResponseHead,
     call_forms,
     chat_logprobs,
     chat_usage,
@@ -233,7 +233,9 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
             self._keep(exchange, request, head, body)
         await exchange.respond(200, with_metadata(body, request.metadata) if request.metadata else body)
 
-    def _body(self, request: ChatRequest, head: Head, generation: Generation, collected: Sequence[Collected]) -> bytes:
+    def _body(
+        self, request: ChatRequest, head: ResponseHead, generation: Generation, collected: Sequence[Collected]
+    ) -> bytes:
         """The answer without metadata."""
         extra: dict[str, object] = {}
         if request.return_token_ids:
@@ -243,13 +245,13 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
         choices = [_choice(request, index, choice) for index, choice in enumerate(collected)]
         return spliced(head, choices=choices, usage=chat_usage(generation.usage), **extra)
 
-    def _keep(self, exchange: Exchange, request: ChatRequest, head: Head, body: bytes) -> None:
+    def _keep(self, exchange: Exchange, request: ChatRequest, head: ResponseHead, body: bytes) -> None:
         if self._keeper is not None:
             messages = msgspec.json.encode(shown_messages(head.id, request.messages))
             chat = StoredChat(head.id, request.model, body, messages, request.metadata or {})
             self._keeper.keep(exchange.context.tenant, chat)
 
-    def _head(self, kind: str, request: ChatRequest, text_request: GenerateRequest) -> Head:
+    def _head(self, kind: str, request: ChatRequest, text_request: GenerateRequest) -> ResponseHead:
         tier: str | msgspec.UnsetType = msgspec.UNSET
         if request.service_tier is not None:
             tier = real_tier(request.service_tier, text_request)

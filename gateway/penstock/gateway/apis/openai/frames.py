@@ -14,7 +14,7 @@ import msgspec
 from penstock.gateway.apis.openai.objects import (
     FUNCTIONS,
     CallForms,
-    Head,
+    ResponseHead,
     UsageObject,
     custom_delta,
     finish_reason,
@@ -45,7 +45,7 @@ class Frames:
 
     def __init__(
         self,
-        head: Head,
+        head: ResponseHead,
         choices: int,
         *,
         opening: bytes,

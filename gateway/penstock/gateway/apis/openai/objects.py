@@ -137,7 +137,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Head(msgspec.Struct):
+class ResponseHead(msgspec.Struct):
     """The first fields of every response and of every chunk of a stream."""
 
     id: str
@@ -151,11 +151,11 @@ class Head(msgspec.Struct):
 
 def new_head(
     prefix: str, kind: str, model: str, fingerprint: str, service_tier: str | msgspec.UnsetType = msgspec.UNSET
-) -> Head:
-    return Head(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model, fingerprint, service_tier)
+) -> ResponseHead:
+    return ResponseHead(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model, fingerprint, service_tier)
 
 
-def spliced(head: Head, **fields: object) -> bytes:
+def spliced(head: ResponseHead, **fields: object) -> bytes:
     """One JSON object: the head's fields, then these."""
     return msgspec.json.encode(head)[:-1] + b"," + msgspec.json.encode(fields)[1:]
 

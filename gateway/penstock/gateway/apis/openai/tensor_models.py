@@ -31,7 +31,7 @@ from penstock.gateway.apis.openai.objects import (
     AssistantMessage,
     ChatChoice,
     CompletionChoice,
-    Head,
+    ResponseHead,
     chat_usage,
     new_head,
     spliced,
@@ -189,7 +189,7 @@ class TensorModel:
     def _pulse(self) -> float | None:
         return self._settings.heartbeat_s or None
 
-    def _head(self, prefix: str, kind: str, request: CommonRequest) -> Head:
+    def _head(self, prefix: str, kind: str, request: CommonRequest) -> ResponseHead:
         return new_head(prefix, kind, request.model, self._settings.system_fingerprint)
 
     async def _chat_prompt(self, request: ChatRequest, exchange: Exchange) -> str:
@@ -371,7 +371,7 @@ def _finish_reason(outputs: Mapping[str, Tensor], before: str) -> str:
     return text if text in _FINISH else before
 
 
-def _frames(head: Head, request: CommonRequest, *, opening: bytes, closing: bytes = b"") -> Frames:
+def _frames(head: ResponseHead, request: CommonRequest, *, opening: bytes, closing: bytes = b"") -> Frames:
     options = request.stream_options or StreamOptions()
     return Frames(head, 1, opening=opening, closing=closing, announce_usage=bool(options.include_usage))
 

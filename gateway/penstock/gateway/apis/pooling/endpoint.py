@@ -25,15 +25,15 @@ from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.settings import AppSettings
 
 
-class UsageObject(msgspec.Struct):
+class PoolingUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0
 
 
-def usage_object(texts: Sequence[TokenizedText]) -> UsageObject:
+def usage_object(texts: Sequence[TokenizedText]) -> PoolingUsage:
     total = sum(map(len, texts))
-    return UsageObject(total, total)
+    return PoolingUsage(total, total)
 
 
 def list_object(prefix: str, model: str, data: object, texts: Sequence[TokenizedText]) -> bytes:

@@ -16,7 +16,7 @@ from penstock.gateway.apis.responses.events import ResponseEvents, error_event
 from penstock.gateway.generating.event_log import EventLog
 from penstock.gateway.generating.streams import send_frames
 from penstock.gateway.models.language.dataplane import Generation
-from penstock.gateway.requests.call import Call, Detached, DrainState
+from penstock.gateway.requests.call import Detached, DrainState, ServedCall
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.error_form import OpenAIErrors
 from penstock.gateway.transports.http.exchange import Exchange
@@ -58,7 +58,7 @@ class BackgroundResponse:
 
     async def run(self, kept: Future[None], drain: DrainState) -> None:
         """`kept`: once this is done, a restart knows of it. Raises what the generation does."""
-        with Call(drain, self.context):
+        with ServedCall(drain, self.context):
             await asyncio.shield(asyncio.wrap_future(kept))
             generation = await self._generate()
             try:

@@ -13,7 +13,7 @@ OVERHEAD = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ResponseBounds:
     most: int
     """0: nothing is kept."""
     most_of_tenant: int
@@ -23,10 +23,10 @@ class Bounds:
     """Bounds how long it takes to read a conversation again."""
 
 
-def bounds_of(settings: AppSettings) -> Bounds:
+def bounds_of(settings: AppSettings) -> ResponseBounds:
     most, most_bytes = settings.stored_responses, settings.stored_responses_memory
     of_tenant = settings.stored_responses_memory_per_tenant or most_bytes
-    return Bounds(
+    return ResponseBounds(
         most=most,
         most_of_tenant=settings.stored_responses_per_tenant or most,
         most_bytes=most_bytes,
@@ -47,7 +47,7 @@ class Kept:
     loose: str = "1"
     """SQL: the entries that may go."""
 
-    def make_room(self, connection: sqlite3.Connection, tenant: str, bounds: Bounds) -> None:
+    def make_room(self, connection: sqlite3.Connection, tenant: str, bounds: ResponseBounds) -> None:
         """The one that was not used for longest goes first: of this tenant, and then of all."""
         self._bound(connection, "tenant = ?", (tenant,), bounds.most_of_tenant, bounds.most_bytes_of_tenant)
         self._bound(connection, "1", (), bounds.most, bounds.most_bytes)

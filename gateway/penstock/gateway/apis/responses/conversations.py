@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError
 from penstock.gateway.apis.openai.validation import check_metadata
-from penstock.gateway.apis.responses.bounds import OVERHEAD, Bounds, Kept
+from penstock.gateway.apis.responses.bounds import OVERHEAD, Kept, ResponseBounds
 from penstock.gateway.apis.responses.items import fresh_item_id, id_in_message, input_items, new_id, shown_item
 from penstock.gateway.apis.responses.schemas import DEFAULT_PAGE, LONGEST_PAGE, GivenItem, InputItem, checked_query
 from penstock.gateway.database import Database
@@ -43,7 +43,7 @@ Item = Mapping[str, Any]
 class ConversationStore:
     """A conversation belongs to its tenant; for others it does not exist. What is not found raises NotFoundError."""
 
-    def __init__(self, database: Database, bounds: Bounds) -> None:
+    def __init__(self, database: Database, bounds: ResponseBounds) -> None:
         """Raises sqlite3.Error."""
         self._database = database
         self._bounds = bounds

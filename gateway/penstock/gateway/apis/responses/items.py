@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.apis.responses.schemas import ContentPart, GivenItem, InputItem
+from penstock.gateway.apis.responses.schemas import GivenItem, InputItem, ResponseContentPart
 from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.requests.context import RequestContext
 
@@ -100,7 +100,7 @@ def input_items(inputs: str | list[GivenItem], context: RequestContext, field: s
     return items
 
 
-def content_text(content: str | Sequence[ContentPart] | None) -> str:
+def content_text(content: str | Sequence[ResponseContentPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join([part.text or "" for part in content])
@@ -124,8 +124,8 @@ def shown_item(item: InputItem) -> dict[str, Any]:
             return {**head, "role": item.role, "content": _shown_parts(item.content, _ROLES[item.role or ""])}
 
 
-def _shown_parts(content: str | list[ContentPart] | None, kind: str) -> list[dict[str, Any]]:
-    parts = [ContentPart(kind, content)] if isinstance(content, str) else content or []
+def _shown_parts(content: str | list[ResponseContentPart] | None, kind: str) -> list[dict[str, Any]]:
+    parts = [ResponseContentPart(kind, content)] if isinstance(content, str) else content or []
     more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
     return [{"type": kind, "text": part.text, **more} for part in parts]
 
@@ -201,7 +201,7 @@ def _thought(item: GivenItem, where: str, context: RequestContext) -> InputItem:
     content = _content(item.content, f"{where}.content", context)
     if not content and item.encrypted_content:
         try:
-            content = [ContentPart("reasoning_text", decode_reasoning(item.encrypted_content))]
+            content = [ResponseContentPart("reasoning_text", decode_reasoning(item.encrypted_content))]
         except ValueError:
             context.ignore(f"{where}.encrypted_content", "it is not from this server, or is damaged.")
     if not content:
@@ -241,7 +241,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else _encode(value).decode()
 
 
-def _content(content: Any, where: str, context: RequestContext) -> str | list[ContentPart]:
+def _content(content: Any, where: str, context: RequestContext) -> str | list[ResponseContentPart]:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -249,7 +249,7 @@ def _content(content: Any, where: str, context: RequestContext) -> str | list[Co
     return [_part(part, f"{where}[{number}]", context) for number, part in enumerate(content)]
 
 
-def _part(part: Any, where: str, context: RequestContext) -> ContentPart:
+def _part(part: Any, where: str, context: RequestContext) -> ResponseContentPart:
     if not isinstance(part, dict):
         raise InvalidRequestError(f"{where} must be an object.", param=where)
     kind, text = part.get("type"), part.get("text")
@@ -260,12 +260,12 @@ def _part(part: Any, where: str, context: RequestContext) -> ContentPart:
     if kind == "refusal" or kind in _TEXTS:
         if not isinstance(text, str):
             raise InvalidRequestError(f"{where}.text is missing.", param=f"{where}.text")
-        return ContentPart("text", text)
+        return ResponseContentPart("text", text)
     document = _document(part) if kind == "input_file" else None
     if document is not None:
-        return ContentPart("text", document)
+        return ResponseContentPart("text", document)
     context.ignore(f"{where}.type", "models here read text only.")
-    return ContentPart("text", text if isinstance(text, str) else _note(kind, part.get("filename")))
+    return ResponseContentPart("text", text if isinstance(text, str) else _note(kind, part.get("filename")))
 
 
 def _note(kind: str, filename: object = None) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError, NotFoundError
 from penstock.gateway.apis.openai.chat import ID_PREFIX, StoredChat
 from penstock.gateway.apis.openai.validation import check_metadata, with_metadata
-from penstock.gateway.apis.responses.bounds import OVERHEAD, Bounds, Kept
+from penstock.gateway.apis.responses.bounds import OVERHEAD, Kept, ResponseBounds
 from penstock.gateway.apis.responses.schemas import DEFAULT_PAGE, LONGEST_PAGE
 from penstock.gateway.database import Database
 from penstock.gateway.errors import HttpError
@@ -46,7 +46,7 @@ class ChatEntry(NamedTuple):
 class ChatStore:
     """A chat belongs to its tenant; for others it does not exist. What is not found raises NotFoundError."""
 
-    def __init__(self, database: Database, bounds: Bounds) -> None:
+    def __init__(self, database: Database, bounds: ResponseBounds) -> None:
         """Raises sqlite3.Error."""
         self._database = database
         self._bounds = bounds

@@ -16,7 +16,7 @@ from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
 
 
-class ContentPart(msgspec.Struct, omit_defaults=True):
+class ResponseContentPart(msgspec.Struct, omit_defaults=True):
     type: str
     text: str | None = None
 
@@ -55,14 +55,14 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     type: str = "message"
     id: str | None = None
     role: str | None = None
-    content: str | list[ContentPart] | None = None
+    content: str | list[ResponseContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
     """Of a call of a custom tool."""
-    output: str | list[ContentPart] | None = None
+    output: str | list[ResponseContentPart] | None = None
 
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

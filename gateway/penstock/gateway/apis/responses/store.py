@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError
-from penstock.gateway.apis.responses.bounds import OVERHEAD, Bounds, Kept
+from penstock.gateway.apis.responses.bounds import OVERHEAD, Kept, ResponseBounds
 from penstock.gateway.apis.responses.items import id_in_message, response_of
 from penstock.gateway.apis.responses.schemas import InputItem
 from penstock.gateway.database import Database
@@ -91,7 +91,7 @@ _encode = msgspec.json.Encoder().encode
 class ResponseStore:
     """A response belongs to its tenant; for others it does not exist."""
 
-    def __init__(self, database: Database, bounds: Bounds) -> None:
+    def __init__(self, database: Database, bounds: ResponseBounds) -> None:
         """What a stopped server has left open has failed. Raises sqlite3.Error."""
         self._database = database
         self._bounds = bounds

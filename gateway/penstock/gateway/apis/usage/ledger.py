@@ -81,7 +81,7 @@ def usage_of(context: RequestContext) -> RequestUsage | None:
     )
 
 
-class Line(msgspec.Struct, omit_defaults=True):
+class UsageLine(msgspec.Struct, omit_defaults=True):
     """A sum over all that has these; what is None was not asked for."""
 
     requests: int
@@ -185,13 +185,13 @@ class UsageLedger:
 
     async def lines(
         self, by: Sequence[str], start: date, end: date, only: dict[str, str], most: int
-    ) -> tuple[list[Line], bool]:
+    ) -> tuple[list[UsageLine], bool]:
         """Sums by some of COLUMNS, over the days from `start` to `end` and the rows that have what `only` says; and
         whether there are more than that."""
         self.write()
         query, values = _query(by, start, end, only, most + 1)
         rows = await self._database.run(lambda connection: connection.execute(query, values).fetchall())
-        page = [Line(*row[:5], **dict(zip(by, row[5:], strict=True))) for row in rows[:most]]
+        page = [UsageLine(*row[:5], **dict(zip(by, row[5:], strict=True))) for row in rows[:most]]
         return page, len(rows) > most
 
 

@@ -20,7 +20,7 @@ from penstock.engines.host.memory import ResidentMemory, resident_memory
 from penstock.gateway.commands.bench.engine_report import (
     DecodeRow,
     EngineReport,
-    Memory,
+    MemoryFigures,
     Pages,
     ProductSpeed,
     PromptRow,
@@ -131,7 +131,7 @@ class StepDriver:
         return self._clock()
 
 
-class Limits(Protocol):
+class EngineLimits(Protocol):
     def read_speed(self, num_bytes: float, threads: int) -> Spread:
         """Bytes per second of so many threads that read so many bytes over and over."""
         ...
@@ -157,7 +157,7 @@ class _Measured:
         return Spread.of(product_speeds(self.work, threads, self.repeats))
 
 
-def limits_of(work: ModelWork | None, repeats: int) -> Limits | None:
+def limits_of(work: ModelWork | None, repeats: int) -> EngineLimits | None:
     """Of this machine; None: what is counted, if anything, is not what the CPU does."""
     return None if work is None or not work.threads else _Measured(work, repeats)
 
@@ -214,7 +214,7 @@ def measure(
     runner: ModelRunner,
     chunk: int,
     options: EngineBench,
-    limits: Limits | None,
+    limits: EngineLimits | None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rows:
     """`limits`: None where there are none to compare with. Raises InvalidRequestError if nothing fits, and what the
@@ -235,7 +235,12 @@ def measure(
 
 class _Bench:
     def __init__(
-        self, runner: ModelRunner, chunk: int, options: EngineBench, limits: Limits | None, clock: Callable[[], float]
+        self,
+        runner: ModelRunner,
+        chunk: int,
+        options: EngineBench,
+        limits: EngineLimits | None,
+        clock: Callable[[], float],
     ) -> None:
         self.rows = Rows()
         self.room = 1 + _WARM_UP_STEPS + options.repeats * options.decode_steps
@@ -302,7 +307,7 @@ class _Bench:
         return self._driver.begin(self._random.integers(0, self._info.vocab_size, length).tolist(), room)
 
 
-def compare_products(rows: Rows, work: ModelWork, chunk: int, limits: Limits) -> None:
+def compare_products(rows: Rows, work: ModelWork, chunk: int, limits: EngineLimits) -> None:
     """Adds the shares of FLOPs. Afterwards this process has more memory than the runner alone."""
     speeds: dict[int, Spread] = {}
 
@@ -348,7 +353,7 @@ def run(config: Config, options: EngineBench) -> EngineReport:
             decode_steps=options.decode_steps,
             repeats=options.repeats,
             load=times,
-            memory=Memory(_pages(before), _pages(loaded), _pages(measured), loaded.peak),
+            memory=MemoryFigures(_pages(before), _pages(loaded), _pages(measured), loaded.peak),
             work=work,
             products=rows.products,
             prompts=rows.prompts,

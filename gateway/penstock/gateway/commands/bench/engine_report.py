@@ -54,7 +54,7 @@ class Pages(msgspec.Struct, frozen=True):
     file: int
 
 
-class Memory(msgspec.Struct, frozen=True):
+class MemoryFigures(msgspec.Struct, frozen=True):
     before: Pages
     loaded: Pages
     measured: Pages
@@ -72,7 +72,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     decode_steps: int
     repeats: int
     load: LoadTimes
-    memory: Memory
+    memory: MemoryFigures
     work: ModelWork | None
     products: list[ProductSpeed]
     prompts: list[PromptRow]

@@ -55,7 +55,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TextWindow:
     """A part of the text, with tokens that were in the window before as context."""
 
     token_ids: list[int]
@@ -63,7 +63,7 @@ class Window:
     """Of its last tokens, which count here. The first one of a window never does: nothing is before it."""
 
 
-def windows(token_ids: Sequence[int], length: int, stride: int, first: int | None = None) -> Iterator[Window]:
+def windows(token_ids: Sequence[int], length: int, stride: int, first: int | None = None) -> Iterator[TextWindow]:
     """Of at most `length` tokens, each `stride` tokens, fewer than `length`, further than the one before. `first`: the
     token that begins every window, as a beginning of a text does in training; None: there is none. Every token counts
     once, the first of the text only where something is before it."""
@@ -74,7 +74,7 @@ def windows(token_ids: Sequence[int], length: int, stride: int, first: int | Non
         part = list(token_ids[begin : begin + room])
         new = min(begin + len(part) - counted, len(lead) + len(part) - 1)
         if new > 0:
-            yield Window([*lead, *part], new)
+            yield TextWindow([*lead, *part], new)
         counted = begin + len(part)
         if counted == len(token_ids):
             return
@@ -92,7 +92,7 @@ class Scorer:
         """The runner shows whole rows of logits."""
         return isinstance(self._core.runner, StepRunner)
 
-    def logprobs(self, window: Window) -> list[float]:
+    def logprobs(self, window: TextWindow) -> list[float]:
         """Natural logarithms of the probabilities of its new tokens. Raises PenstockError."""
         self._next_id += 1
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=0)
@@ -100,7 +100,7 @@ class Scorer:
         logprobs = self._answer([request])
         return logprobs[len(logprobs) - window.num_new :]
 
-    def distributions(self, window: Window) -> tuple[list[float], Floats]:
+    def distributions(self, window: TextWindow) -> tuple[list[float], Floats]:
         """`logprobs`, and the logits [new tokens, vocab] that they are of."""
         runner = self._core.runner
         assert isinstance(runner, StepRunner)
@@ -202,7 +202,7 @@ class _Scored:
     def runner(self) -> str:
         return self.core.info.runner
 
-    def add(self, window: Window, *, distributions: bool) -> Floats | None:
+    def add(self, window: TextWindow, *, distributions: bool) -> Floats | None:
         """Its logits, if they are asked for."""
         started = time.perf_counter()
         logits = None
@@ -239,7 +239,7 @@ class _Scored:
         )
 
 
-def _score(scored: Sequence[_Scored], window: Window) -> None:
+def _score(scored: Sequence[_Scored], window: TextWindow) -> None:
     """All models see a window before the next one, so that only one window's distributions have to be kept."""
     comparing = len(scored) > 1 and scored[0].scorer.has_distributions
     reference = scored[0].add(window, distributions=comparing)

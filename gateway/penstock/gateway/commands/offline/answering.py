@@ -24,7 +24,7 @@ from penstock.gateway.generating.streams import collect
 from penstock.gateway.models.language.dataplane import DataPlane, GenerateRequest, Generation
 from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import LoadedModel
-from penstock.gateway.models.loader import Model, ModelEntry, ModelLoader
+from penstock.gateway.models.loader import LoadableModel, Model, ModelLoader
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.pooling.plane import PoolingPlane
 from penstock.gateway.requests.context import RequestContext
@@ -32,7 +32,7 @@ from penstock.gateway.requests.intake import WorkPools
 from penstock.gateway.transports.http.settings import AppSettings
 
 
-class ModelHost:
+class OfflineModel:
     """Loads it, and lets it be asked through the same planes as in a server."""
 
     def __init__(self, config: Config) -> None:
@@ -66,7 +66,7 @@ class ModelHost:
 
     async def start(self) -> None:
         """Raises ConfigError, PenstockError."""
-        model = await self._loader.fetch(ModelEntry(self.config.models))
+        model = await self._loader.fetch(LoadableModel(self.config.models))
         await self._loader.start(model)
         self._model = model
 
@@ -82,7 +82,7 @@ _R = TypeVar("_R")
 class Answering:
     """Lives on the loop; its methods raise PenstockError."""
 
-    def __init__(self, host: ModelHost) -> None:
+    def __init__(self, host: OfflineModel) -> None:
         self._host = host
         self._settings = AppSettings(policy=host.config.models.scheduling.policy)
         self._at_once = 2 * host.config.models.scheduling.max_num_seqs

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.commands.offline.answering import Answering, ModelHost
+from penstock.gateway.commands.offline.answering import Answering, OfflineModel
 from penstock.gateway.commands.offline.loop_thread import AnswerStream, LoopThread
 from penstock.gateway.commands.offline.outputs import Answer
 from penstock.gateway.commands.offline.parameters import (
@@ -66,7 +66,7 @@ class LLM:
         Raises TypeError for an unknown option, ConfigError for a value that cannot be, PenstockError.
         """
         config = read_options(None if model is None else str(model), options)
-        self._host = ModelHost(config)
+        self._host = OfflineModel(config)
         self._answering = Answering(self._host)
         self._thread = LoopThread(self._host.stop)
         self._end = weakref.finalize(self, self._thread.close)

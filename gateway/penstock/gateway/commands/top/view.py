@@ -33,25 +33,25 @@ class Picture:
     """Why there is nothing newer."""
 
 
-class View(Protocol):
+class TopView(Protocol):
     def show(self, picture: Picture) -> None: ...
 
     def close(self) -> None: ...
 
 
-def view() -> View:
+def view() -> TopView:
     """On standard output. Tables need a terminal and rich."""
     stream = sys.stdout
     if stream.isatty():
         try:
-            return Screen(stream)
+            return TerminalTables(stream)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "rich":
                 raise
-    return Lines(stream)
+    return PlainLines(stream)
 
 
-class Lines:
+class PlainLines:
     """For files and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -72,7 +72,7 @@ class Lines:
         """Everything is written."""
 
 
-class Screen:
+class TerminalTables:
     """Redrawn in place, without a thread of its own."""
 
     def __init__(self, stream: TextIO) -> None:

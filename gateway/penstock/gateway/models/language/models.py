@@ -43,7 +43,7 @@ from penstock.tokenizers import (
 )
 from penstock.tokenizers.gguf_tokenizer import end_token_ids_of, tokenizer_config_of, tokenizer_of
 from penstock.tokenizers.parsing import harmony
-from penstock.tokenizers.token_table import DecoderFamily
+from penstock.tokenizers.token_table import DecoderKind
 
 logger = logging.getLogger("penstock")
 
@@ -280,7 +280,7 @@ class LoadedModel:
             template_variables=None if self.chat_template is None else self.chat_template.variables,
             template_roles=frozenset() if self.chat_template is None else self.chat_template.roles,
             parsers=self.parsers,
-            joins_special_tokens=self.tokenizer.table.family is not DecoderFamily.GENERAL,
+            joins_special_tokens=self.tokenizer.table.family is not DecoderKind.GENERAL,
             fills_in=self.tokenizer.fill_in_middle is not None,
             parent=None if adapter is None else self.names[0],
         )

@@ -12,7 +12,7 @@ from penstock.gateway.apis.kserve.store import ModelStore
 from penstock.gateway.models.on_demand.on_demand import OnDemand, no_use
 
 
-class ModelMetrics(Protocol):
+class MetricFamilies(Protocol):
     """`Host.metric_family` and `Host.metric`: whatever keeps the server's metrics."""
 
     def family(self, kind: str, name: str, description: str) -> None: ...
@@ -25,7 +25,7 @@ class ModelMetrics(Protocol):
 class RepositoryHost:
     """The Host of models that live in a ModelStore."""
 
-    def __init__(self, store: ModelStore, metrics: ModelMetrics | None, on_demand: OnDemand | None = None) -> None:
+    def __init__(self, store: ModelStore, metrics: MetricFamilies | None, on_demand: OnDemand | None = None) -> None:
         self._store = store
         self._public = store
         self.is_public: Callable[[str], bool] = lambda name: False
@@ -74,7 +74,7 @@ class RepositoryHost:
         return self._kept_metrics.metric(kind, name, description, labels, buckets)
 
     @property
-    def _kept_metrics(self) -> ModelMetrics:
+    def _kept_metrics(self) -> MetricFamilies:
         if self._metrics is None:
             raise ValueError("this server keeps no metrics of models")
         return self._metrics

@@ -29,7 +29,7 @@ from penstock.gateway.models.repository.config_checks import check_supported
 from penstock.gateway.models.repository.config_file import read_config
 from penstock.gateway.models.repository.defaults import complete
 from penstock.gateway.models.repository.layout import ModelFileError, available_versions, select_versions
-from penstock.gateway.models.repository.models import UNLOADED, Deployment, close_folder, stop_models
+from penstock.gateway.models.repository.models import UNLOADED, LoadedVersions, close_folder, stop_models
 from penstock.gateway.models.repository.settings import RepositorySettings
 from penstock.gateway.models.repository.storage import LocalModel
 from penstock.gateway.models.repository.warmup import warm_up
@@ -208,7 +208,7 @@ class ModelLoading:
         fetch: Callable[[], LocalModel],
         config: str | None,
         on_versions: Callable[[Sequence[int]], None],
-    ) -> Deployment:
+    ) -> LoadedVersions:
         """`fetch` brings the files, in a thread; `config` replaces the configuration file; `on_versions` is told what
         will be loaded. Raises LoadError."""
         folder: LocalModel | None = None
@@ -247,7 +247,7 @@ class ModelLoading:
             message = f"load failed for model '{name}': {error.message}"
             raise LoadError(InvalidRequestError(message), error.message) from None
 
-    async def _load_versions(self, name: str, plan: _Plan, folder: LocalModel) -> Deployment:
+    async def _load_versions(self, name: str, plan: _Plan, folder: LocalModel) -> LoadedVersions:
         tasks = {version: asyncio.create_task(self._load_version(name, plan, version)) for version in plan.versions}
         try:
             await asyncio.wait(tasks.values())
@@ -262,7 +262,7 @@ class ModelLoading:
         if len(models) < len(tasks):
             await stop_models(models.values())
             raise _load_error(name, plan.model.config.backend, tasks)
-        return Deployment(models, folder, {version: seconds for version, (_, seconds) in loaded.items()})
+        return LoadedVersions(models, folder, {version: seconds for version, (_, seconds) in loaded.items()})
 
     async def _load_version(self, name: str, plan: _Plan, version: int) -> _Loaded:
         attempts = self._settings.load_retries

@@ -27,7 +27,7 @@ from penstock.gateway.apis.kserve.store import IndexEntry, NotExplicitError
 from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.on_demand.on_demand import OnDemand
 from penstock.gateway.models.repository.config_file import check_files, write_files
-from penstock.gateway.models.repository.host import ModelMetrics, RepositoryHost
+from penstock.gateway.models.repository.host import MetricFamilies, RepositoryHost
 from penstock.gateway.models.repository.known_models import KnownModels
 from penstock.gateway.models.repository.layout import check_model_name
 from penstock.gateway.models.repository.listing import DUPLICATE, DuplicateModelError, RepositoryListing
@@ -43,7 +43,7 @@ from penstock.gateway.models.repository.loading import (
 from penstock.gateway.models.repository.models import (
     UNLOADED,
     Dependencies,
-    Deployment,
+    LoadedVersions,
     ModelEntry,
     VersionStatus,
     composing,
@@ -74,7 +74,7 @@ class ModelRepository:
         repositories: Sequence[Repository],
         *,
         catalogue: Catalogue | None = None,
-        metrics: ModelMetrics | None = None,
+        metrics: MetricFamilies | None = None,
         board: LoadingBoard | None = None,
         cache: ResponseCache | None = None,
         observe: Callable[[InferModel], None] | None = None,
@@ -148,7 +148,7 @@ class ModelRepository:
         if self._observe is not None:
             self._observe(model)
         self._known.added.add(name)
-        self._catalogue.publish(name, Deployment({model.version: model}))
+        self._catalogue.publish(name, LoadedVersions({model.version: model}))
 
     # What changes it
 
@@ -230,7 +230,7 @@ class ModelRepository:
 
     # What loading on demand needs, beside `load_stored`
 
-    def deployment(self, name: str) -> Deployment | None:
+    def deployment(self, name: str) -> LoadedVersions | None:
         return self._catalogue.deployment(name)
 
     def is_changing(self, name: str) -> bool:
@@ -354,12 +354,12 @@ class ModelRepository:
                 self._on_demand.left(entry.name)
             self._drain(entry.name, old, entry.withdrawn(), reason)
 
-    def _drain(self, name: str, old: Deployment, retired: Sequence[VersionStatus], reason: str) -> None:
+    def _drain(self, name: str, old: LoadedVersions, retired: Sequence[VersionStatus], reason: str) -> None:
         task = asyncio.create_task(self._stop_old(name, old, retired, reason))
         self._drains.add(task)
         task.add_done_callback(self._drains.discard)
 
-    async def _stop_old(self, name: str, old: Deployment, retired: Sequence[VersionStatus], reason: str) -> None:
+    async def _stop_old(self, name: str, old: LoadedVersions, retired: Sequence[VersionStatus], reason: str) -> None:
         """When no ensemble needs it any more. Cancelling it ends what it still runs."""
         try:
             await self._dependencies.settled(name)
@@ -472,7 +472,7 @@ async def _all_done(tasks: Collection[asyncio.Task[None]]) -> None:
         await asyncio.wait(tasks)  # they go on if this is cancelled
 
 
-async def _stop(old: Deployment, retired: Sequence[VersionStatus], reason: str) -> None:
+async def _stop(old: LoadedVersions, retired: Sequence[VersionStatus], reason: str) -> None:
     await old.stop()
     for status in retired:
         status.become("UNAVAILABLE", reason)

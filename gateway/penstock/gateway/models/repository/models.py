@@ -21,7 +21,7 @@ UNLOADED = "unloaded"
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class LoadedVersions:
     """Versions of a model that were loaded together: published, replaced and unloaded as one."""
 
     models: Mapping[int, InferModel]
@@ -91,7 +91,7 @@ class ModelEntry:
     """Why there was nothing to load: a wrong configuration, no version, two models of the name."""
     public_reason: str | None = None
     """For callers who may not administer, where it is another."""
-    loaded: Deployment | None = None
+    loaded: LoadedVersions | None = None
     fingerprint: str | None = None
     """Of the files of what is loaded; None when they came with a load request, or the configuration did."""
     tried: str | None = None
@@ -108,7 +108,7 @@ class ModelEntry:
             if not self._serves(version):
                 self.versions[version] = VersionStatus("LOADING")
 
-    def published(self, deployment: Deployment, fingerprint: str | None) -> list[VersionStatus]:
+    def published(self, deployment: LoadedVersions, fingerprint: str | None) -> list[VersionStatus]:
         """Makes `deployment` what is loaded. Returns the states of the versions that it does not have."""
         retired = self.withdrawn(deployment.models)
         self.reason, self.public_reason = "", None
@@ -161,7 +161,7 @@ Names = frozenset[str]
 
 
 class Dependencies:
-    def __init__(self, serving: Callable[[str], Deployment | None]) -> None:
+    def __init__(self, serving: Callable[[str], LoadedVersions | None]) -> None:
         self._serving = serving
         self._loading: dict[str, Names] = {}
         self._lacking: dict[str, Names] = {}
@@ -180,7 +180,7 @@ class Dependencies:
         """Whether it was loaded or not. What could not be loaded lacks a model, until `published` or `forget`."""
         self._loading.pop(ensemble, None)
 
-    def published(self, name: str, deployment: Deployment) -> None:
+    def published(self, name: str, deployment: LoadedVersions) -> None:
         self._lacking.pop(name, None)
         self._live.update(_ensembles(deployment))
 
@@ -204,7 +204,7 @@ class Dependencies:
         """Returns when no request to an ensemble that has begun with this model runs any more."""
         await asyncio.gather(*(deployment.settled() for deployment in self._live if name in deployment.composing))
 
-    def stopped(self, deployment: Deployment) -> None:
+    def stopped(self, deployment: LoadedVersions) -> None:
         self._live.difference_update(_ensembles(deployment))
 
     def needed_by_loads(self) -> Names:
@@ -226,17 +226,17 @@ class Dependencies:
         return self._loading.get(name) or composing(self._serving(name))
 
 
-def composing(deployment: Deployment | None) -> Names:
+def composing(deployment: LoadedVersions | None) -> Names:
     """The models that any version of it is made of."""
     return Names().union(*(ensemble.composing for ensemble in _ensembles(deployment)))
 
 
-def _ensembles(deployment: Deployment | None) -> Iterable[EnsembleModel]:
+def _ensembles(deployment: LoadedVersions | None) -> Iterable[EnsembleModel]:
     models = () if deployment is None else map(uncached, deployment.models.values())
     return [model for model in models if isinstance(model, EnsembleModel)]
 
 
-def wire_again(deployment: Deployment) -> None:
+def wire_again(deployment: LoadedVersions) -> None:
     """One of its models has been replaced. Raises PenstockError when the new one does not fit."""
     for ensemble in _ensembles(deployment):
         ensemble.wire_again()

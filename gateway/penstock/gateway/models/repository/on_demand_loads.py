@@ -14,7 +14,7 @@ from penstock.engines.errors import EngineError, PenstockError
 from penstock.gateway.models.repository.config_file import read_config
 from penstock.gateway.models.repository.listing import RepositoryListing
 from penstock.gateway.models.repository.loading import LoadSlots
-from penstock.gateway.models.repository.models import Deployment
+from penstock.gateway.models.repository.models import LoadedVersions
 from penstock.gateway.models.repository.settings import RepositorySettings
 
 logger = logging.getLogger("penstock")
@@ -25,10 +25,10 @@ _LONGEST_LOOK_SECONDS = 10.0
 """After so long nobody waits for a look: a storage that hangs must not hold up requests for other names."""
 
 
-class Operations(Protocol):
+class ModelChanges(Protocol):
     """What of the repository changes models."""
 
-    def deployment(self, name: str) -> Deployment | None: ...
+    def deployment(self, name: str) -> LoadedVersions | None: ...
 
     def is_changing(self, name: str) -> bool:
         """It is being loaded again, or for an ensemble that is."""
@@ -45,7 +45,7 @@ class OnDemandLoads:
 
     def __init__(
         self,
-        operations: Operations,
+        operations: ModelChanges,
         listing: RepositoryListing,
         slots: LoadSlots,
         settings: RepositorySettings,

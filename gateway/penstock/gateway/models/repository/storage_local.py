@@ -50,7 +50,7 @@ class _Found:
     """Its path below the repository, through links."""
     path: str
     """In its real folder."""
-    place: Place | RefusedLinkError
+    place: ModelPlace | RefusedLinkError
 
 
 class LocalStorage:
@@ -125,7 +125,7 @@ class LocalStorage:
                 looked += 1
                 shown, path = f"{folder.shown}/{entry.name}", os.path.join(folder.real, entry.name)
                 place = _place(links, folder, entry)
-                if isinstance(place, Place) and place.is_folder:
+                if isinstance(place, ModelPlace) and place.is_folder:
                     pending.append(_Folder(shown, place.real, place.is_outside))
                     if place.real == path:
                         continue
@@ -160,13 +160,15 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _model_folder(links: Links, root: str, name: str) -> _Folder:
     path = os.path.join(root, name)
-    place = links.follow(root, name) if os.path.islink(path) else Place(path, os.path.isdir(path), is_outside=False)
+    place = (
+        links.follow(root, name) if os.path.islink(path) else ModelPlace(path, os.path.isdir(path), is_outside=False)
+    )
     if place is None or not place.is_folder:
         raise ModelNotFoundError(f"failed to find model '{name}' in the model repository")
     return _Folder(name, place.real, place.is_outside)
 
 
-def _place(links: Links, folder: _Folder, entry: os.DirEntry[str]) -> Place | RefusedLinkError | None:
+def _place(links: Links, folder: _Folder, entry: os.DirEntry[str]) -> ModelPlace | RefusedLinkError | None:
     """None for a link to nothing, and for what has gone."""
     real = os.path.join(folder.real, entry.name)
     try:
@@ -178,10 +180,10 @@ def _place(links: Links, folder: _Folder, entry: os.DirEntry[str]) -> Place | Re
         return refusal
     except FileNotFoundError:
         return None
-    return Place(real, entry.is_dir(follow_symlinks=False), is_outside=False)
+    return ModelPlace(real, entry.is_dir(follow_symlinks=False), is_outside=False)
 
 
-def _state(place: Place | RefusedLinkError) -> str:
+def _state(place: ModelPlace | RefusedLinkError) -> str:
     """Another text when the file, or where the link leads, is another."""
     if isinstance(place, RefusedLinkError):
         return str(place)
@@ -233,7 +235,7 @@ class RefusedLinkError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelPlace:
     real: str
     """Its path without any link in it."""
     is_folder: bool
@@ -264,7 +266,7 @@ class Links:
         self._targets: dict[str, str | None] = {}
         """Of what stands in the middle of paths; None: a folder."""
 
-    def follow(self, folder: str, name: str) -> Place | None:
+    def follow(self, folder: str, name: str) -> ModelPlace | None:
         """Where the link `name` in the real folder `folder` leads; None: to nothing, and others cannot change that.
         Raises RefusedLinkError."""
         way, path = _Way(folder), os.path.join(folder, name)
@@ -287,14 +289,14 @@ class Links:
             fault = f"it cannot be read: {error.strerror}"
         if fault:
             raise _refused(way.at, fault)
-        return Place(way.at, stat.S_ISDIR(info.st_mode), is_outside) if is_there else None
+        return ModelPlace(way.at, stat.S_ISDIR(info.st_mode), is_outside) if is_there else None
 
-    def child(self, real: str, info: os.stat_result) -> Place:
+    def child(self, real: str, info: os.stat_result) -> ModelPlace:
         """What lies in a folder outside the repository, and is no link. Raises RefusedLinkError."""
         is_outside = not self._is_inside(real)
         if is_outside and (fault := self._end_fault(real, info)):
             raise RefusedLinkError(f"lies behind a link, at {real}, and is not taken: {fault}", _BEHIND)
-        return Place(real, stat.S_ISDIR(info.st_mode), is_outside)
+        return ModelPlace(real, stat.S_ISDIR(info.st_mode), is_outside)
 
     def resolve(self, path: str) -> str:
         """The absolute path without links. Raises OSError, RefusedLinkError for the way through another process's

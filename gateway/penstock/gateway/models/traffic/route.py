@@ -95,7 +95,7 @@ class TargetCounts:
         return self.accepted - self.ended.total()
 
 
-class Route:
+class TrafficRoute:
     def __init__(self, rule: TrafficRule, tell: Callable[[int, str], None]) -> None:
         """`tell`: as `Shift` has it."""
         self.rule = rule
@@ -105,7 +105,7 @@ class Route:
         self.counts = {target: TargetCounts() for target in self.targets}
         self.pins = SequencePins()
 
-    def take_over(self, old: Route) -> None:
+    def take_over(self, old: TrafficRoute) -> None:
         """This rule replaces that one: counts go on, and sequences stay where they are."""
         old.stop_shift()
         self.pins = old.pins

@@ -24,7 +24,7 @@ from penstock.gateway.models.language.prompts import ChatValues
 from penstock.gateway.models.on_demand.on_demand import OnDemand
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.traffic.shadows import Result
-from penstock.gateway.models.traffic.table import Choice, PublicName, TrafficTable, choice_in
+from penstock.gateway.models.traffic.table import PublicName, TargetChoice, TrafficTable, choice_in
 from penstock.gateway.models.traffic.text_shadows import AskInside, LanguageCall, begin_shadow, begin_text_shadow
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.record import Outcome, outcome_of
@@ -52,11 +52,11 @@ class TrafficRouting:
 
     def target(self, name: str, kind: Kind, context: RequestContext) -> Target:
         choice = context.routed
-        if not (isinstance(choice, Choice) and choice.name == name):
+        if not (isinstance(choice, TargetChoice) and choice.name == name):
             choice = self._choose(self._table.names[name], kind, context)
         return choice.target
 
-    def _choose(self, public: PublicName, kind: Kind, context: RequestContext) -> Choice:
+    def _choose(self, public: PublicName, kind: Kind, context: RequestContext) -> TargetChoice:
         available = self._available(public, kind)
         upstreams = {id: upstream_of(served) for id, served in available.items()}
         able = [id for id, upstream in upstreams.items() if upstream is None or kind.api in upstream.apis]
@@ -69,7 +69,7 @@ class TrafficRouting:
         if chosen is None:
             reasons = " ".join(public.unavailable.values()) or "None with a share of the requests is available."
             raise NotReadyError(f"The model `{name[:64]}` has no target to answer. {reasons}", retry_after=2)
-        context.routed = choice = Choice(public, public.route.targets[chosen])
+        context.routed = choice = TargetChoice(public, public.route.targets[chosen])
         context.record.model, context.record.target = name, chosen
         return choice
 
@@ -178,7 +178,7 @@ class TrafficRouting:
     # What a target does
 
     def rendered(self, context: RequestContext, values: ChatValues, *, cut: bool) -> None:
-        if isinstance(context.routed, Choice):
+        if isinstance(context.routed, TargetChoice):
             context.routed.chat = values, cut
 
     def accepted(self, request: GenerateRequest) -> LanguageCall:
@@ -211,7 +211,9 @@ class TrafficRouting:
 class RoutedUpstream:
     """A model of another server as the target of a request. Implements Upstream."""
 
-    def __init__(self, table: TrafficTable, choice: Choice, model: Upstream, ask_inside: AskInside | None) -> None:
+    def __init__(
+        self, table: TrafficTable, choice: TargetChoice, model: Upstream, ask_inside: AskInside | None
+    ) -> None:
         self.name, self.apis, self.created, self.root = model.name, model.apis, model.created, model.root
         self.owner, self.folder, self.refusal, self.gives_way = model.owner, model.folder, model.refusal, False
         self._table = table

@@ -16,7 +16,7 @@ from penstock.gateway.models.traffic.routing import TrafficRouting
 from penstock.gateway.models.traffic.shadows import Result
 from penstock.gateway.models.traffic.shift import ShiftState
 from penstock.gateway.models.traffic.store import TrafficStore
-from penstock.gateway.models.traffic.table import Choice, PublicName, TrafficTable
+from penstock.gateway.models.traffic.table import PublicName, TargetChoice, TrafficTable
 from penstock.gateway.requests.context import Principal
 from penstock.gateway.transports.http.inner_request import InnerRequest
 from penstock.gateway.transports.http.routes import Handle
@@ -107,7 +107,7 @@ class TrafficService:
     def answer_by(self, endpoints: Mapping[str, Handle], settings: AppSettings) -> None:
         """By these, which are known by their routes, the server asks shadows what it asks another server."""
 
-        def ask(api: str, body: bytes, choice: Choice, tenant: str) -> InnerRequest:
+        def ask(api: str, body: bytes, choice: TargetChoice, tenant: str) -> InnerRequest:
             route = _ROUTES[api]
             return InnerRequest(endpoints[route], route, body, Principal(tenant=tenant), settings.drain, routed=choice)
 

@@ -42,7 +42,7 @@ class Latencies:
         return None
 
 
-class Window:
+class ShiftWindow:
     def __init__(self) -> None:
         self.ended = 0
         self.failed = 0
@@ -93,9 +93,9 @@ class Shift:
         self.step = 0
         self.reason = ""
         """Why it was rolled back."""
-        self.new = Window()
+        self.new = ShiftWindow()
         """Of `rule.to`, in this step."""
-        self.old = Window()
+        self.old = ShiftWindow()
         """Of the other targets, since the shift began."""
         self._tell = tell
         self._step_began = 0.0
@@ -150,7 +150,7 @@ class Shift:
             self._tell(logging.INFO, f"shift to {self.rule.to} is complete")
             return
         self.step += 1
-        self.new, self._step_began = Window(), now
+        self.new, self._step_began = ShiftWindow(), now
         self._tell(logging.INFO, f"shift to {self.rule.to}: {self.percent:g} %")
 
     def _exceeded(self) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.gateway.configuration.traffic_rules import Target, TrafficRule
 from penstock.gateway.models.language.prompts import ChatValues
-from penstock.gateway.models.traffic.route import Route
+from penstock.gateway.models.traffic.route import TrafficRoute
 from penstock.gateway.models.traffic.shadows import Shadows
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.record import Outcome
@@ -37,7 +37,7 @@ class PublicName:
 
     def __init__(self, rule: TrafficRule, tell: Callable[[int, str], None]) -> None:
         self.rule = rule
-        self.route = Route(rule, tell)
+        self.route = TrafficRoute(rule, tell)
         self.shadows = None if rule.shadow is None else Shadows(rule.shadow)
         self.unavailable: dict[str, str] = {}
         """Why targets were not available when last looked at, by id."""
@@ -131,7 +131,7 @@ class TrafficTable:
         logger.log(level, "traffic '%s': %s", name, text)
 
 
-class Choice:
+class TargetChoice:
     """What a request's public name has led to. Stays with the request: its prompt is made for this target."""
 
     def __init__(self, public: PublicName, target: Target, *, is_shadow: bool = False) -> None:
@@ -160,9 +160,9 @@ class Choice:
         return RoutedCall(table, self.public, self.target.id, counts=not self.is_shadow)
 
 
-def choice_in(context: RequestContext) -> Choice:
+def choice_in(context: RequestContext) -> TargetChoice:
     choice = context.routed
-    if not isinstance(choice, Choice):
+    if not isinstance(choice, TargetChoice):
         raise TypeError("the request has not been given to a target")
     return choice
 

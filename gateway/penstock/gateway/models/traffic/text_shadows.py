@@ -19,7 +19,7 @@ from penstock.gateway.models.language.generate_request import GenerateRequest
 from penstock.gateway.models.language.models import NameHolder
 from penstock.gateway.models.language.prompts import ChatValues
 from penstock.gateway.models.traffic.shadows import Result, Shadow
-from penstock.gateway.models.traffic.table import Choice, RoutedCall
+from penstock.gateway.models.traffic.table import RoutedCall, TargetChoice
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.record import Outcome
 from penstock.gateway.transports.http.inner_request import InnerRequest
@@ -28,7 +28,7 @@ from penstock.tokenizers import Tokenizer
 _MOST_TEXT = 1 << 20
 """Characters of an answer that are kept; a longer one is not compared."""
 _NOT_FOR_SHADOWS = ("stream_options", "store", "metadata")
-AskInside = Callable[[str, bytes, Choice, str], InnerRequest]
+AskInside = Callable[[str, bytes, TargetChoice, str], InnerRequest]
 """A request by an API, with a choice made before, in the name of a tenant."""
 Resolve = Callable[[Target, RequestContext], Awaitable[NameHolder]]
 
@@ -107,7 +107,7 @@ Begun = tuple[Shadow[Tokens | Texts], Tokens | Texts] | tuple[()]
 
 
 def begin_shadow(
-    dataplane: DataPlane, resolve: Resolve, choice: Choice, request: GenerateRequest, tokenizer: Tokenizer
+    dataplane: DataPlane, resolve: Resolve, choice: TargetChoice, request: GenerateRequest, tokenizer: Tokenizer
 ) -> Begun:
     """Where a model of this server is the shadow of another one."""
     shadows = choice.public.shadows
@@ -148,7 +148,7 @@ async def _same(answered: Tokens | Texts, other: Tokens | Texts) -> bool:
     return await asyncio.to_thread(lambda: answered.texts() == other.texts())
 
 
-def begin_text_shadow(choice: Choice, context: RequestContext, ask_inside: AskInside | None) -> Begun:
+def begin_text_shadow(choice: TargetChoice, context: RequestContext, ask_inside: AskInside | None) -> Begun:
     """Where one of both is a model of another server: it is asked by the same API, whatever the client's was."""
     shadows = choice.public.shadows
     if shadows is None or choice.is_shadow or not shadows.wants(choice.public.key(context)):
@@ -164,7 +164,7 @@ def begin_text_shadow(choice: Choice, context: RequestContext, ask_inside: AskIn
         shadows.results[Result.UNCOMPARED] += 1
         return ()
     kept = {name: value for name, value in fields.items() if name not in _NOT_FOR_SHADOWS}
-    target = Choice(choice.public, shadows.rule, is_shadow=True)
+    target = TargetChoice(choice.public, shadows.rule, is_shadow=True)
     request = ask_inside(api, msgspec.json.encode({**kept, "stream": False}), target, context.tenant)
     shadow = shadows.begin(request.context, partial(_ask_text, request), _same)
     if shadow is None:

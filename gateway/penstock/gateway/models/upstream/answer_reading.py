@@ -81,7 +81,7 @@ class _Delta(msgspec.Struct):
         return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls or self.refusal)
 
 
-class Choice(msgspec.Struct):
+class UpstreamChoice(msgspec.Struct):
     index: int = 0
     delta: _Delta | None = None
     message: _Delta | None = None
@@ -101,7 +101,7 @@ class Choice(msgspec.Struct):
 
 
 _usage = msgspec.json.Decoder(_Usage)
-_choices = msgspec.json.Decoder(list[Choice] | None)
+_choices = msgspec.json.Decoder(list[UpstreamChoice] | None)
 _fields = msgspec.json.Decoder(Fields)
 
 
@@ -156,8 +156,8 @@ class AnswerReader:
             fields["model"] = self._shown_model
         return fields
 
-    def choices(self, raw: msgspec.Raw) -> list[Choice]:
-        choices: list[Choice] | None
+    def choices(self, raw: msgspec.Raw) -> list[UpstreamChoice]:
+        choices: list[UpstreamChoice] | None
         try:
             choices = _choices.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
@@ -309,7 +309,7 @@ class StreamReader:
             self._note(choice)
         return b"data: " + msgspec.json.encode(fields) + b"\n\n"
 
-    def _note(self, choice: Choice) -> None:
+    def _note(self, choice: UpstreamChoice) -> None:
         if choice.shows:
             self.has_text = True
             if not self._answer.has_usage:  # about: most servers send an event for each token

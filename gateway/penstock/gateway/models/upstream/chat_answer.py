@@ -13,7 +13,7 @@ from penstock.gateway.models.upstream.answer_reading import StreamReader
 from penstock.gateway.models.upstream.attempts import CountedAnswer
 from penstock.gateway.models.upstream.failures import broken_answer
 from penstock.gateway.models.upstream.http_connection import BrokenAnswer
-from penstock.gateway.models.upstream.relay import Bounds, note_first_token, silent
+from penstock.gateway.models.upstream.relay import SilenceBounds, note_first_token, silent
 from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
@@ -58,7 +58,7 @@ class ChatAnswer:
     """Implements UpstreamAnswer. To be closed."""
 
     def __init__(
-        self, counted: CountedAnswer, context: RequestContext, bounds: Bounds, *, show_reasoning: bool
+        self, counted: CountedAnswer, context: RequestContext, bounds: SilenceBounds, *, show_reasoning: bool
     ) -> None:
         self.usage = counted.reader.usage
         self._counted = counted

@@ -41,7 +41,7 @@ from penstock.gateway.models.language.kserve.tensor_form import (
 from penstock.gateway.models.upstream.answer_reading import StreamReader
 from penstock.gateway.models.upstream.attempts import CountedAnswer
 from penstock.gateway.models.upstream.model import UpstreamModel
-from penstock.gateway.models.upstream.relay import Bounds, next_piece, note_first_token
+from penstock.gateway.models.upstream.relay import SilenceBounds, next_piece, note_first_token
 from penstock.gateway.models.upstream.request_writing import UpstreamRequest
 from penstock.gateway.models.upstream.service import Upstreams
 from penstock.gateway.requests.context import RequestContext, until
@@ -120,7 +120,7 @@ class KServeStream:
             self._reader = StreamReader(self._answer.reader, shows_usage=False)
             piece = self._answer.answer.first
         else:
-            bounds = Bounds(self._model.settings.idle_timeout, 0)
+            bounds = SilenceBounds(self._model.settings.idle_timeout, 0)
             piece = await next_piece(self._answer.answer, self._answer.reader, bounds)
         reader = self._reader
         if piece:

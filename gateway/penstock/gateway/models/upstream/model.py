@@ -28,7 +28,7 @@ from penstock.gateway.models.upstream.attempts import CountedAnswer
 from penstock.gateway.models.upstream.chat_answer import ChatAnswer
 from penstock.gateway.models.upstream.fleet import Fleet
 from penstock.gateway.models.upstream.prompt_tokens import PromptEncoder
-from penstock.gateway.models.upstream.relay import Bounds, pass_on, relay
+from penstock.gateway.models.upstream.relay import SilenceBounds, pass_on, relay
 from penstock.gateway.models.upstream.request_writing import PATHS, RequestWriter, UpstreamRequest
 from penstock.gateway.requests.context import RequestContext, until
 from penstock.gateway.requests.record import Stage
@@ -120,7 +120,7 @@ class UpstreamModel:
 
         async def begun(model: UpstreamModel) -> ChatAnswer:
             counted = await model.begin(context, request, "chat", context.record.model)
-            bounds = Bounds(model.settings.idle_timeout, pulse or 0)
+            bounds = SilenceBounds(model.settings.idle_timeout, pulse or 0)
             answer = ChatAnswer(counted, context, bounds, show_reasoning=chat.show_reasoning)
             try:
                 return await answer.begin()
@@ -196,7 +196,7 @@ class UpstreamModel:
     async def _answer_itself(self, exchange: Exchange, request: UpstreamRequest, api: Api) -> None:
         """Raises PenstockError."""
         counted = await self.begin(exchange.context, request, api, exchange.context.record.model)
-        bounds = Bounds(self.settings.idle_timeout, self._surroundings.heartbeat_s)
+        bounds = SilenceBounds(self.settings.idle_timeout, self._surroundings.heartbeat_s)
         try:
             if request.streams:
                 await relay(exchange, counted.answer, counted.reader, bounds, shows_usage=request.shows_usage)

@@ -23,7 +23,7 @@ from penstock.gateway.transports.http.exchange import Exchange, StreamWriter
 _SHORTEST_WAIT = 0.01
 
 
-class Bounds(NamedTuple):
+class SilenceBounds(NamedTuple):
     """In seconds of silence."""
 
     idle: float
@@ -43,7 +43,7 @@ def note_first_token(context: RequestContext) -> None:
         context.record.enter(Stage.DECODING)
 
 
-class Relay(FrameDriver):
+class UpstreamRelay(FrameDriver):
     """Implements Sink. While the client is slow, the connection stops reading, and the other server waits."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Relay(FrameDriver):
         connection: HttpConnection,
         reader: StreamReader,
         writer: StreamWriter,
-        bounds: Bounds,
+        bounds: SilenceBounds,
     ) -> None:
         super().__init__(writer)
         self._context = context
@@ -118,7 +118,7 @@ class Relay(FrameDriver):
 
 
 async def relay(
-    exchange: Exchange, answer: OpenAnswer, answer_reader: AnswerReader, bounds: Bounds, *, shows_usage: bool
+    exchange: Exchange, answer: OpenAnswer, answer_reader: AnswerReader, bounds: SilenceBounds, *, shows_usage: bool
 ) -> None:
     """Sends a stream to its end. An error before its first event is raised with no byte sent. Raises PenstockError."""
     reader = StreamReader(answer_reader, shows_usage=shows_usage)
@@ -144,16 +144,18 @@ async def relay(
 
 
 async def _rest(
-    exchange: Exchange, answer: OpenAnswer, answer_reader: AnswerReader, reader: StreamReader, bounds: Bounds
+    exchange: Exchange, answer: OpenAnswer, answer_reader: AnswerReader, reader: StreamReader, bounds: SilenceBounds
 ) -> bytes:
     """Sends all but the last frames, and returns those. Raises PenstockError."""
     if reader.error is not None:
         raise reader.error
-    return await Relay(exchange.context, answer_reader.model, answer.connection, reader, exchange.writer, bounds).run()
+    return await UpstreamRelay(
+        exchange.context, answer_reader.model, answer.connection, reader, exchange.writer, bounds
+    ).run()
 
 
 async def pass_on(
-    exchange: Exchange, answer: OpenAnswer, reader: AnswerReader, bounds: Bounds, *, has_choices: bool
+    exchange: Exchange, answer: OpenAnswer, reader: AnswerReader, bounds: SilenceBounds, *, has_choices: bool
 ) -> None:
     """`has_choices`: else it has rows of data. Raises PenstockError, with no byte sent."""
     body = bytearray()  # pieces may be of very few bytes
@@ -175,7 +177,7 @@ async def pass_on(
     await exchange.respond(200, msgspec.json.encode(fields))
 
 
-async def next_piece(answer: OpenAnswer, reader: AnswerReader, bounds: Bounds) -> bytes:
+async def next_piece(answer: OpenAnswer, reader: AnswerReader, bounds: SilenceBounds) -> bytes:
     """Empty at the end. Raises UpstreamError."""
     try:
         async with asyncio.timeout(bounds.idle):

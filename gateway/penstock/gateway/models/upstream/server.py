@@ -15,7 +15,7 @@ _MOST_SECONDS = 60.0
 _MISSED_PROBES = 2
 
 
-class ServerHealth:
+class UpstreamHealth:
     """healthy ──failures in a row──► ejected ──time is over──► on trial ──an answer begins──► healthy
                                          ▲                          │
                                          └───────── a failure ──────┘
@@ -96,7 +96,7 @@ class UpstreamServer:
         self.label = self.url.authority + self.url.path
         """In metrics and logs."""
         self.pool = ConnectionPool(self.url, tls if self.url.secure else None, settings.connect_timeout)
-        self.health = ServerHealth(settings.eject_after, settings.eject_seconds)
+        self.health = UpstreamHealth(settings.eject_after, settings.eject_seconds)
         self.in_flight = 0
         self.waiting_tokens = 0
         """About so many tokens of prompts, of requests without a first byte, are not in its cache."""

@@ -43,11 +43,11 @@ from penstock.gateway.processes.fronts.messages import (
     ListRequests,
     Report,
     Reported,
+    RequestsWatched,
     Serving,
     Spent,
     Stop,
     Table,
-    Watched,
     WatchRequests,
     decode_from_front,
 )
@@ -55,7 +55,7 @@ from penstock.gateway.processes.fronts.model_table import FrontHolds, Used
 from penstock.gateway.processes.fronts.passed_requests import PassedRequests
 from penstock.gateway.processes.fronts.passing import FromAnswering, FromPassing, PassedMessage
 from penstock.gateway.processes.fronts.quotas import QuotaDesk
-from penstock.gateway.processes.model_host.connection import Connection
+from penstock.gateway.processes.model_host.connection import HostConnection
 from penstock.gateway.processes.model_host.host import HostedFront, ModelHost
 from penstock.gateway.processes.model_host.messages import UpMessage
 from penstock.gateway.requests.call import DrainState
@@ -106,7 +106,7 @@ class FrontProcess:
         self._settings: dict[str, Any] = {}
         self._holds = FrontHolds()
         self._process: asyncio.subprocess.Process | None = None
-        self._connection: Connection | None = None
+        self._connection: HostConnection | None = None
         self._hosted: HostedFront | None = None
         """Its requests to the models of this process."""
         self._serving = asyncio.Event()
@@ -150,7 +150,7 @@ class FrontProcess:
             except OSError as error:
                 raise EngineError(f"front {self.number} cannot be started: {error}") from error
             failing.pop_all()
-        self._connection = connection = Connection(files.up, files.down, decode_from_front, self._take, self._lost)
+        self._connection = connection = HostConnection(files.up, files.down, decode_from_front, self._take, self._lost)
         await connection.open(ours)
         for message in first():
             if isinstance(message, Begin):
@@ -182,7 +182,7 @@ class FrontProcess:
             answer.cancel()
         self._answers.clear()
 
-    async def _until_end(self, connection: Connection, process: asyncio.subprocess.Process) -> int:
+    async def _until_end(self, connection: HostConnection, process: asyncio.subprocess.Process) -> int:
         await connection.ended
         with suppress(TimeoutError):
             async with asyncio.timeout(_ENDING_SECONDS):
@@ -213,7 +213,7 @@ class FrontProcess:
                 self.reported = message
                 self.on_report(message)
                 self._answer(message)
-            case Listed() | Watched() | Cancelled():
+            case Listed() | RequestsWatched() | Cancelled():
                 self._answer(message)
             case Idle():
                 self._drain.wait_no_more(self)
@@ -254,11 +254,11 @@ class FrontProcess:
         answer = await self._ask(request, seconds)
         return answer if isinstance(answer, Listed) else None
 
-    async def watch_requests(self, since: float, limit: int, request: str, seconds: float) -> Watched | None:
+    async def watch_requests(self, since: float, limit: int, request: str, seconds: float) -> RequestsWatched | None:
         """None: it does not say that in this time."""
         question = WatchRequests(id=next(self._numbers), since=since, limit=limit, request=request)
         answer = await self._ask(question, seconds)
-        return answer if isinstance(answer, Watched) else None
+        return answer if isinstance(answer, RequestsWatched) else None
 
     async def cancel_request(self, request: str, seconds: float) -> bool:
         """Whether it had such a request, and has ended it."""

@@ -13,7 +13,7 @@ from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.kserve.context import KServe
 from penstock.gateway.apis.kserve.grpc.infer import InferRpcs
 from penstock.gateway.apis.kserve.grpc.messages import parse
-from penstock.gateway.apis.kserve.grpc.rpc import Guard, Metadata, Method, Rpc
+from penstock.gateway.apis.kserve.grpc.rpc import Metadata, Method, Rpc, RpcGuard
 from penstock.gateway.apis.kserve.grpc.service import INFER_PATH, STREAM_PATH
 from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.processes.fronts.forwarding import ForwardedCall, Forwarder, end_rpc
@@ -27,7 +27,7 @@ _NAME, _VERSION = 0x0A, 0x12
 """Tags of the first two fields of a ModelInferRequest."""
 
 
-class FrontGuard(Guard):
+class FrontGuard(RpcGuard):
     def __init__(self, quotas: QuotaClient, *args: Any) -> None:
         """The rest is as for Guard."""
         super().__init__(*args)

@@ -140,7 +140,7 @@ class ListRequests(_Message, frozen=True, kw_only=True):
 
 
 class WatchRequests(_Message, frozen=True, kw_only=True):
-    """Asks for `Watched`: the requests of the front, and those that have ended `since`."""
+    """Asks for `RequestsWatched`: the requests of the front, and those that have ended `since`."""
 
     id: int
     since: float
@@ -259,7 +259,7 @@ class Listed(_Message, frozen=True, kw_only=True):
     chosen: Chosen
 
 
-class Watched(_Message, frozen=True, kw_only=True):
+class RequestsWatched(_Message, frozen=True, kw_only=True):
     id: int
     requests: WatchedRequests
 
@@ -280,7 +280,7 @@ class Counted(_Message, frozen=True, kw_only=True):
     usage: RequestUsage
 
 
-Answer = Reported | Listed | Watched | Cancelled
+Answer = Reported | Listed | RequestsWatched | Cancelled
 """To what the supervisor asks."""
 FromFront = Serving | Failed | Holds | Ask | Spent | Ended | Counted | Answer | Idle
 

@@ -80,7 +80,7 @@ def tensor_bytes(places: Iterable[Place]) -> int:
     return sum([int(place[4]) for place in places])
 
 
-class Connection(asyncio.Protocol):
+class HostConnection(asyncio.Protocol):
     """`on_message` gets every message that `decode` gives with its tail, and `on_lost` is called once, at the end. A
     message that makes no sense ends the connection: what it came with is dropped, and nothing behind it is read."""
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from penstock.gateway.processes.model_host.connection import Connection
+from penstock.gateway.processes.model_host.connection import HostConnection
 from penstock.gateway.processes.model_host.hosted_calls import HostedCalls
 from penstock.gateway.processes.model_host.messages import (
     Cancel,
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class HostedFront:
     """One front as the host sees it: its connection, its requests, and what it knows."""
 
-    def __init__(self, sources: Sources, connection: Connection, left: Callable[[HostedFront], None]) -> None:
+    def __init__(self, sources: Sources, connection: HostConnection, left: Callable[[HostedFront], None]) -> None:
         self._connection = connection
         self._tracing = sources.tracing
         self._left = left
@@ -105,7 +105,7 @@ class ModelHost:
         sources.regions.used_elsewhere = self._uses_region
         self._looking: asyncio.TimerHandle | None = None
 
-    def join(self, connection: Connection) -> HostedFront:
+    def join(self, connection: HostConnection) -> HostedFront:
         """One more front, at the other end of this connection: it is told what there is. The messages that come are
         for its `heard`, the end for its `lost`."""
         front = HostedFront(self._sources, connection, self._fronts.discard)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from penstock.gateway.apis.kserve.shared_memory import RegionStatus, SharedMemoryRegions
 from penstock.gateway.apis.kserve.tracing import SharedTracing, Tracing
-from penstock.gateway.processes.model_host.connection import Connection
+from penstock.gateway.processes.model_host.connection import HostConnection
 from penstock.gateway.processes.model_host.messages import (
     Described,
     DownMessage,
@@ -73,7 +73,7 @@ class HostLink:
     """`models`, `shared_memory` and `tracing` are for a KServe context that answers inference: they know what there is
     when the first Published has come."""
 
-    def __init__(self, connection: Connection, first_trace: int, host: int, *, allow_client_shm: bool) -> None:
+    def __init__(self, connection: HostConnection, first_trace: int, host: int, *, allow_client_shm: bool) -> None:
         """The messages that come over the connection are for `heard`, its end for `lost`. `host` is the other side's
         process id."""
         self.calls = RemoteCalls(connection)

@@ -11,7 +11,7 @@ from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.kserve.store import ModelStore
-from penstock.gateway.processes.model_host.connection import Connection, tensor_bytes
+from penstock.gateway.processes.model_host.connection import HostConnection, tensor_bytes
 from penstock.gateway.processes.model_host.messages import (
     SEQUENCE_END,
     SEQUENCE_START,
@@ -72,7 +72,7 @@ _LONG_TEXT = 1 << 16
 
 
 class HostedCalls:
-    def __init__(self, models: ModelStore, connection: Connection) -> None:
+    def __init__(self, models: ModelStore, connection: HostConnection) -> None:
         self._models = models
         self._connection = connection
         self._loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from penstock.classic.base import AdmittedLater
 from penstock.classic.messages import InferRequest, InferResponse
 from penstock.engines.errors import EngineDeadError, NotReadyError, PenstockError
 from penstock.gateway.apis.kserve.tracing import RequestTrace
-from penstock.gateway.processes.model_host.connection import Connection, Packed, tensor_bytes
+from penstock.gateway.processes.model_host.connection import HostConnection, Packed, tensor_bytes
 from penstock.gateway.processes.model_host.messages import (
     SEQUENCE_END,
     SEQUENCE_START,
@@ -41,7 +41,7 @@ class _Unary:
 
 
 class RemoteCalls:
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HostConnection) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._numbers = 0

@@ -23,7 +23,7 @@ from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.kserve.loader import LANGUAGE_BACKENDS, language_loaders
 from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.shared_settings import settings_beside
-from penstock.gateway.models.loader import ModelEntry, ModelLoader
+from penstock.gateway.models.loader import LoadableModel, ModelLoader
 from penstock.gateway.models.memory.budget import MemoryBudget
 from penstock.gateway.models.on_demand.loads import OnDemandSettings
 from penstock.gateway.models.on_demand.on_demand import OnDemand
@@ -150,12 +150,12 @@ def check_models(config: Config, gpus: int | None) -> list[Verdict]:
     return check.verdicts(_repositories(config)[0])
 
 
-def command_line_models(config: Config) -> list[ModelEntry]:
+def command_line_models(config: Config) -> list[LoadableModel]:
     """MODEL first, where the command names one or means the demo model, then each --embedding-model. Raises
     ConfigError."""
     models = config.models
     if config.has_model:
-        return [ModelEntry(models, models.model.served_model_name), *embedding_models(config)]
+        return [LoadableModel(models, models.model.served_model_name), *embedding_models(config)]
     if models.adapters.lora or models.adapters.lora_directory:
         raise ConfigError("lora: there is no MODEL; a model in a repository has its adapters in its model.json")
     if models.cache.kv_events is not None:
@@ -163,13 +163,13 @@ def command_line_models(config: Config) -> list[ModelEntry]:
     return embedding_models(config)
 
 
-def embedding_models(config: Config) -> list[ModelEntry]:
+def embedding_models(config: Config) -> list[LoadableModel]:
     """Of --embedding-model."""
     entries = []
     for text in config.embeddings.embedding_model:
         name, equals, place = text.partition("=")
         settings = settings_beside(config.models, "embedding", {"model": place if equals else text})
-        entries.append(ModelEntry(settings, (name,) if equals else (), "pool"))
+        entries.append(LoadableModel(settings, (name,) if equals else (), "pool"))
     return entries
 
 

@@ -32,7 +32,7 @@ from penstock.gateway.requests.access import ApiKeys, Restrictions, key_digest, 
 from penstock.gateway.requests.call import RequestJournal
 from penstock.gateway.requests.context import ALL_ROLES, USER_ROLES, Principal, Role
 from penstock.gateway.requests.exposure import asks_for_keys, browser_rules
-from penstock.gateway.requests.intake import Intake, WorkPools
+from penstock.gateway.requests.intake import BodyIntake, WorkPools
 from penstock.gateway.requests.key_file import read_keys
 from penstock.gateway.requests.load_report import LoadReporter
 from penstock.gateway.requests.server_health import ServerHealth
@@ -151,7 +151,7 @@ def tls_settings(config: Config, port: Literal["http", "grpc"]) -> TlsSettings:
     return TlsSettings(port=port, http2=config.server.allow_http2, **files)
 
 
-def http_settings(config: Config, intake: Intake, listener: socket | None = None) -> ServerSettings:
+def http_settings(config: Config, intake: BodyIntake, listener: socket | None = None) -> ServerSettings:
     """Of the public HTTP port. `listener` is bound already; None: the port binds its address."""
     server = config.server
     return ServerSettings(
@@ -225,7 +225,7 @@ def app_settings(
         load=load,
         heartbeat_s=config.server.heartbeat_s,
         resumable_streams=config.server.resumable_streams,
-        intake=Intake(config.server.body_memory, config.server.max_loop_lag),
+        intake=BodyIntake(config.server.body_memory, config.server.max_loop_lag),
         stored_responses=config.server.stored_responses,
         stored_responses_memory=config.server.stored_responses_memory,
         stored_responses_per_tenant=config.server.stored_responses_per_tenant,

@@ -16,7 +16,7 @@ from penstock.gateway.requests.intake import ConnectionShare
 from penstock.gateway.transports.grpc.heads import CallHead, Metadata, end_block, start_block
 from penstock.gateway.transports.grpc.messages import (
     Encoding,
-    Message,
+    GrpcMessage,
     MessageReader,
     answer_encoding,
     compressed,
@@ -72,11 +72,11 @@ class Wire(Protocol):
     def unsent(self, stream_id: int) -> int: ...
     def credit(self, stream_id: int, size: int) -> None: ...
     def expect(self, stream_id: int, size: int) -> None: ...
-    def over(self, call: Call) -> None:
+    def over(self, call: GrpcCall) -> None:
         """The call's stream has ended; whether its handler has, `running` says. Told again when that has changed."""
 
 
-class Call:
+class GrpcCall:
     """To its handler it is what `grpc.aio.ServicerContext` is to those that the library calls."""
 
     def __init__(
@@ -311,7 +311,7 @@ class Call:
         message = self._take()
         return await self._unpacked(message) if message.compressed else message.data
 
-    def _take(self) -> Message:
+    def _take(self) -> GrpcMessage:
         message = self._reader.take()
         self._waiting_since, self._pace = self._loop.time(), None
         self._give_back()
@@ -326,7 +326,7 @@ class Call:
         except PenstockError:
             return True
 
-    async def _unpacked(self, message: Message) -> bytes:
+    async def _unpacked(self, message: GrpcMessage) -> bytes:
         return await decompressed(message.data, self._head.encoding, self._settings.max_message_bytes)
 
     def write_now(self, data: bytes) -> bool:

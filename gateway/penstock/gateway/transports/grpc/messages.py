@@ -22,7 +22,7 @@ _SMALL_PIECE = 512
 """Pieces that are smaller on average are joined: each takes some 50 bytes beside its own."""
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
+class GrpcMessage(msgspec.Struct, frozen=True, gc=False):
     data: bytes
     compressed: bool
 
@@ -84,7 +84,7 @@ class MessageReader:
             self._needed = PREFIX_BYTES + size
         return self.whole
 
-    def take(self) -> Message:
+    def take(self) -> GrpcMessage:
         """Only when one is ready."""
         compressed = self._pieces[0][self._start] == 1
         self._start += PREFIX_BYTES
@@ -98,7 +98,7 @@ class MessageReader:
             self._start = 0
         else:
             self._start = end
-        return Message(whole[start:end], compressed)
+        return GrpcMessage(whole[start:end], compressed)
 
     def _gather(self, count: int) -> None:
         """So many bytes from the start on lie in the first piece, without what has been taken before them."""

@@ -17,7 +17,7 @@ from penstock.gateway.requests.acceptor import Acceptor
 from penstock.gateway.requests.connections import PortConnections
 from penstock.gateway.requests.intake import BodyBudget, UnreadAnswers
 from penstock.gateway.requests.tls import TlsSettings
-from penstock.gateway.transports.grpc.call import Call, ConnectionSettings
+from penstock.gateway.transports.grpc.call import ConnectionSettings, GrpcCall
 from penstock.gateway.transports.grpc.heads import CallHead, Metadata, call_head, end_block, refusal_block, start_block
 from penstock.gateway.transports.http2.bounds import Http2Limits
 from penstock.gateway.transports.http2.heads import (
@@ -60,8 +60,8 @@ class GrpcConnection(Http2SocketConnection):
     def __init__(self, port: GrpcPort) -> None:
         super().__init__(port)
         self._port = port
-        self._calls: dict[int, Call] = {}
-        self._lingering: set[Call] = set()
+        self._calls: dict[int, GrpcCall] = {}
+        self._lingering: set[GrpcCall] = set()
         """Calls whose streams are over and whose handlers have not ended."""
         self._heads: Recent[int, tuple[RequestHead, CallHead]] = Recent()
         """What the last heads mean, by their identity: the state machine gives equal ones as one object."""
@@ -112,7 +112,7 @@ class GrpcConnection(Http2SocketConnection):
         if handler is None:
             self._refuse(stream_id, _UNIMPLEMENTED, "Method not found!")
             return
-        call = Call(self, stream_id, known, size, handler, self._port.settings, self.share)
+        call = GrpcCall(self, stream_id, known, size, handler, self._port.settings, self.share)
         self._calls[stream_id] = call
         call.begin()
         if event.ended:
@@ -178,7 +178,7 @@ class GrpcConnection(Http2SocketConnection):
     def expect(self, stream_id: int, size: int) -> None:
         self.http2.expect(stream_id, size)
 
-    def over(self, call: Call) -> None:
+    def over(self, call: GrpcCall) -> None:
         self._calls.pop(call.stream_id, None)
         if call.running:
             self._lingering.add(call)

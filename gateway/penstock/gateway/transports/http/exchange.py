@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError
 from penstock.gateway.errors import HttpError, drop_traceback, error_headers
 from penstock.gateway.requests.bounded_json import BYTE_ORDER_MARK
-from penstock.gateway.requests.call import Call, ClientGone, DrainState
+from penstock.gateway.requests.call import ClientGone, DrainState, ServedCall
 from penstock.gateway.requests.context import read_context, timeout_seconds
 from penstock.gateway.requests.intake import SMALL_BODY, BodyBudget, WorkPool
 from penstock.gateway.requests.load_report import FORMAT_HEADER, LoadReporter
@@ -161,9 +161,9 @@ class Exchange:
         if seconds is not None:
             self.context.limit(timeout_seconds(seconds.decode("latin-1")))
 
-    def call(self) -> Call:
+    def call(self) -> ServedCall:
         """The work that this request asks for. Call its `watch` as soon as the body is read."""
-        return Call(self.drain, self.context, self._watch_client)
+        return ServedCall(self.drain, self.context, self._watch_client)
 
     def _watch_client(self, left: Callable[[], None]) -> Callable[[], object]:
         if self.body_writer is not None:

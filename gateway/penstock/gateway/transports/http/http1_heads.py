@@ -24,7 +24,7 @@ _CLOSE = b"connection: close\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
-class Target(NamedTuple):
+class RequestTarget(NamedTuple):
     """Of a request line, as ASGI's scope has it."""
 
     path: str
@@ -32,20 +32,20 @@ class Target(NamedTuple):
     query: bytes
 
 
-def _new_target(url: bytes) -> Target:
+def _new_target(url: bytes) -> RequestTarget:
     """Raises InvalidRequestError."""
     try:
         parsed = httptools.parse_url(url)
         path = parsed.path.decode("ascii")
     except (httptools.HttpParserInvalidURLError, AttributeError, UnicodeDecodeError):
         raise InvalidRequestError("Invalid HTTP request.") from None
-    return Target(unquote(path) if "%" in path else path, parsed.path, parsed.query or b"")
+    return RequestTarget(unquote(path) if "%" in path else path, parsed.path, parsed.query or b"")
 
 
 _known_target = lru_cache(_KNOWN)(_new_target)
 
 
-def target(url: bytes) -> Target:
+def target(url: bytes) -> RequestTarget:
     """Raises InvalidRequestError."""
     return _known_target(url) if len(url) <= _KNOWN_BYTES else _new_target(url)
 

@@ -31,7 +31,7 @@ from penstock.gateway.transports.http.stream import (
 )
 from penstock.gateway.transports.http2.bounds import Http2Limits, PingRules
 from penstock.gateway.transports.http2.connection import Http2Connection
-from penstock.gateway.transports.http2.frames import ErrorCode
+from penstock.gateway.transports.http2.frames import Http2ErrorCode
 from penstock.gateway.transports.http2.heads import (
     DataReceived,
     Recent,
@@ -142,7 +142,7 @@ class Http2Stream(HttpStream):
 
     def refuse(self, error: PenstockError) -> None:
         if self.started:
-            self._http2.reset(self.id, ErrorCode.INTERNAL_ERROR)
+            self._http2.reset(self.id, Http2ErrorCode.INTERNAL_ERROR)
         else:
             block, body = error_answer(error, self.method, self._port.date)
             whole_answer(self._http2, self.id, block, body)

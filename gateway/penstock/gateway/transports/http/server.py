@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from penstock.gateway.requests.acceptor import Acceptor
 from penstock.gateway.requests.connections import PortConnections
-from penstock.gateway.requests.intake import Intake
+from penstock.gateway.requests.intake import BodyIntake
 from penstock.gateway.requests.tls import TlsSettings
 from penstock.gateway.transports.http.http1 import Http1Connection
 from penstock.gateway.transports.http.http2 import MultiplexedConnection, http2_limits, socket_settings
@@ -36,7 +36,7 @@ class ServerSettings:
     """Bound already, by the process that has started this one; None: `start` binds."""
     tls: TlsSettings = field(default_factory=lambda: TlsSettings(port="http"))
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    intake: Intake = field(default_factory=Intake)
+    intake: BodyIntake = field(default_factory=BodyIntake)
     http2: bool = True
     """Beside HTTP/1.1: by ALPN under TLS, by prior knowledge without."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from penstock.gateway.requests.access import ApiKeys, Restrictions
 from penstock.gateway.requests.browser_rules import BrowserRules
 from penstock.gateway.requests.call import DrainState, RequestJournal
-from penstock.gateway.requests.intake import Intake, WorkPools
+from penstock.gateway.requests.intake import BodyIntake, WorkPools
 from penstock.gateway.requests.load_report import LoadReporter
 from penstock.gateway.requests.server_health import ServerHealth
 
@@ -31,7 +31,7 @@ class AppSettings:
     health: ServerHealth | None = None
     """None: that of the language models."""
     drain: DrainState = field(default_factory=DrainState)
-    intake: Intake = field(default_factory=Intake)
+    intake: BodyIntake = field(default_factory=BodyIntake)
     pools: WorkPools = field(default_factory=WorkPools)
     journal: RequestJournal = field(default_factory=RequestJournal)
     load: LoadReporter | None = None

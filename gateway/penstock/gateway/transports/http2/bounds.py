@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from penstock.gateway.transports.http2.frames import ConnectionFault, ErrorCode
-from penstock.gateway.transports.http2.streams import Stream
+from penstock.gateway.transports.http2.frames import ConnectionFault, Http2ErrorCode
+from penstock.gateway.transports.http2.streams import OpenStream
 
 _IDLE_SECONDS = 7200.0
 
@@ -41,7 +41,7 @@ class PingJudge:
         if early:
             self._strikes += 1
             if self._strikes > rules.max_strikes > 0:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+                raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +114,10 @@ class Allowance:
             self.earn((now - self._seen) * self._per_second)
             self._seen = now
             if self._left < 0:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, self._text)
+                raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, self._text)
 
 
-class Bounds:
+class ConnectionBounds:
     """All of its methods that count against the client raise ConnectionFault when it has nothing left."""
 
     def __init__(self, limits: Http2Limits, now: float) -> None:
@@ -139,7 +139,7 @@ class Bounds:
         """A stream ends because the client broke a rule. What it had started was in vain, too."""
         self._in_vain.spend(self.now)
 
-    def given_up(self, stream: Stream) -> None:
+    def given_up(self, stream: OpenStream) -> None:
         """By the client."""
         if not stream.answered and self.now - stream.opened < self._early:
             self._in_vain.spend(self.now)

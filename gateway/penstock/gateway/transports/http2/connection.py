@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.gateway.transports.http2 import frames
-from penstock.gateway.transports.http2.bounds import Bounds, Http2Limits, PingJudge
+from penstock.gateway.transports.http2.bounds import ConnectionBounds, Http2Limits, PingJudge
 from penstock.gateway.transports.http2.control_frames import ControlFrames
 from penstock.gateway.transports.http2.frames import (
     ConnectionFault,
-    ErrorCode,
     FrameReader,
     FrameType,
+    Http2ErrorCode,
     Setting,
     StreamFault,
     protocol_error,
@@ -30,7 +30,7 @@ from penstock.gateway.transports.http2.heads import (
     check_trailers,
 )
 from penstock.gateway.transports.http2.sending import ClientSettings, ReceiveWindows, Sender
-from penstock.gateway.transports.http2.streams import MAX_STREAM_ID, Stream, StreamNumbers
+from penstock.gateway.transports.http2.streams import MAX_STREAM_ID, OpenStream, StreamNumbers
 
 _LAST_PING = b"penstock"
 """Its answer says that the client knows that no more streams are taken."""
@@ -45,7 +45,7 @@ class Http2Connection:
 
     def __init__(self, limits: Http2Limits, now: float) -> None:
         self._limits = limits
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, OpenStream] = {}
         """Those that are not over."""
         self.unfinished = 0
         """Streams that are over and whose handlers still run: the owner counts them. They take the places of streams.
@@ -60,7 +60,7 @@ class Http2Connection:
         self._heads = HeadReader(
             limits.max_header_list_bytes, limits.most_header_list_bytes, spaces=limits.spaces_in_values
         )
-        self._bounds = Bounds(limits, now)
+        self._bounds = ConnectionBounds(limits, now)
         self._reader = FrameReader(limits.max_header_block_bytes)
         self._numbers = StreamNumbers()
         control = ControlFrames(limits, self._bounds, self._settings, self._sender, judge, self._numbers, self.streams)
@@ -137,12 +137,12 @@ class Http2Connection:
             self.close_to_new_streams()
         return event
 
-    def _refuse(self, stream_id: int, code: ErrorCode) -> StreamReset | None:
+    def _refuse(self, stream_id: int, code: Http2ErrorCode) -> StreamReset | None:
         """Ends a stream for a fault of the client's."""
         self._sender.control(frames.reset(stream_id, code))
         return StreamReset(stream_id, code) if self._forget(stream_id) else None
 
-    def _forget(self, stream_id: int, *, at_client: bool = False) -> Stream | None:
+    def _forget(self, stream_id: int, *, at_client: bool = False) -> OpenStream | None:
         """`at_client`: it is over there, too."""
         stream = self.streams.pop(stream_id, None)
         if stream is not None:
@@ -164,10 +164,10 @@ class Http2Connection:
             self._bounds.without_use()
             return None
         if stream.remote_ended:
-            raise StreamFault(ErrorCode.STREAM_CLOSED, "data comes behind the end")
+            raise StreamFault(Http2ErrorCode.STREAM_CLOSED, "data comes behind the end")
         stream.receive_window -= size
         if stream.receive_window < 0:
-            raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window allows")
+            raise StreamFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "more data than the window allows")
         stream.received += len(data)
         ended = bool(flags & frames.END_STREAM)
         if len(data) < self._limits.small_data and not ended:
@@ -195,11 +195,11 @@ class Http2Connection:
         self._bounds.without_use()
         return None
 
-    def _on_trailers(self, stream: Stream, fields: list[tuple[bytes, bytes]], ended: bool) -> DataReceived:
+    def _on_trailers(self, stream: OpenStream, fields: list[tuple[bytes, bytes]], ended: bool) -> DataReceived:
         if stream.remote_ended:
-            raise StreamFault(ErrorCode.STREAM_CLOSED, "headers come behind the end")
+            raise StreamFault(Http2ErrorCode.STREAM_CLOSED, "headers come behind the end")
         if not ended:
-            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "trailers do not end their stream")
+            raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "trailers do not end their stream")
         check_trailers(fields)
         _check_length(stream, ended=True)
         stream.remote_ended = True
@@ -215,11 +215,11 @@ class Http2Connection:
             self._forget(stream_id)
             return None
         if len(self.streams) + self.unfinished >= self._limits.max_streams:
-            raise StreamFault(ErrorCode.REFUSED_STREAM, "too many streams")
+            raise StreamFault(Http2ErrorCode.REFUSED_STREAM, "too many streams")
         if ended and head.content_length:
-            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "the body is shorter than its content-length")
+            raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "the body is shorter than its content-length")
         now, window = self._bounds.now, self._limits.stream_window
-        stream = Stream(stream_id, self._settings.initial_window, window, head.content_length, now)
+        stream = OpenStream(stream_id, self._settings.initial_window, window, head.content_length, now)
         stream.remote_ended = ended
         self.streams[stream_id] = stream
         self._bounds.request()
@@ -289,13 +289,13 @@ class Http2Connection:
         if stream is not None and self._sender.end(stream, trailers):
             self._ended(stream)
 
-    def _ended(self, stream: Stream) -> None:
+    def _ended(self, stream: OpenStream) -> None:
         self._bounds.answered()
         if not stream.remote_ended:  # the answer is there, and nobody reads the rest of the request
-            self._sender.control(frames.reset(stream.id, ErrorCode.NO_ERROR))
+            self._sender.control(frames.reset(stream.id, Http2ErrorCode.NO_ERROR))
         self._forget(stream.id)
 
-    def reset(self, stream_id: int, code: ErrorCode) -> None:
+    def reset(self, stream_id: int, code: Http2ErrorCode) -> None:
         """Ends a stream; data that waits is dropped."""
         if stream_id in self.streams:
             self._sender.control(frames.reset(stream_id, code))
@@ -321,14 +321,14 @@ class Http2Connection:
     def announce_end(self, text: str) -> None:
         """The client is told to open no more streams; those that it opens before it knows are taken. When it answers
         the ping, or at `close_to_new_streams`, this is over."""
-        self._sender.control(frames.go_away(MAX_STREAM_ID, ErrorCode.NO_ERROR, text.encode()))
+        self._sender.control(frames.go_away(MAX_STREAM_ID, Http2ErrorCode.NO_ERROR, text.encode()))
         self.ping(_LAST_PING)
 
     def close_to_new_streams(self) -> None:
         """Streams that are not open yet are ignored from now on, and the client is told which. Idempotent."""
         if self._numbers.accepted == MAX_STREAM_ID and not self.failed:
             self._numbers.accepted = self._numbers.last
-            self._sender.control(frames.go_away(self._numbers.last, ErrorCode.NO_ERROR))
+            self._sender.control(frames.go_away(self._numbers.last, Http2ErrorCode.NO_ERROR))
 
     @property
     def closed_to_new_streams(self) -> bool:
@@ -373,12 +373,12 @@ class Http2Connection:
         for stream in ended:
             self._bounds.answered()
             if not stream.remote_ended:
-                parts.append(frames.reset(stream.id, ErrorCode.NO_ERROR))
+                parts.append(frames.reset(stream.id, Http2ErrorCode.NO_ERROR))
             self._forget(stream.id)
         return b"".join(parts), [stream.id for stream in relieved]
 
 
-def _check_length(stream: Stream, *, ended: bool) -> None:
+def _check_length(stream: OpenStream, *, ended: bool) -> None:
     declared = stream.declared
     if declared is not None and (stream.received > declared or (ended and stream.received < declared)):
-        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "the body is not as long as its content-length")
+        raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "the body is not as long as its content-length")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from penstock.gateway.transports.http2 import frames
-from penstock.gateway.transports.http2.bounds import Bounds, Http2Limits, PingJudge
+from penstock.gateway.transports.http2.bounds import ConnectionBounds, Http2Limits, PingJudge
 from penstock.gateway.transports.http2.frames import (
     ConnectionFault,
-    ErrorCode,
     FrameType,
+    Http2ErrorCode,
     StreamFault,
     protocol_error,
     wrong_length,
 )
 from penstock.gateway.transports.http2.heads import ClientLeaving, PingAnswered
 from penstock.gateway.transports.http2.sending import ClientSettings, Sender, read_settings
-from penstock.gateway.transports.http2.streams import Stream, StreamNumbers
+from penstock.gateway.transports.http2.streams import OpenStream, StreamNumbers
 
 _TOO_LARGE = "a stream's window is too large"
 
@@ -25,12 +25,12 @@ class ControlFrames:
     def __init__(
         self,
         limits: Http2Limits,
-        bounds: Bounds,
+        bounds: ConnectionBounds,
         settings: ClientSettings,
         sender: Sender,
         judge: PingJudge,
         numbers: StreamNumbers,
-        streams: dict[int, Stream],
+        streams: dict[int, OpenStream],
     ) -> None:
         self._max_unsent = limits.max_unsent_bytes
         self._bounds = bounds
@@ -64,7 +64,7 @@ class ControlFrames:
         if grown:
             for stream in self._streams.values():
                 if stream.send_window + grown > frames.MAX_WINDOW:
-                    raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, _TOO_LARGE)
+                    raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, _TOO_LARGE)
                 self._sender.grow_stream(stream, grown)
         self._answer(frames.SETTINGS_ACK)
 
@@ -87,7 +87,7 @@ class ControlFrames:
         """To a client that asks without reading the answers, they would pile up."""
         self._sender.control(frame)
         if self._sender.size > self._max_unsent and not self._sender.open:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
+            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
 
     def go_away(self, flags: int, stream_id: int, payload: bytes) -> ClientLeaving:
         if stream_id:
@@ -113,7 +113,7 @@ class ControlFrames:
         if stream is None:
             return
         if not increment:
-            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "a window grows by nothing")
+            raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "a window grows by nothing")
         if stream.send_window + increment > frames.MAX_WINDOW:
-            raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, _TOO_LARGE)
+            raise StreamFault(Http2ErrorCode.FLOW_CONTROL_ERROR, _TOO_LARGE)
         self._sender.grow_stream(stream, increment)

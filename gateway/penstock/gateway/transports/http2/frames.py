@@ -81,7 +81,7 @@ def go_away(last_stream_id: int, code: int, text: bytes = b"") -> bytes:
 SETTINGS_ACK = frame(FrameType.SETTINGS, ACK, 0)
 
 
-class ErrorCode(IntEnum):
+class Http2ErrorCode(IntEnum):
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
     INTERNAL_ERROR = 2
@@ -101,7 +101,7 @@ class ErrorCode(IntEnum):
 class ConnectionFault(Exception):
     """The client broke a rule that ends the connection."""
 
-    def __init__(self, code: ErrorCode, text: str) -> None:
+    def __init__(self, code: Http2ErrorCode, text: str) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
@@ -111,17 +111,17 @@ class ConnectionFault(Exception):
 class StreamFault(Exception):
     """The client broke a rule that ends one stream."""
 
-    def __init__(self, code: ErrorCode, text: str) -> None:
+    def __init__(self, code: Http2ErrorCode, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
 def protocol_error(text: str) -> ConnectionFault:
-    return ConnectionFault(ErrorCode.PROTOCOL_ERROR, text)
+    return ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, text)
 
 
 def wrong_length(kind: str) -> ConnectionFault:
-    return ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"{kind} has a wrong length")
+    return ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, f"{kind} has a wrong length")
 
 
 Frame = tuple[int, int, int, bytes]
@@ -206,9 +206,9 @@ class FrameReader:
     def _check_long(self, kind: int, size: int) -> None:
         """What may be long are bodies, and header blocks as long as they may be in several"""
         if size > OWN_MAX_FRAME_BYTES:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame is too long")
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "a frame is too long")
         if kind != FrameType.DATA and size > self._max_block_bytes:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a frame is too long")
+            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "a frame is too long")
 
     def _piece(self, come: int) -> int:
         """How many of the bytes that have come of a long frame are handed on; 0: more have to come first."""
@@ -227,7 +227,7 @@ class FrameReader:
     def _skip_preface(self, buffer: bytes) -> int:
         size = min(len(buffer), len(PREFACE))
         if buffer[:size] != PREFACE[:size]:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 only")
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 only")
         if size < len(PREFACE):
             return 0
         self._preface = False
@@ -249,7 +249,7 @@ class FrameReader:
         fragment = without_padding(flags, payload)
         if flags & PRIORITY:  # means nothing any more (RFC 9113, 5.3.2)
             if len(fragment) < _PRIORITY_BYTES:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for a priority")
+                raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for a priority")
             fragment = fragment[_PRIORITY_BYTES:]
         if flags & END_HEADERS:
             return FrameType.HEADERS, flags, stream_id, fragment
@@ -265,7 +265,7 @@ class FrameReader:
         block.append(payload)
         self._block_bytes += len(payload)
         if self._block_bytes > self._max_block_bytes or len(block) > _MAX_CONTINUATIONS:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block is too long")
+            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "a header block is too long")
         if not flags & END_HEADERS:
             return None
         self._block = None

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from penstock.gateway.transports.http2.frames import ErrorCode, StreamFault
+from penstock.gateway.transports.http2.frames import Http2ErrorCode, StreamFault
 from penstock.gateway.transports.http2.hpack import FIELD_OVERHEAD, Field, HpackDecoder
 
 K = TypeVar("K")
@@ -144,7 +144,7 @@ def _length(value: bytes | None) -> int | None:
 
 
 def _malformed(what: str) -> StreamFault:
-    return StreamFault(ErrorCode.PROTOCOL_ERROR, f"a request is malformed: {what}")
+    return StreamFault(Http2ErrorCode.PROTOCOL_ERROR, f"a request is malformed: {what}")
 
 
 _MAX_BLOCK_BYTES = 512
@@ -224,7 +224,7 @@ class ClientLeaving(msgspec.Struct, frozen=True, gc=False):
 class ConnectionFailed(msgspec.Struct, frozen=True, gc=False):
     """The client broke a rule: what is queued tells it so, and nothing more is received."""
 
-    code: ErrorCode
+    code: Http2ErrorCode
     text: str
 
 

@@ -14,7 +14,7 @@ from hpack.exceptions import HPACKError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-from penstock.gateway.transports.http2.frames import ConnectionFault, ErrorCode
+from penstock.gateway.transports.http2.frames import ConnectionFault, Http2ErrorCode
 
 Field = tuple[bytes, bytes]
 
@@ -42,7 +42,7 @@ class HpackDecoder:
         try:
             return self._decode(block)
         except (IndexError, HPACKError):
-            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "a header block cannot be decoded") from None
+            raise ConnectionFault(Http2ErrorCode.COMPRESSION_ERROR, "a header block cannot be decoded") from None
 
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []
@@ -67,7 +67,7 @@ class HpackDecoder:
             fields.append(field)
             size += len(field[0]) + len(field[1]) + FIELD_OVERHEAD
             if size > self._max_list_bytes:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large")
+                raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large")
         return fields
 
     def _entry(self, index: int) -> Field:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits, PingJudge
-from penstock.gateway.transports.http2.frames import ConnectionFault, ErrorCode, FrameType, Setting
+from penstock.gateway.transports.http2.frames import ConnectionFault, FrameType, Http2ErrorCode, Setting
 from penstock.gateway.transports.http2.hpack import FORGET_TABLE
-from penstock.gateway.transports.http2.streams import Stream
+from penstock.gateway.transports.http2.streams import OpenStream
 
 
 @dataclass(slots=True)
@@ -22,20 +22,20 @@ def read_settings(payload: bytes, settings: ClientSettings) -> None:
     """Changes `settings`. The last value of a setting counts, so a frame with thousands of them costs no more than one
     with six. Raises ConnectionFault."""
     if len(payload) % frames.SETTING.size:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a SETTINGS frame has a wrong length")
+        raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "a SETTINGS frame has a wrong length")
     for name, value in frames.SETTING.iter_unpack(payload):
         if name == Setting.INITIAL_WINDOW_SIZE:
             if value > frames.MAX_WINDOW:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the initial window is too large")
+                raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the initial window is too large")
             settings.initial_window = value
         elif name == Setting.MAX_FRAME_SIZE:
             if not frames.MAX_FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the maximum frame size is out of range")
+                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "the maximum frame size is out of range")
             settings.max_frame_bytes = value
         elif name == Setting.HEADER_TABLE_SIZE:
             settings.header_table_bytes = value
         elif name == Setting.ENABLE_PUSH and value > 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
 
 
 _MAX_DATA_FRAME = 64 << 10
@@ -56,7 +56,7 @@ class Sender:
         self._settings = settings
         self._judge = judge
         self._parts: list[bytes | memoryview] = []
-        self._ready: dict[int, Stream] = {}
+        self._ready: dict[int, OpenStream] = {}
         """Streams with data that waits and a window for it, in the order of their turns."""
         self._forget_table = False
         self.window = frames.DEFAULT_WINDOW
@@ -75,7 +75,7 @@ class Sender:
         if self._settings.header_table_bytes < _DEFAULT_TABLE_BYTES:
             self._forget_table = True
 
-    def headers(self, stream: Stream, block: bytes, *, end: bool) -> None:
+    def headers(self, stream: OpenStream, block: bytes, *, end: bool) -> None:
         stream.answered = True
         if self._forget_table:
             block = FORGET_TABLE + block
@@ -87,7 +87,7 @@ class Sender:
         self.control(frames.frame(kind, flags | frames.END_HEADERS, stream.id, block))
         self._judge.sent()
 
-    def answer_at_once(self, stream: Stream, start: bytes, data: bytes, trailers: bytes) -> bool:
+    def answer_at_once(self, stream: OpenStream, start: bytes, data: bytes, trailers: bytes) -> bool:
         """All three in one piece, where that may leave now; else nothing is done. It is what most answers are. Without
         trailers the data ends the stream."""
         size = len(data)
@@ -105,12 +105,12 @@ class Sender:
         self._sent(size)
         return True
 
-    def _at_once(self, stream: Stream, size: int) -> bool:
+    def _at_once(self, stream: OpenStream, size: int) -> bool:
         """So many bytes of data may leave now, before none that waits."""
         free = self.open and not stream.waiting and not self._ready and self.size < _BATCH_BYTES
         return free and size <= self.window and size <= stream.send_window and size <= frames.MAX_FRAME_BYTES
 
-    def data(self, stream: Stream, data: bytes) -> None:
+    def data(self, stream: OpenStream, data: bytes) -> None:
         """`end` comes later, with or without trailers."""
         size = len(data)
         if not size:
@@ -127,7 +127,7 @@ class Sender:
         if stream.send_window > 0:
             self._ready[stream.id] = stream
 
-    def end(self, stream: Stream, trailers: bytes) -> bool:
+    def end(self, stream: OpenStream, trailers: bytes) -> bool:
         """The stream ends when all its data is sent; an empty block stands for no trailers. True: that is now."""
         stream.trailers = trailers
         if stream.waiting:
@@ -135,20 +135,20 @@ class Sender:
         self._end(stream)
         return True
 
-    def _end(self, stream: Stream) -> None:
+    def _end(self, stream: OpenStream) -> None:
         if stream.trailers:
             self.headers(stream, stream.trailers, end=True)
         else:
             self.control(frames.frame(FrameType.DATA, frames.END_STREAM, stream.id))
 
-    def drop(self, stream: Stream) -> None:
+    def drop(self, stream: OpenStream) -> None:
         """Nothing more is sent on it."""
         self._ready.pop(stream.id, None)
         self.held -= stream.held
         stream.waiting.clear()
         stream.unsent = stream.started = 0
 
-    def grow_stream(self, stream: Stream, increment: int) -> None:
+    def grow_stream(self, stream: OpenStream, increment: int) -> None:
         """Its window; negative where the client has made windows smaller."""
         stream.send_window += increment
         if stream.waiting and stream.send_window > 0:
@@ -160,12 +160,12 @@ class Sender:
         """The connection's window. Raises ConnectionFault."""
         self.window += increment
         if self.window > frames.MAX_WINDOW:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
+            raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
 
-    def take(self) -> tuple[list[bytes | memoryview], list[Stream], list[Stream]]:
+    def take(self) -> tuple[list[bytes | memoryview], list[OpenStream], list[OpenStream]]:
         """What is to be written now, the streams whose waiting data has become little, and those that have ended."""
-        relieved: list[Stream] = []
-        ended: list[Stream] = []
+        relieved: list[OpenStream] = []
+        ended: list[OpenStream] = []
         if self.open and self._ready and self.window > 0:
             self._send_waiting(relieved, ended)
         parts, self._parts, self.size = self._parts, [], 0
@@ -176,7 +176,7 @@ class Sender:
         """Data waits that could be taken now."""
         return self.open and self.window > 0 and bool(self._ready)
 
-    def _send_waiting(self, relieved: list[Stream], ended: list[Stream]) -> None:
+    def _send_waiting(self, relieved: list[OpenStream], ended: list[OpenStream]) -> None:
         most = min(self._settings.max_frame_bytes, _MAX_DATA_FRAME)
         while self._ready and self.window > 0 and self.size < _BATCH_BYTES:
             stream = self._ready.pop(next(iter(self._ready)))
@@ -219,7 +219,7 @@ class ReceiveWindows:
             self._sender.control(frames.window_update(0, self._to_acknowledge))
             self._to_acknowledge = 0
 
-    def credit(self, stream: Stream, size: int) -> None:
+    def credit(self, stream: OpenStream, size: int) -> None:
         """So many bytes of the stream have been used up."""
         stream.to_acknowledge += size
         increment = min(stream.to_acknowledge, self._stream - stream.receive_window)  # less where `expect` was called
@@ -227,11 +227,11 @@ class ReceiveWindows:
             self._grow(stream, increment)
             stream.to_acknowledge = 0
 
-    def expect(self, stream: Stream, size: int) -> None:
+    def expect(self, stream: OpenStream, size: int) -> None:
         """So many more are going to be used up at once. The window grows when half of that is left of it."""
         if size > 2 * stream.receive_window:
             self._grow(stream, size - stream.receive_window)
 
-    def _grow(self, stream: Stream, increment: int) -> None:
+    def _grow(self, stream: OpenStream, increment: int) -> None:
         stream.receive_window += increment
         self._sender.control(frames.window_update(stream.id, increment))

@@ -6,10 +6,10 @@ from array import array
 from collections import deque
 
 from penstock.gateway.transports.http2 import frames
-from penstock.gateway.transports.http2.frames import ConnectionFault, ErrorCode, protocol_error
+from penstock.gateway.transports.http2.frames import ConnectionFault, Http2ErrorCode, protocol_error
 
 
-class Stream:
+class OpenStream:
     """Of a request that is not over: it is forgotten when both sides have ended."""
 
     __slots__ = (
@@ -119,4 +119,4 @@ class StreamNumbers:
             return protocol_error("a frame is for a stream that was never opened")
         if opening and any(stream_id in skipped for skipped in self._skipped):
             return protocol_error("a frame is for a stream that was skipped")
-        return ConnectionFault(ErrorCode.STREAM_CLOSED, "a frame is for a stream that is over")
+        return ConnectionFault(Http2ErrorCode.STREAM_CLOSED, "a frame is for a stream that is over")

@@ -9,7 +9,7 @@ from abc import abstractmethod
 
 from penstock.gateway.requests.intake import ConnectionShare
 from penstock.gateway.transports.http2.connection import Http2Connection
-from penstock.gateway.transports.http2.frames import ErrorCode
+from penstock.gateway.transports.http2.frames import Http2ErrorCode
 from penstock.gateway.transports.http2.heads import (
     ClientLeaving,
     ConnectionFailed,
@@ -331,8 +331,8 @@ class Http2SocketConnection(SocketConnection):
         self._note_unread(http2.held_bytes)
         self.look_at_requests(now)
         for stream_id in watch.stalled_streams(now, http2):
-            http2.reset(stream_id, ErrorCode.CANCEL)
-            self.on_stream_event(StreamReset(stream_id, ErrorCode.CANCEL))
+            http2.reset(stream_id, Http2ErrorCode.CANCEL)
+            self.on_stream_event(StreamReset(stream_id, Http2ErrorCode.CANCEL))
         if watch.wants_ping(now, busy=self.busy):
             http2.ping(b"are you?")
         if http2.has_output:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.gateway.apis.anthropic.chat import template_kwargs
 from penstock.gateway.apis.anthropic.conversation import continues, template_messages
-from penstock.gateway.apis.anthropic.schemas import CountTokensRequest, Message
+from penstock.gateway.apis.anthropic.schemas import AnthropicMessage, CountTokensRequest
 from penstock.gateway.apis.anthropic.tools import offered_tools
 from penstock.gateway.generating.answer_shape import NO_TOOLS, ToolUse
 from penstock.gateway.models.language.models import NO_PARSERS, ModelParsers
@@ -90,7 +90,7 @@ def test_turns_of_one_side_are_one() -> None:
 @pytest.mark.parametrize(("role", "between"), [("user", "\n"), ("assistant", "")])
 def test_a_turn_may_have_as_many_messages_as_a_body_can_hold(role: str, between: str) -> None:
     count, text = 100_000, "x" * 40
-    assert template_messages(None, [Message(role, text)] * count, RequestContext(strict=True)) == [
+    assert template_messages(None, [AnthropicMessage(role, text)] * count, RequestContext(strict=True)) == [
         {"role": role, "content": between.join([text] * count)}
     ]
 

@@ -19,7 +19,7 @@ from penstock.engines.errors import EngineDeadError, InvalidRequestError, NotFou
 from penstock.gateway.apis.batches import batch_store
 from penstock.gateway.apis.batches import lines as batch_lines
 from penstock.gateway.apis.batches import service as runner
-from penstock.gateway.apis.batches.batch_store import Batch
+from penstock.gateway.apis.batches.batch_store import StoredBatch
 from penstock.gateway.apis.batches.file_store import FileBounds
 from penstock.gateway.apis.batches.service import BatchService
 from penstock.gateway.database import Database
@@ -113,16 +113,16 @@ async def test_other_users_of_the_machine_can_read_neither_files_nor_the_databas
     assert {name: oct(mode) for name, mode in entries.items() if mode & 0o077} == {}
 
 
-async def created(service: BatchService, *names: str, **options: Any) -> Batch:
+async def created(service: BatchService, *names: str, **options: Any) -> StoredBatch:
     batch_id, file_id = f"batch_{uuid.uuid4().hex}", await uploaded(service, *names)
     fields = {"tenant": "", "models": None, "window_s": 3600.0} | options
-    batch = Batch(id=batch_id, endpoint=URL, input_file_id=file_id, **fields)
+    batch = StoredBatch(id=batch_id, endpoint=URL, input_file_id=file_id, **fields)
     await service.batches.add(batch)
     service.runner.begin(batch)
     return batch
 
 
-async def ended(service: BatchService, batch: Batch) -> Batch:
+async def ended(service: BatchService, batch: StoredBatch) -> StoredBatch:
     async with asyncio.timeout(20):
         while (found := await service.batches.find("", batch.id)).is_open:
             await asyncio.sleep(0)
@@ -255,7 +255,7 @@ async def test_a_line_is_read_when_there_is_a_seat_for_it(
     """Lines may have megabytes, and a server thousands of open batches."""
     read: list[int] = []
 
-    def reading(*given: Any) -> Iterator[batch_lines.Line]:
+    def reading(*given: Any) -> Iterator[batch_lines.BatchLine]:
         for line in batch_lines.read_lines(*given):
             read.append(line.number)
             yield line
@@ -287,7 +287,7 @@ async def test_a_server_killed_while_it_writes_the_files_writes_them_again(
     first = new_service(tmp_path, model)
     enter = first.runner._enter
 
-    async def die_before_the_end(batch: Batch, status: Any) -> None:
+    async def die_before_the_end(batch: StoredBatch, status: Any) -> None:
         if status in ("completed", "expired"):
             await asyncio.Event().wait()
         await enter(batch, status)
@@ -379,7 +379,7 @@ async def test_a_tenant_has_so_many_open_batches(service: BatchService) -> None:
 
 async def test_a_tenant_keeps_so_many_ended_batches(service: BatchService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_store, "_MOST_ENDED_OF_TENANT", 2)
-    other = Batch(id="other", tenant="other", models=None, endpoint=URL, input_file_id="", window_s=1.0)
+    other = StoredBatch(id="other", tenant="other", models=None, endpoint=URL, input_file_id="", window_s=1.0)
     await service.batches.add(other)
     other.enter("failed")
     await service.batches.save(other)

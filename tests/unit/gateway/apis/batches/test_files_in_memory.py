@@ -15,9 +15,9 @@ import pytest
 from starlette.formparsers import MultiPartParser
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError, OverloadedError
-from penstock.gateway.apis.batches.batch_store import Batch
+from penstock.gateway.apis.batches.batch_store import StoredBatch
 from penstock.gateway.apis.batches.file_store import FileBounds
-from penstock.gateway.apis.batches.lines import Line, least_result, unanswered
+from penstock.gateway.apis.batches.lines import BatchLine, least_result, unanswered
 from penstock.gateway.apis.batches.service import BatchService
 from penstock.gateway.database import Database
 from penstock.gateway.server.ports.http_apps import build_app
@@ -88,16 +88,16 @@ def lines(*names: str) -> bytes:
     return "".join(json.dumps(each) + "\n" for each in fields).encode()
 
 
-async def created(service: BatchService, content: bytes, tenant: str = "a", **options: Any) -> Batch:
+async def created(service: BatchService, content: bytes, tenant: str = "a", **options: Any) -> StoredBatch:
     file_id, batch_id = await added(service, content, tenant), f"batch_{uuid.uuid4().hex}"
     fields = {"models": None, "window_s": 3600.0} | options
-    batch = Batch(id=batch_id, tenant=tenant, endpoint=URL, input_file_id=file_id, **fields)
+    batch = StoredBatch(id=batch_id, tenant=tenant, endpoint=URL, input_file_id=file_id, **fields)
     await service.batches.add(batch)
     service.runner.begin(batch)
     return batch
 
 
-async def ended(service: BatchService, batch: Batch) -> Batch:
+async def ended(service: BatchService, batch: StoredBatch) -> StoredBatch:
     async with asyncio.timeout(20):
         while (found := await service.batches.find(batch.tenant, batch.id)).is_open:
             await asyncio.sleep(0)
@@ -228,14 +228,14 @@ async def test_results_that_find_no_room_cost_their_lines(service: BatchService,
 
 
 async def test_the_results_of_an_open_batch_count_twice_until_they_are_in_files(service: BatchService) -> None:
-    batch = Batch(id="batch_x", tenant="a", models=None, endpoint=URL, input_file_id="", window_s=1.0)
-    line = Line(1, "a", URL, b"{}")
+    batch = StoredBatch(id="batch_x", tenant="a", models=None, endpoint=URL, input_file_id="", window_s=1.0)
+    line = BatchLine(1, "a", URL, b"{}")
     await service.batches.add(batch)
     before = await room_left(service, "a")
     assert await service.batches.reserve(batch, least_result(line))
     assert await service.batches.keep_results(batch, [(line, b"y" * 9_000)], failed=False)
     assert await room_left(service, "a") == before - 18_000
-    other = Line(2, "b", URL, b"{}")
+    other = BatchLine(2, "b", URL, b"{}")
     assert not await service.batches.keep_results(batch, [(other, b"y" * 30_000)], failed=False)
     assert list(await service.batches.answered(batch.id)) == [1]
     batch.enter("completed")
@@ -259,7 +259,7 @@ async def test_a_batch_with_more_lines_than_there_is_room_for_fails(
 
 def test_every_result_without_an_answer_is_counted_beforehand() -> None:
     for name in ("a", "ü" * 512, '"\x01\\' * 170):
-        line = Line(1, name, URL, b"{}")
+        line = BatchLine(1, name, URL, b"{}")
         result = unanswered(line, "batch_cancelled", "The batch was cancelled before this line was answered.")
         assert len(result) <= least_result(line)
 
@@ -267,7 +267,7 @@ def test_every_result_without_an_answer_is_counted_beforehand() -> None:
 async def test_ended_batches_are_forgotten_and_leave_room(service: BatchService) -> None:
     errors = [{"message": "x" * 100}]
     for number in range(130):
-        batch = Batch(id=f"batch_{number}", tenant="a", models=None, endpoint=URL, input_file_id="", window_s=1.0)
+        batch = StoredBatch(id=f"batch_{number}", tenant="a", models=None, endpoint=URL, input_file_id="", window_s=1.0)
         await service.batches.add(batch)
         batch.errors = errors
         batch.enter("failed")

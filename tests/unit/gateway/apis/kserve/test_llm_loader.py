@@ -15,7 +15,7 @@ from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.kserve.loader import LANGUAGE_BACKENDS, LanguageModelLoader, language_loaders
 from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.models import LoadedModel
-from penstock.gateway.models.loader import ModelEntry, ModelLoader
+from penstock.gateway.models.loader import LoadableModel, ModelLoader
 from support.dataplane import Setup
 from support.language_repository import context, write_trtllm, write_vllm
 
@@ -31,7 +31,7 @@ class Built(ModelLoader):
         self.refusal: Exception | None = None
         self.stopped: list[str] = []
 
-    async def fetch(self, entry: ModelEntry) -> LoadedModel:
+    async def fetch(self, entry: LoadableModel) -> LoadedModel:
         [name] = entry.names
         self.settings[name] = entry.settings
         setup = Setup(self.folder / name, SchedulerConfig(), 64)

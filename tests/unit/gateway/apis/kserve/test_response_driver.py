@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.classic.batching.batch import Call
-from penstock.classic.batching.responses import Stream
+from penstock.classic.batching.batch import QueuedCall
+from penstock.classic.batching.responses import CallStream
 from penstock.classic.messages import InferResponse
 from penstock.engines.errors import EngineError
 from penstock.gateway.apis.kserve.grpc.infer import ResponseDriver
@@ -22,8 +22,8 @@ class Reader:
     """A task that reads a stream as a request on a ModelStreamInfer does."""
 
     def __init__(self, takes: Callable[[InferResponse], bool] = lambda _: True) -> None:
-        self.cancelled: list[Call] = []
-        self.stream = Stream(asyncio.get_running_loop(), self.cancelled.append)
+        self.cancelled: list[QueuedCall] = []
+        self.stream = CallStream(asyncio.get_running_loop(), self.cancelled.append)
         self.written: list[object] = []
         self.by_task: list[object] = []
         self._takes = takes

@@ -21,12 +21,12 @@ from penstock.engines.errors import (
 )
 from penstock.gateway.apis.kserve.context import KServe
 from penstock.gateway.apis.kserve.grpc.infer import InferRpcs
-from penstock.gateway.apis.kserve.grpc.rpc import Guard
+from penstock.gateway.apis.kserve.grpc.rpc import RpcGuard
 from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.apis.kserve.shared_memory import MAX_REGIONS, RegionStatus, SharedMemoryRegions
 from penstock.gateway.requests.call import DrainState, RequestJournal
 from penstock.gateway.requests.context import ANYONE, USER_ROLES, Principal, RequestContext
-from penstock.gateway.requests.intake import BodyBudget, Intake
+from penstock.gateway.requests.intake import BodyBudget, BodyIntake
 from penstock.gateway.transports.http.settings import AppSettings
 from support.kserve import FakeModelStore, identity
 from support.kserve_http import KServeFront, kserve_context
@@ -38,7 +38,7 @@ def contents(memory: SharedMemory) -> memoryview:
 
 
 def rpcs_of(kserve: KServe) -> InferRpcs:
-    return InferRpcs(kserve, Guard(None, DrainState(), RequestJournal()), GrpcSettings())
+    return InferRpcs(kserve, RpcGuard(None, DrainState(), RequestJournal()), GrpcSettings())
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_what_a_request_reads_counts_before_it_is_in_memory(memory: SharedMemory
 
 
 async def test_requests_over_http_count_what_they_read(memory: SharedMemory) -> None:
-    settings = AppSettings(intake=Intake(body_bytes=100))
+    settings = AppSettings(intake=BodyIntake(body_bytes=100))
     front = KServeFront(identity("FP32", name="m"), settings=settings, allow_shared_memory=True)
     registered = await front("POST", "/v2/systemsharedmemory/region/r/register", {"key": memory.name, "byte_size": 256})
     assert registered.status == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from penstock.gateway.apis.ollama.answers import Lines
+from penstock.gateway.apis.ollama.answers import OllamaLines
 from penstock.gateway.models.language.dataplane import ChoiceDelta
 from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
@@ -24,7 +24,7 @@ def delta(*parts: Part, end: str | None = None) -> ChoiceDelta:
 
 
 def messages(*deltas: ChoiceDelta) -> list[dict[str, object]]:
-    lines = Lines("m", RequestContext(), Counts(), is_chat=True)  # type: ignore[arg-type]
+    lines = OllamaLines("m", RequestContext(), Counts(), is_chat=True)  # type: ignore[arg-type]
     sent = b"".join([lines.render([each]) for each in deltas]) + lines.ending()
     return [json.loads(line)["message"] for line in sent.splitlines()]
 

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.apis.ollama.schemas import CalledFunction, ChatRequest, Message, Options, ToolCall
+from penstock.gateway.apis.ollama.schemas import (
+    CalledFunction,
+    OllamaChatRequest,
+    OllamaMessage,
+    OllamaToolCall,
+    Options,
+)
 from penstock.gateway.apis.ollama.translation import openai_chat, sampling_fields, template_messages
 from penstock.gateway.models.language.dataplane import ServedModel
 from penstock.gateway.models.language.models import ModelParsers
@@ -15,20 +21,22 @@ from penstock.tokenizers import find_reasoning_parser
 from protocol.fake_dataplane import INFO
 
 
-def calls(*names: str) -> Message:
-    return Message("assistant", tool_calls=[ToolCall(CalledFunction(name)) for name in names])
+def calls(*names: str) -> OllamaMessage:
+    return OllamaMessage("assistant", tool_calls=[OllamaToolCall(CalledFunction(name)) for name in names])
 
 
-def results(*names: str | None) -> list[Message]:
-    return [Message("tool", "done", tool_name=name) for name in names]
+def results(*names: str | None) -> list[OllamaMessage]:
+    return [OllamaMessage("tool", "done", tool_name=name) for name in names]
 
 
-def answered(*messages: Message) -> list[tuple[str, str]]:
+def answered(*messages: OllamaMessage) -> list[tuple[str, str]]:
     found, _ = shown(*messages)
     return [(each["name"], each["tool_call_id"]) for each in found if each["role"] == "tool"]
 
 
-def shown(*messages: Message, roles: frozenset[str] = frozenset()) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+def shown(
+    *messages: OllamaMessage, roles: frozenset[str] = frozenset()
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """What a template gets, and what was noted."""
     context = RequestContext()
     return template_messages(messages, context, roles), context.record.ignored
@@ -52,8 +60,10 @@ def test_a_result_without_a_call_stays_a_result(names: tuple[str | None, ...]) -
 
 
 def test_ids_come_before_names() -> None:
-    called = Message("assistant", tool_calls=[ToolCall(CalledFunction("a"), id=each) for each in ("x", "y")])
-    answers = [Message("tool", tool_name="a", tool_call_id="y"), Message("tool", tool_name="a")]
+    called = OllamaMessage(
+        "assistant", tool_calls=[OllamaToolCall(CalledFunction("a"), id=each) for each in ("x", "y")]
+    )
+    answers = [OllamaMessage("tool", tool_name="a", tool_call_id="y"), OllamaMessage("tool", tool_name="a")]
     assert answered(called, *answers) == [("a", "y"), ("a", "x")]
 
 
@@ -67,7 +77,7 @@ def test_ids_come_before_names() -> None:
     ],
 )
 def test_arguments_of_earlier_calls(arguments: Any, as_shown: Any, noted: tuple[str, ...]) -> None:
-    found, ignored = shown(Message("assistant", tool_calls=[ToolCall(CalledFunction("f", arguments))]))
+    found, ignored = shown(OllamaMessage("assistant", tool_calls=[OllamaToolCall(CalledFunction("f", arguments))]))
     assert found[0]["tool_calls"][0]["function"]["arguments"] == as_shown
     assert ignored == noted
 
@@ -90,7 +100,7 @@ GRANITE = frozenset({"control", "pause"})
     ],
 )
 def test_a_role_that_the_template_does_not_know_is_the_users(role: str, as_shown: str) -> None:
-    found, noted = shown(Message("user", "a"), Message(role, "b"), roles=GRANITE)
+    found, noted = shown(OllamaMessage("user", "a"), OllamaMessage(role, "b"), roles=GRANITE)
     assert found[1]["role"] == as_shown
     assert ("messages[].role" in noted) is (as_shown == "user")
 
@@ -111,7 +121,7 @@ def test_what_a_template_is_told_of_thinking(think: Any, variables: set[str], kw
     context, sampling = RequestContext(), sampling_fields(Options(), RequestContext())
     parsers = ModelParsers(reasoning=find_reasoning_parser("qwen3"))
     model = ServedModel("m", "root", 0, INFO, template_variables=frozenset(variables), parsers=parsers)
-    chat = openai_chat(ChatRequest(model="m", think=think), "m", None, sampling, context, model)
+    chat = openai_chat(OllamaChatRequest(model="m", think=think), "m", None, sampling, context, model)
     assert (chat.chat_template_kwargs, context.record.ignored) == (kwargs, noted)
     assert chat.include_reasoning is (think not in (False, "none"))
 
@@ -135,14 +145,14 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 )
 def test_tools_that_a_model_can_call(tool: dict[str, Any], as_shown: dict[str, Any] | None) -> None:
     context, sampling = RequestContext(), sampling_fields(Options(), RequestContext())
-    chat = openai_chat(ChatRequest(model="m"), "m", [tool], sampling, context)
+    chat = openai_chat(OllamaChatRequest(model="m"), "m", [tool], sampling, context)
     assert chat.tools == (None if as_shown is None else [as_shown])
     assert chat.tool_choice == (None if as_shown is None else "auto")
     assert context.record.ignored == (("tools[]",) if as_shown is None else ())
 
 
 def test_an_image_leaves_a_line_of_text() -> None:
-    found, noted = shown(Message("user", "look", images=["aGk="]), Message("user", images=["aGk="]))
+    found, noted = shown(OllamaMessage("user", "look", images=["aGk="]), OllamaMessage("user", images=["aGk="]))
     line = found[1]["content"]
     assert found[0]["content"] == f"look\n{line}"
     assert "image" in line

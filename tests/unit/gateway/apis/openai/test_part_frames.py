@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from penstock.gateway.apis.openai.frames import PartFrames
-from penstock.gateway.apis.openai.objects import Head, message
+from penstock.gateway.apis.openai.objects import ResponseHead, message
 from penstock.gateway.models.language.dataplane import ChoiceDelta
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
@@ -17,7 +17,7 @@ def delta(*parts: Part, finish: str | None = None, index: int = 0) -> ChoiceDelt
 
 
 def frames(choices: int = 1, **fields: Any) -> PartFrames:
-    return PartFrames(Head("id", "chat.completion.chunk", 0, "m", "f"), choices, opening=b'"delta":', **fields)
+    return PartFrames(ResponseHead("id", "chat.completion.chunk", 0, "m", "f"), choices, opening=b'"delta":', **fields)
 
 
 def choices_of(data: bytes) -> list[dict[str, Any]]:

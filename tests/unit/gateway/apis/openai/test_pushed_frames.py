@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engines.errors import EngineDeadError
 from penstock.gateway.apis.openai.frames import Frames
-from penstock.gateway.apis.openai.objects import Head
+from penstock.gateway.apis.openai.objects import ResponseHead
 from penstock.gateway.generating.streams import COMMENT, DeltaDriver
 from penstock.gateway.models.language.dataplane import ChoiceDelta, Generation
 from penstock.gateway.models.language.generation import DeltaListener
@@ -54,7 +54,7 @@ class Stream:
     async def begin(cls) -> Stream:
         stream = cls()
         stream.source, stream.writer = Source(), Writer()
-        head = Head(id="x", object="text_completion", created=0, model="m", system_fingerprint="f")
+        head = ResponseHead(id="x", object="text_completion", created=0, model="m", system_fingerprint="f")
         frames = Frames(head, 1, opening=b'"text":')
         pushed = DeltaDriver(cast(Generation, stream.source), frames, stream.writer)
         stream.sending = asyncio.ensure_future(pushed.run())

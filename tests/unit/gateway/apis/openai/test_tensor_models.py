@@ -20,7 +20,7 @@ from penstock.gateway.apis.kserve.store import NotExplicitError
 from penstock.gateway.apis.openai.tensor_models import TensorModel, TensorModels
 from penstock.gateway.apis.openai.tensor_requests import takes_text
 from penstock.gateway.models.entries import Upstream
-from penstock.gateway.models.repository.models import Deployment
+from penstock.gateway.models.repository.models import LoadedVersions
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call
@@ -84,7 +84,7 @@ class Front:
     def look(self) -> None:
         """What the store has serves."""
         for name, versions in self.store.by_name.items():
-            self.dataplane.models.publish(name, Deployment(dict(versions)) if versions else None)
+            self.dataplane.models.publish(name, LoadedVersions(dict(versions)) if versions else None)
         self.models.look()
 
     async def __call__(self, path: str, body: dict[str, Any] | None = None) -> AsgiCall:

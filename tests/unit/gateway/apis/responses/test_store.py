@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from penstock.engines.errors import InvalidRequestError, NotFoundError
-from penstock.gateway.apis.responses.bounds import Bounds
+from penstock.gateway.apis.responses.bounds import ResponseBounds
 from penstock.gateway.apis.responses.store import ResponseStore
 from penstock.gateway.database import Database
 
 ROOM = 1 << 20
-BOUNDS = Bounds(most=9, most_of_tenant=9, most_bytes=ROOM, most_bytes_of_tenant=ROOM, most_bytes_each=ROOM)
+BOUNDS = ResponseBounds(most=9, most_of_tenant=9, most_bytes=ROOM, most_bytes_of_tenant=ROOM, most_bytes_each=ROOM)
 
 
 @pytest.fixture

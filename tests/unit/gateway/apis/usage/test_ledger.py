@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.apis.usage.ledger import Line, UsageLedger, usage_of
+from penstock.gateway.apis.usage.ledger import UsageLedger, UsageLine, usage_of
 from penstock.gateway.database import Database
 from penstock.gateway.errors import BudgetSpentError
 from penstock.gateway.models.language.generation import Usage
@@ -36,7 +36,7 @@ def ended(model: str, prompt: int, completion: int, *, key: str = "k", outcome: 
     return context
 
 
-async def totals(ledger: UsageLedger, *by: str) -> list[Line]:
+async def totals(ledger: UsageLedger, *by: str) -> list[UsageLine]:
     return (await ledger.lines(by, date(2026, 1, 1), date(2026, 12, 31), {}, 100))[0]
 
 
@@ -70,8 +70,11 @@ async def test_what_was_used_is_there_after_a_restart(tmp_path: Path) -> None:
         database.close()
     database = Database(tmp_path / "db")
     ledger = UsageLedger(database, clock)
-    assert await totals(ledger, "model") == [Line(6, 4, 32, 4, 0, model="m"), Line(2, 0, 10, 0, 0, model="other")]
-    assert await totals(ledger) == [Line(8, 4, 42, 4, 0)]
+    assert await totals(ledger, "model") == [
+        UsageLine(6, 4, 32, 4, 0, model="m"),
+        UsageLine(2, 0, 10, 0, 0, model="other"),
+    ]
+    assert await totals(ledger) == [UsageLine(8, 4, 42, 4, 0)]
     assert (ledger.used("k").today, ledger.used("k").this_month) == (36, 36)
     clock.now += timedelta(days=500)
     assert await totals(UsageLedger(database, clock)) == []
@@ -99,7 +102,7 @@ async def test_what_the_database_refuses_is_tried_again() -> None:
     while not ledger._new:
         await asyncio.sleep(0)
     await database.run(lambda connection: connection.execute("ALTER TABLE gone RENAME TO usage") and None)
-    assert await totals(ledger) == [Line(1, 0, 3, 4, 0)]
+    assert await totals(ledger) == [UsageLine(1, 0, 3, 4, 0)]
     database.close()
 
 

@@ -15,7 +15,7 @@ from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.gateway.commands.bench.perplexity_bench import Scorer, Window, kl_divergences, windows
+from penstock.gateway.commands.bench.perplexity_bench import Scorer, TextWindow, kl_divergences, windows
 from penstock.gateway.commands.bench.text import first_token, library_text
 from penstock.gateway.models.language.models import find_model
 
@@ -40,7 +40,7 @@ def test_every_token_counts_once(count: int, length: int, stride: int, first: in
 
 def test_later_windows_have_what_was_before_as_context() -> None:
     found = list(windows(range(10), 6, 3))
-    assert found == [Window([0, 1, 2, 3, 4, 5], 5), Window([3, 4, 5, 6, 7, 8], 3), Window([6, 7, 8, 9], 1)]
+    assert found == [TextWindow([0, 1, 2, 3, 4, 5], 5), TextWindow([3, 4, 5, 6, 7, 8], 3), TextWindow([6, 7, 8, 9], 1)]
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def test_distributions_are_those_of_the_tokens_that_count(core: EngineCore) -> N
     scorer = Scorer(core)
     assert scorer.has_distributions
     text = [3 + 7 * n % 250 for n in range(50)]
-    whole, _ = scorer.distributions(Window(text, 49))
+    whole, _ = scorer.distributions(TextWindow(text, 49))
     assert len(whole) == 49
     for num_new in (49, 20, 1):
-        logprobs, logits = scorer.distributions(Window(text, num_new))
+        logprobs, logits = scorer.distributions(TextWindow(text, num_new))
         assert logprobs == pytest.approx(whole[49 - num_new :], abs=1e-5)
         assert logits.shape == (num_new, core.info.vocab_size)
         shifted = logits - logits.max(axis=1, keepdims=True)

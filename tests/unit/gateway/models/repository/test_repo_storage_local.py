@@ -20,7 +20,7 @@ from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.models.repository import storage_local
 from penstock.gateway.models.repository.layout import ModelFileError
 from penstock.gateway.models.repository.storage import LocalModel, Repository
-from penstock.gateway.models.repository.storage_local import LinkRule, Links, Place, RefusedLinkError
+from penstock.gateway.models.repository.storage_local import LinkRule, Links, ModelPlace, RefusedLinkError
 
 
 @pytest.fixture(autouse=True)
@@ -418,7 +418,7 @@ def test_a_way_that_is_too_long_to_be_judged_is_refused(root: Path, links: int, 
     assert (root / "add_sub" / "to0").exists()
     judged = Links(str(root), "trusted")
     if links * steps < 100:
-        assert judged.follow(str(root / "add_sub"), "to0") == Place(f"{root}/add_sub/to{links}", False, False)
+        assert judged.follow(str(root / "add_sub"), "to0") == ModelPlace(f"{root}/add_sub/to{links}", False, False)
     else:
         with pytest.raises(RefusedLinkError, match="it cannot be read: Too many levels of symbolic links"):
             judged.follow(str(root / "add_sub"), "to0")

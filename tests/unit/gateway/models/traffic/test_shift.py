@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.gateway.configuration.traffic_rules import ShiftRule, ShiftStep, TrafficRule, WeightedTarget
-from penstock.gateway.models.traffic.route import Route
+from penstock.gateway.models.traffic.route import TrafficRoute
 from penstock.gateway.models.traffic.shift import Shift, ShiftState
 from penstock.gateway.requests.record import Outcome
 
@@ -141,7 +141,7 @@ class RouteMachine(RuleBasedStateMachine):
         super().__init__()
         made = ShiftRule(to="b", steps=STEPS, min_requests=3, max_error_rate=0.4)
         targets = (WeightedTarget("a", weight=3), WeightedTarget("c", weight=1), WeightedTarget("b"))
-        self.route = Route(TrafficRule("m", targets, shift=made), lambda level, text: None)
+        self.route = TrafficRoute(TrafficRule("m", targets, shift=made), lambda level, text: None)
         self.available = {"a", "b", "c"}
         self.now = 0.0
         self.open: list[str] = []

@@ -23,7 +23,7 @@ from penstock.gateway.models.upstream.attempts import OpenAnswer, Question
 from penstock.gateway.models.upstream.failures import AttemptFailed, Redactor
 from penstock.gateway.models.upstream.fleet import Fleet, RetryBudget
 from penstock.gateway.models.upstream.request_writing import UpstreamRequest
-from penstock.gateway.models.upstream.server import ServerHealth, UpstreamServer
+from penstock.gateway.models.upstream.server import UpstreamHealth, UpstreamServer
 
 _Events = tuple[str | KVEventsSource, ...]
 QUESTION = Question("m", "chat/completions", [], b"{}", True, 1.0, Redactor(()))
@@ -267,7 +267,7 @@ class HealthMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.health = ServerHealth(EJECT_AFTER, SECONDS)
+        self.health = UpstreamHealth(EJECT_AFTER, SECONDS)
         self.now = 0.0
         self.failures = 0
         self.ejected_until: float | None = None
@@ -326,7 +326,7 @@ TestHealth = HealthMachine.TestCase
 
 
 def test_answers_that_begin_and_break_eject_a_server() -> None:
-    health = ServerHealth(EJECT_AFTER, SECONDS)
+    health = UpstreamHealth(EJECT_AFTER, SECONDS)
     for _ in range(EJECT_AFTER):
         health.began()
         health.failed(0.0)

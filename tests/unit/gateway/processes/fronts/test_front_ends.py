@@ -21,7 +21,7 @@ from penstock.gateway.processes.fronts.front_process import FrontProcess, Servic
 from penstock.gateway.processes.fronts.messages import Begin, Failed, Serving, Table, decode_from_front
 from penstock.gateway.processes.fronts.model_table import Used
 from penstock.gateway.processes.fronts.supervisor import Fronts, Slot
-from penstock.gateway.processes.model_host.connection import Connection
+from penstock.gateway.processes.model_host.connection import HostConnection
 from penstock.gateway.processes.model_host.host import ModelHost
 from penstock.gateway.processes.model_host.messages import Published
 from penstock.gateway.processes.model_host.publication import Sources
@@ -83,7 +83,7 @@ async def test_a_front_that_has_lost_its_supervisor_ends_and_leaves_it_its_folde
     ours, theirs = socket.socketpair()
     files = ArenaFiles("penstock-test")
     ending = asyncio.create_task(_run(theirs, os.dup(files.down), os.dup(files.up), []))
-    supervisor = Connection(files.up, files.down, decode_from_front, lambda message, tail: None, lambda: None)
+    supervisor = HostConnection(files.up, files.down, decode_from_front, lambda message, tail: None, lambda: None)
     await supervisor.open(ours)
     folder = str(tmp_path)
     supervisor.send(Begin(number=0, fronts=1, config=Config(), salt_key=b"", folder=folder, first_trace=1, listens=()))

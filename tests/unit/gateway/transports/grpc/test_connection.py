@@ -20,7 +20,7 @@ from penstock.gateway.transports.grpc.messages import prefix
 from penstock.gateway.transports.grpc.server import GrpcConnection, GrpcPort, Http2Transport
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits
-from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting, frame
+from penstock.gateway.transports.http2.frames import FrameType, Http2ErrorCode, Setting, frame
 from support.http2 import begin, data, headers, read_frames
 
 CALL = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/s/m"), (b"content-type", b"application/grpc"))
@@ -227,7 +227,7 @@ async def test_a_reset_cancels_the_handler_and_it_takes_a_place_until_it_has_end
     assert waiting.cancelled == 3
     await client.send(call(7))
     waiting.go.set()  # before anything can fail: the handlers resist the end of the test
-    assert (FrameType.RST_STREAM, 7, frames.NUMBER.pack(ErrorCode.REFUSED_STREAM)) in client.others
+    assert (FrameType.RST_STREAM, 7, frames.NUMBER.pack(Http2ErrorCode.REFUSED_STREAM)) in client.others
     await client.send()
     await client.send(call(9))
     assert client.statuses == {9: "0"}

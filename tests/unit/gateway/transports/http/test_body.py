@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.gateway.requests.browser_rules import BrowserRules
-from penstock.gateway.requests.intake import Intake
+from penstock.gateway.requests.intake import BodyIntake
 from penstock.gateway.server.ports.http_apps import App, build_app
 from penstock.gateway.transports.http import compression, exchange
 from penstock.gateway.transports.http.settings import AppSettings
@@ -192,7 +192,7 @@ async def test_the_work_of_a_body_is_judged_by_what_it_becomes() -> None:
 
 
 async def test_decompressed_bodies_count_in_the_memory_of_all_bodies() -> None:
-    settings = AppSettings(max_body_bytes=1 << 20, intake=Intake(body_bytes=300_000))
+    settings = AppSettings(max_body_bytes=1 << 20, intake=BodyIntake(body_bytes=300_000))
     app = build_app(FakeDataPlane(), settings)
     for size, status in ((200_000, 200), (400_000, 503)):
         body, headers = gzip.compress(padded(size)), {"content-encoding": "gzip"}

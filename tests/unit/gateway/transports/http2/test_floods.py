@@ -9,7 +9,7 @@ import pytest
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits, PingRules
 from penstock.gateway.transports.http2.connection import Http2Connection
-from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting, frame
+from penstock.gateway.transports.http2.frames import FrameType, Http2ErrorCode, Setting, frame
 from penstock.gateway.transports.http2.heads import ConnectionFailed
 from support.http2 import REQUEST, WHOLE, data, headers, names, started
 
@@ -47,7 +47,7 @@ def flood(connection: Http2Connection, *rounds: bytes, now: float = 0.0) -> Conn
 def test_frames_without_use(sent: bytes) -> None:
     connection = started(limits=LIMITS)
     connection.receive(headers(1), 0.0)
-    assert flood(connection, *[sent] * 1000).code is ErrorCode.ENHANCE_YOUR_CALM
+    assert flood(connection, *[sent] * 1000).code is Http2ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_so_many_per_second_are_borne() -> None:

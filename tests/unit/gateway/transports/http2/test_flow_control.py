@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits
 from penstock.gateway.transports.http2.connection import Http2Connection
-from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting
+from penstock.gateway.transports.http2.frames import FrameType, Http2ErrorCode, Setting
 from penstock.gateway.transports.http2.heads import ConnectionFailed
 from support.http2 import END, data, headers, output, started
 
@@ -110,7 +110,7 @@ def test_data_waits_while_the_client_does_not_read_and_answers_to_it_are_bounded
         connection.send_headers(1, TRAILERS)  # else pings strike
     (event,) = events
     assert isinstance(event, ConnectionFailed)
-    assert (event.code, event.text) == (ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
+    assert (event.code, event.text) == (Http2ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
 
 
 def updates(connection: Http2Connection) -> dict[int, int]:

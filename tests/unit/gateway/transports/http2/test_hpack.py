@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.transports.http2.frames import ConnectionFault, ErrorCode, StreamFault
+from penstock.gateway.transports.http2.frames import ConnectionFault, Http2ErrorCode, StreamFault
 from penstock.gateway.transports.http2.heads import HeadReader
 from penstock.gateway.transports.http2.hpack import HpackDecoder, encode_fields
 
@@ -85,7 +85,7 @@ def test_representations_of_the_rfc(block: str, fields: list[tuple[bytes, bytes]
 def test_broken_blocks(block: str) -> None:
     with pytest.raises(ConnectionFault) as caught:
         HpackDecoder(LIST_BYTES).decode(bytes.fromhex(block))
-    assert caught.value.code is ErrorCode.COMPRESSION_ERROR
+    assert caught.value.code is Http2ErrorCode.COMPRESSION_ERROR
 
 
 def test_a_small_block_of_a_large_list_is_refused_on_the_way() -> None:
@@ -94,7 +94,7 @@ def test_a_small_block_of_a_large_list_is_refused_on_the_way() -> None:
     decoder.decode(b"\x40\x01a\x7f\xe9\x06" + value)
     with pytest.raises(ConnectionFault) as caught:
         decoder.decode(b"\xbe" * 30_000)
-    assert caught.value.code is ErrorCode.ENHANCE_YOUR_CALM
+    assert caught.value.code is Http2ErrorCode.ENHANCE_YOUR_CALM
 
 
 TEXT = st.one_of(

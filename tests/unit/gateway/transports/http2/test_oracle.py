@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits, PingRules
 from penstock.gateway.transports.http2.connection import Http2Connection
-from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, frame
+from penstock.gateway.transports.http2.frames import FrameType, Http2ErrorCode, frame
 from penstock.gateway.transports.http2.heads import ConnectionFailed, DataReceived, Event, RequestStarted, StreamReset
 from penstock.gateway.transports.http2.hpack import encode_fields
 from support.http2 import REQUEST, WHOLE, begin, data, headers, names, read_frames
@@ -132,7 +132,7 @@ class Conversation(RuleBasedStateMachine):
     @rule(choice=st.randoms(use_true_random=False))
     def give_up(self, choice) -> None:  # type: ignore[no-untyped-def]
         stream_id = choice.choice(sorted(self.sent.keys() - self.over - self.given_up))
-        self.client.reset_stream(stream_id, ErrorCode.CANCEL)
+        self.client.reset_stream(stream_id, Http2ErrorCode.CANCEL)
         self.given_up.add(stream_id)
         self.asking.discard(stream_id)
 
@@ -276,7 +276,7 @@ FRAMES = st.lists(
     ),
     max_size=12,
 )
-Judgement = tuple[list[tuple[object, ...]], ErrorCode | None]
+Judgement = tuple[list[tuple[object, ...]], Http2ErrorCode | None]
 """What was understood, up to the first fault; its code."""
 
 
@@ -289,7 +289,7 @@ def judged(sent: list[bytes]) -> Judgement:
         try:
             events = server.receive_data(piece)
         except h2.exceptions.ProtocolError as error:
-            return found, ErrorCode(error.error_code)
+            return found, Http2ErrorCode(error.error_code)
         for event in events:
             match event:
                 case h2.events.RequestReceived():
@@ -300,7 +300,7 @@ def judged(sent: list[bytes]) -> Judgement:
                     found.append(("end", event.stream_id))
                 case h2.events.StreamReset():
                     if not event.remote_reset:
-                        return found, ErrorCode(event.error_code)
+                        return found, Http2ErrorCode(event.error_code)
                     found.append(("reset", event.stream_id))
         if (code := _reset_in(server.data_to_send())) is not None:
             return found, code
@@ -330,9 +330,9 @@ def ours(sent: list[bytes]) -> Judgement:
     return found, None
 
 
-def _reset_in(replies: bytes) -> ErrorCode | None:
+def _reset_in(replies: bytes) -> Http2ErrorCode | None:
     found = [payload for kind, _, _, payload in read_frames(replies) if kind == FrameType.RST_STREAM]
-    return ErrorCode(int.from_bytes(found[0])) if found else None
+    return Http2ErrorCode(int.from_bytes(found[0])) if found else None
 
 
 _BY_THE_RFC = (
@@ -341,9 +341,9 @@ _BY_THE_RFC = (
 )
 """Errors of the connection, of which `h2` thinks otherwise."""
 _OTHER_CODES = {
-    ErrorCode.COMPRESSION_ERROR,  # 4.3: of a block that cannot be decoded
-    ErrorCode.FRAME_SIZE_ERROR,  # 4.2, 6.5
-    ErrorCode.STREAM_CLOSED,  # 5.1: `h2` says that the number is too low
+    Http2ErrorCode.COMPRESSION_ERROR,  # 4.3: of a block that cannot be decoded
+    Http2ErrorCode.FRAME_SIZE_ERROR,  # 4.2, 6.5
+    Http2ErrorCode.STREAM_CLOSED,  # 5.1: `h2` says that the number is too low
 }
 """Where `h2` has PROTOCOL_ERROR."""
 
@@ -358,7 +358,7 @@ def test_frames_in_any_order(sent: list[bytes]) -> None:
     takes no frame any more."""
     (understood, code), (expected, judge) = ours([begin(), *sent]), judged([begin(), *sent])
     assert understood == expected
-    assert code == judge or (code in _OTHER_CODES and judge is ErrorCode.PROTOCOL_ERROR)
+    assert code == judge or (code in _OTHER_CODES and judge is Http2ErrorCode.PROTOCOL_ERROR)
 
 
 @settings(max_examples=200)

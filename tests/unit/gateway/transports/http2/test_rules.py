@@ -7,7 +7,7 @@ import pytest
 from penstock.gateway.transports.http2 import frames
 from penstock.gateway.transports.http2.bounds import Http2Limits
 from penstock.gateway.transports.http2.connection import Http2Connection
-from penstock.gateway.transports.http2.frames import ErrorCode, FrameType, Setting, frame
+from penstock.gateway.transports.http2.frames import FrameType, Http2ErrorCode, Setting, frame
 from penstock.gateway.transports.http2.heads import ConnectionFailed, DataReceived, RequestStarted, StreamReset
 from penstock.gateway.transports.http2.hpack import encode_fields
 from support.http2 import END, REQUEST, WHOLE, begin, data, headers, names, output, started
@@ -20,7 +20,7 @@ OPEN = headers(1)
 
 def short(value: object) -> str:
     """For the names of tests."""
-    return value.name if isinstance(value, ErrorCode) else str(value)[:40]
+    return value.name if isinstance(value, Http2ErrorCode) else str(value)[:40]
 
 
 def setting(name: int, value: int) -> bytes:
@@ -52,21 +52,21 @@ def test_bytes_may_come_one_by_one() -> None:
     ("sent", "code"),
     [
         # 3.4
-        (b"GET / HTTP/1.1\r\n", ErrorCode.PROTOCOL_ERROR),
-        (frames.PREFACE + headers(1), ErrorCode.PROTOCOL_ERROR),
-        (frames.PREFACE + frames.SETTINGS_ACK, ErrorCode.PROTOCOL_ERROR),
+        (b"GET / HTTP/1.1\r\n", Http2ErrorCode.PROTOCOL_ERROR),
+        (frames.PREFACE + headers(1), Http2ErrorCode.PROTOCOL_ERROR),
+        (frames.PREFACE + frames.SETTINGS_ACK, Http2ErrorCode.PROTOCOL_ERROR),
     ],
     ids=short,
 )
-def test_how_a_connection_must_not_begin(sent: bytes, code: ErrorCode) -> None:
+def test_how_a_connection_must_not_begin(sent: bytes, code: Http2ErrorCode) -> None:
     connection = Http2Connection(Http2Limits(), 0.0)
     (event,) = connection.receive(sent, 0.0)
     assert isinstance(event, ConnectionFailed)
     assert event.code is code
 
 
-PROTOCOL, FLOW, SIZE = ErrorCode.PROTOCOL_ERROR, ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.FRAME_SIZE_ERROR
-CLOSED, COMPRESSION = ErrorCode.STREAM_CLOSED, ErrorCode.COMPRESSION_ERROR
+PROTOCOL, FLOW, SIZE = Http2ErrorCode.PROTOCOL_ERROR, Http2ErrorCode.FLOW_CONTROL_ERROR, Http2ErrorCode.FRAME_SIZE_ERROR
+CLOSED, COMPRESSION = Http2ErrorCode.STREAM_CLOSED, Http2ErrorCode.COMPRESSION_ERROR
 ENDED = headers(1, end=True)
 LONG = b"x" * (frames.OWN_MAX_FRAME_BYTES + 1)
 
@@ -78,8 +78,8 @@ LONG = b"x" * (frames.OWN_MAX_FRAME_BYTES + 1)
         (frame(FrameType.DATA, 0, 1, LONG), SIZE),
         (frame(FrameType.HEADERS, WHOLE, 1, LONG), SIZE),
         (frame(0x77, 0, 0, LONG), SIZE),
-        (frame(0x77, 0, 0, b"x" * 32_769), ErrorCode.ENHANCE_YOUR_CALM),
-        (frame(FrameType.HEADERS, WHOLE, 1, b"x" * 32_769), ErrorCode.ENHANCE_YOUR_CALM),
+        (frame(0x77, 0, 0, b"x" * 32_769), Http2ErrorCode.ENHANCE_YOUR_CALM),
+        (frame(FrameType.HEADERS, WHOLE, 1, b"x" * 32_769), Http2ErrorCode.ENHANCE_YOUR_CALM),
         (headers(1, flags=0) + frame(FrameType.PRIORITY, 0, 1, bytes(5)), PROTOCOL),
         (headers(1, flags=0) + headers(3), PROTOCOL),
         (OPEN + frame(FrameType.HEADERS, WHOLE | END, 1, b"\xff"), COMPRESSION),
@@ -147,7 +147,7 @@ LONG = b"x" * (frames.OWN_MAX_FRAME_BYTES + 1)
     ],
     ids=short,
 )
-def test_what_ends_the_connection(sent: bytes, code: ErrorCode) -> None:
+def test_what_ends_the_connection(sent: bytes, code: Http2ErrorCode) -> None:
     connection = started()
     event = connection.receive(sent, 0.0)[-1]
     assert isinstance(event, ConnectionFailed)
@@ -225,7 +225,7 @@ def request(*fields: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     ],
     ids=short,
 )
-def test_what_ends_a_stream(sent: bytes, code: ErrorCode) -> None:
+def test_what_ends_a_stream(sent: bytes, code: Http2ErrorCode) -> None:
     """And leaves the others alone."""
     connection = started()
     events = connection.receive(sent, 0.0)
@@ -288,7 +288,7 @@ def test_frames_that_cross_the_end_of_their_stream_are_ignored() -> None:
     """5.1: the client may have sent them before it knew."""
     connection = started()
     connection.receive(OPEN, 0.0)
-    connection.reset(1, ErrorCode.CANCEL)
+    connection.reset(1, Http2ErrorCode.CANCEL)
     late = data(1, b"x") + headers(1, [(b"a", b"b")], end=True) + frames.window_update(1, 9) + frames.reset(1, 8)
     assert connection.receive(late, 0.0) == []
     assert names(connection.receive(headers(3, end=True), 0.0)) == ["RequestStarted"]
@@ -342,7 +342,7 @@ def test_too_many_streams_are_refused_and_those_that_are_worked_on_count() -> No
     connection = started(limits=Http2Limits(max_streams=2))
     connection.receive(headers(1) + headers(3), 0.0)
     assert connection.receive(headers(5), 0.0) == []
-    assert output(connection) == [(FrameType.RST_STREAM, 0, 5, NUMBER(ErrorCode.REFUSED_STREAM))]
+    assert output(connection) == [(FrameType.RST_STREAM, 0, 5, NUMBER(Http2ErrorCode.REFUSED_STREAM))]
     connection.receive(frames.reset(1, 8), 0.0)
     connection.unfinished += 1
     assert connection.receive(headers(7), 0.0) == []

@@ -18,7 +18,7 @@ CHECK = "/grpc.health.v1.Health/Check"
 WATCH = "/grpc.health.v1.Health/Watch"
 
 
-class Health:
+class HealthService:
     """Whatever service is asked for, the answer is about the whole server, as in Triton."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:

@@ -30,14 +30,14 @@ from penstock.gateway.apis.kserve.grpc.messages import (
     stream_error,
 )
 from penstock.gateway.apis.kserve.grpc.request_forms import KnownRequest, RequestForms
-from penstock.gateway.apis.kserve.grpc.rpc import Guard, Message, Rpc, call_in_flight
+from penstock.gateway.apis.kserve.grpc.rpc import Message, Rpc, RpcGuard, call_in_flight
 from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.apis.kserve.parameters import FINAL, forwarded
 from penstock.gateway.apis.kserve.tensor_plane import LONG_ANSWER, LONG_BODY, LONG_TEXT, Moments, TensorCall
 from penstock.gateway.errors import drop_traceback
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.record import REQUEST_ON_STREAM
-from penstock.gateway.transports.grpc.call import Call
+from penstock.gateway.transports.grpc.call import GrpcCall
 from penstock.gateway.transports.stream_driver import StreamDriver
 
 _UNARY_MOMENTS = Moments(received="GRPC_WAITREAD_END", sending="GRPC_SEND_START")
@@ -54,7 +54,7 @@ _STRICT = ("triton_grpc_error", "true")
 class InferRpcs:
     """Both methods, on one tensor plane."""
 
-    def __init__(self, kserve: KServe, guard: Guard, settings: GrpcSettings) -> None:
+    def __init__(self, kserve: KServe, guard: RpcGuard, settings: GrpcSettings) -> None:
         self.plane = kserve.plane
         self.guard = guard
         self.settings = settings
@@ -266,7 +266,7 @@ class InferStream:
     def write_now(self, data: bytes) -> bool:
         """False: it has to wait, for whatever reason."""
         rpc = self.rpc
-        if not isinstance(rpc, Call) or self._writing.locked() or self._failure.done():
+        if not isinstance(rpc, GrpcCall) or self._writing.locked() or self._failure.done():
             return False
         return rpc.write_now(data)
 

@@ -16,9 +16,9 @@ from penstock.engines.errors import InvalidRequestError, NotReadyError, Penstock
 from penstock.gateway.apis.kserve.errors import kserve_grpc_status
 from penstock.gateway.errors import drop_traceback, public_message
 from penstock.gateway.requests.access import PROBE, Access, ApiGroup, ApiKeys, Restrictions, check_restriction
-from penstock.gateway.requests.call import Call, DrainState, RequestJournal
+from penstock.gateway.requests.call import DrainState, RequestJournal, ServedCall
 from penstock.gateway.requests.context import Principal, RequestContext, read_context
-from penstock.gateway.requests.intake import SMALL_BODY, Intake
+from penstock.gateway.requests.intake import SMALL_BODY, BodyIntake
 from penstock.gateway.requests.load_report import FORMAT_HEADER, LoadReporter
 
 logger = logging.getLogger("penstock.grpc")
@@ -61,7 +61,7 @@ class Method:
     """For one RPC, which has been let in."""
 
 
-class Guard:
+class RpcGuard:
     """Lets RPCs in, and makes gRPC methods of functions that raise our errors. Messages are bytes here."""
 
     def __init__(
@@ -70,12 +70,12 @@ class Guard:
         drain: DrainState,
         journal: RequestJournal,
         restrictions: Restrictions | None = None,
-        intake: Intake | None = None,
+        intake: BodyIntake | None = None,
         load: LoadReporter | None = None,
     ) -> None:
         """Without `keys` everybody is let in; without `load` balancers are told nothing of the server's load."""
         self._load = load
-        self.intake = intake or Intake()
+        self.intake = intake or BodyIntake()
         self._keys = keys or ApiKeys()
         self._restrictions = restrictions or {}
         self.journal = journal
@@ -242,12 +242,12 @@ class _Unary(grpc.RpcMethodHandler):  # type: ignore[misc]
         self.unary_unary = call
 
 
-def call_in_flight(drain: DrainState, context: RequestContext) -> Call:
+def call_in_flight(drain: DrainState, context: RequestContext) -> ServedCall:
     """Raises NotReadyError in Triton's words while draining. The gRPC library cancels the task of an RPC whose client
     has left."""
     if drain.draining:
         raise shutting_down()
-    return Call(drain, context)
+    return ServedCall(drain, context)
 
 
 def _name(rpc: Rpc, context: RequestContext, load: tuple[tuple[str, str | bytes], ...] = ()) -> None:

@@ -9,14 +9,14 @@ from socket import socket
 import grpc
 
 from penstock.gateway.apis.kserve.context import KServe
-from penstock.gateway.apis.kserve.grpc.health import Health
-from penstock.gateway.apis.kserve.grpc.rpc import Guard
+from penstock.gateway.apis.kserve.grpc.health import HealthService
+from penstock.gateway.apis.kserve.grpc.rpc import RpcGuard
 from penstock.gateway.apis.kserve.grpc.service import Service, build_service
 from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.requests.acceptor import listener
 from penstock.gateway.requests.addresses import url_host
 from penstock.gateway.requests.call import DrainState, RequestJournal
-from penstock.gateway.requests.intake import Intake
+from penstock.gateway.requests.intake import BodyIntake
 from penstock.gateway.requests.tls import Certificates, ReloadedCertificates
 from penstock.gateway.transports.grpc.server import FindHandler, Http2Transport
 
@@ -31,15 +31,15 @@ class GrpcServer:
         settings: GrpcSettings,
         kserve: KServe,
         ready: Callable[[], bool],
-        guard: Guard | None = None,
+        guard: RpcGuard | None = None,
     ) -> None:
         """Binds. `ready` says whether the server as a whole is; without `guard` everybody is let in.
 
         Raises OSError when the address cannot be bound, ConfigError, with the flag to blame, when the TLS files are not
         usable.
         """
-        guard = guard or Guard(None, DrainState(), RequestJournal())
-        self._health = Health(ready)
+        guard = guard or RpcGuard(None, DrainState(), RequestJournal())
+        self._health = HealthService(ready)
         service = build_service(kserve, guard, self._health, settings)
         self._transport = _transport(settings, service, guard.intake)
         self.port = self._transport.port
@@ -75,14 +75,14 @@ class GrpcServer:
         await self._transport.stop(_GRACE_SECONDS)
 
 
-def _transport(settings: GrpcSettings, service: Service, intake: Intake) -> Http2Transport | GrpcioTransport:
+def _transport(settings: GrpcSettings, service: Service, intake: BodyIntake) -> Http2Transport | GrpcioTransport:
     if settings.transport == "grpcio":
         return GrpcioTransport(settings, service)
     return http2_transport(settings, service.service, intake)
 
 
 def http2_transport(
-    settings: GrpcSettings, find_handler: FindHandler, intake: Intake, listener: socket | None = None
+    settings: GrpcSettings, find_handler: FindHandler, intake: BodyIntake, listener: socket | None = None
 ) -> Http2Transport:
     """`find_handler` gives what serves an RPC. `listener` listens already; None: it binds the settings' address."""
     return Http2Transport(

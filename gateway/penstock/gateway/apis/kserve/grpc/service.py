@@ -12,9 +12,9 @@ from tritonclient.grpc import service_pb2 as pb
 from penstock.engines.errors import PayloadTooLargeError
 from penstock.gateway.apis.kserve.context import KServe
 from penstock.gateway.apis.kserve.grpc.administration import Administration, Describe
-from penstock.gateway.apis.kserve.grpc.health import CHECK, WATCH, Health
+from penstock.gateway.apis.kserve.grpc.health import CHECK, WATCH, HealthService
 from penstock.gateway.apis.kserve.grpc.infer import InferRpcs
-from penstock.gateway.apis.kserve.grpc.rpc import Guard, Message, Method, Rpc, UnaryHandler
+from penstock.gateway.apis.kserve.grpc.rpc import Message, Method, Rpc, RpcGuard, UnaryHandler
 from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.requests.access import (
     CHANGE_MODELS,
@@ -47,7 +47,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Looks methods up; what is not here is UNIMPLEMENTED. The library asks when an RPC's headers are there, so who may
     not come in is refused before anything of a message is received."""
 
-    def __init__(self, methods: dict[str, Method], guard: Guard) -> None:
+    def __init__(self, methods: dict[str, Method], guard: RpcGuard) -> None:
         self.methods = methods
         self._guard = guard
 
@@ -56,7 +56,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._guard.handler(path, self.methods.get(path), handler_call_details.invocation_metadata)
 
 
-def build_service(kserve: KServe, guard: Guard, health: Health, settings: GrpcSettings) -> Service:
+def build_service(kserve: KServe, guard: RpcGuard, health: HealthService, settings: GrpcSettings) -> Service:
     """Health, ServerLive and ServerReady need no key and answer while draining; all others are guarded."""
     describe, infer = Describe(kserve, lambda: health.serving), InferRpcs(kserve, guard, settings)
     methods = {
@@ -114,7 +114,7 @@ PATHS = tuple(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo
 """The messages of both versions are the same."""
 
 
-def reflection_method(guard: Guard) -> Method:
+def reflection_method(guard: RpcGuard) -> Method:
     servicer = reflection.aio.ReflectionServicer(SERVICES)
     parse = reflection_pb2.ServerReflectionRequest.FromString
 

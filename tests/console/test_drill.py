@@ -46,7 +46,7 @@ def chats(server: Server, tenant: str, number: int, id_: str = "") -> Iterator[l
             for line in answer.iter_lines():
                 if leaving.is_set():
                     return
-                if "error" in line:
+                if line.startswith('data: {"error"'):
                     break
         last.append(line or str(answer.status_code))
 

@@ -52,7 +52,7 @@ class ConsoleFeed:
     async def events(self, look: Look, check: Callable[[], None]) -> AsyncIterator[dict[str, str]]:
         """Until the server ends. Each event has the sections that have changed. Raises what `check` does, which comes
         before each."""
-        stream, number = _Stream(), 0
+        stream, number = _Progress(), 0
         while True:
             check()
             sections = await self._sections(look, stream, slow=number % _SLOW == 0)
@@ -64,7 +64,7 @@ class ConsoleFeed:
             number += 1
             await asyncio.sleep(_INTERVAL)
 
-    async def _sections(self, look: Look, stream: _Stream, *, slow: bool) -> dict[str, Any]:
+    async def _sections(self, look: Look, stream: _Progress, *, slow: bool) -> dict[str, Any]:
         sources = self._sources
         sections: dict[str, Any] = {"server": self._server(), "figures": sources.figures()}
         if not slow:
@@ -85,7 +85,7 @@ class ConsoleFeed:
         version = {"version": self._sources.version, "may_act": self._may_act}
         return version | self._sources.server() | {"fronts": self._sources.fronts is not None}
 
-    async def _engine(self, name: str, stream: _Stream) -> dict[str, Any]:
+    async def _engine(self, name: str, stream: _Progress) -> dict[str, Any]:
         entry = self._sources.engine_of(name)
         if entry is None:
             return {"model": "", "parts": [], "problem": "No language model is loaded."}
@@ -102,7 +102,7 @@ class ConsoleFeed:
         return {"model": name, "parts": parts, "problem": look.problem}
 
 
-class _Stream:
+class _Progress:
     """How far one console has been told."""
 
     def __init__(self) -> None:

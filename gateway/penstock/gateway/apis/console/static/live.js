@@ -86,6 +86,7 @@ export const live = {
     ], (row) => row.id);
     const more = h("p", { class: "soft" });
     let history = [], steps = [], before = null, state = {};
+    const restarts = new Map();
     const latencies = { ttft: [], itl: [], seen: new Set() };
 
     function note(figures, name) {
@@ -131,10 +132,18 @@ export const live = {
         for (const part of parts) steps.push(...(part?.steps ?? []).map(([number, at, time, prompt, tokens, requests]) => ({ number, at, seconds: Math.max(0, time), prompt, tokens, requests })));
         steps = steps.filter((step) => step.seconds > 0).sort((a, b) => a.at - b.at).slice(-MOST_STEPS);
       }
-      const down = (state.models ?? []).find((row) => row.name === name && row.runner && !row.ready && !row.asleep);
-      setText(problem, state.engine?.problem || (down ? `The engine of ${name} is not ready: ${down.failed ? "it is down" : "it starts, or has died and comes back"}.` : ""));
+      setText(problem, state.engine?.problem || troubleOf(name));
       draw(stats, parts);
       show(parts);
+    }
+
+    /** What is wrong with an engine, or was since this page looks: most are back within a second. */
+    function troubleOf(name) {
+      const row = (state.models ?? []).find((one) => one.name === name && one.runner);
+      if (!row) return "";
+      if (!restarts.has(name)) restarts.set(name, row.restarts);
+      if (!row.ready && !row.asleep) return `The engine of ${name} is not ready: ${row.failed ? "it is down" : "it starts, or has died and comes back"}.`;
+      return row.restarts > restarts.get(name) ? `The engine of ${name} has died and is back: restart ${row.restarts}.` : "";
     }
 
     function draw(stats, parts) {

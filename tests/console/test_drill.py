@@ -71,7 +71,7 @@ def test_which_tenant_floods_and_which_request_is_stuck_and_why(open_page: Open,
         with chats(server, "red", 1, "red-is-stuck") as last:
             rows = page.get_by_role("region", name="Requests in flight")
             stuck = rows.locator("tr", has_text="red-is-stuck")
-            stuck.get_by_text("waits for a seat").wait_for()
+            stuck.get_by_text("waits for a place in the batch").wait_for()
             first, second = (tenants.locator("tbody tr").nth(place).inner_text() for place in (0, 1))
             assert first.startswith("blue")
             assert second.startswith("red")

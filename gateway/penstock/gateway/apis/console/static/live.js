@@ -8,7 +8,7 @@ export const WAITS = {
   "": "", adapter: "its adapter is loading", grammar: "its grammar is being compiled",
   blocks_outside: "its blocks are being read", same_prompt: "another request computes its prompt",
   first_sample: "the first sample computes its prompt", foreground: "requests that are not in the background",
-  seat: "a seat: as many run as may", blocks: "blocks: the KV cache is full", turn: "its turn",
+  seat: "a place in the batch: max-num-seqs requests are running", blocks: "blocks: the KV cache is full", turn: "its turn",
 };
 const RECENT_SECONDS = 10, KEPT_SECONDS = 180, MOST_STEPS = 400;
 
@@ -52,7 +52,7 @@ export const live = {
     const problem = h("p", { class: "bad", role: "alert" });
     const tiles = h("div", { class: "tiles" });
     const plots = {
-      tokens: linePlot("Tokens a second", [["generated", "decode"], ["of prompts", "prefill"]]),
+      tokens: linePlot("Tokens per second", [["generated", "decode"], ["prompt", "prefill"]]),
       queue: linePlot("Requests", [["running", "used"], ["waiting", "prefill"]]),
       ttft: linePlot("Time to the first token, median of 10 s", [["TTFT", "shared"]]),
       itl: linePlot("Time between tokens, median of 10 s", [["ITL", "decode"]]),
@@ -61,22 +61,22 @@ export const live = {
     const map = blockMap("Blocks of the KV cache");
     const legend = h("ul", { class: "legend" });
     map.element.append(legend);
-    const tenants = table("Requests by tenant, since this page looks", [
+    const tenants = table("Requests by tenant, since this page was opened", [
       ["Tenant", (row) => tenant(row.name)],
       ["In flight", (row) => count(row.in_flight), "n"],
       ["Share", (row) => percent(row.in_flight, row.all), "n"],
-      ["Without a token yet", (row) => count(row.queued), "n"],
+      ["Waiting for a token", (row) => count(row.queued), "n"],
       ["Prompt tokens in flight", (row) => count(row.prompt_tokens), "n"],
       ["Begun", (row) => count(row.begun), "n"],
       ["Ended", (row) => count(row.ended), "n"],
       ["Refused", (row) => count(row.refused), "n"],
-      ["Tokens of ended ones", (row) => count(row.tokens), "n"],
+      ["Tokens of ended requests", (row) => count(row.tokens), "n"],
     ], (row) => row.name);
     const rows = table("Requests in flight, the oldest first", [
       ["Request", (row) => idLink(row.id)],
       ["Tenant", (row) => tenant(row.tenant)],
       ["Model", (row) => row.model],
-      ["What it does", doing],
+      ["State", doing],
       ["Age", (row) => seconds(row.age), "n"],
       ["Prompt", (row) => count(row.prompt), "n"],
       ["Cached", (row) => count(row.samples[0]?.cached), "n"],
@@ -137,7 +137,7 @@ export const live = {
       show(parts);
     }
 
-    /** What is wrong with an engine, or was since this page looks: most are back within a second. */
+    /** What is wrong with an engine, or was since this page was opened: most are back within a second. */
     function troubleOf(name) {
       const row = (state.models ?? []).find((one) => one.name === name && one.runner);
       if (!row) return "";

@@ -15,10 +15,10 @@ export const overview = {
       ["Version", (row) => row.version, "n"],
       ["Kind", (row) => row.kinds.map((kind) => KINDS[kind] ?? kind).join(", ")],
       ["State", (row) => stateOf(row)],
-      ["What it can", (row) => (row.capabilities ?? []).join(", ")],
+      ["Capabilities", (row) => (row.capabilities ?? []).join(", ")],
       ["Context", (row) => (row.context_length ? count(row.context_length) : ""), "n"],
       ["Adapters", (row) => (row.adapters ?? []).join(", ")],
-      ["Loading, or what is wrong", (row) => row.loading || row.reason],
+      ["Progress or error", (row) => row.loading || row.reason],
     ], (row) => `${row.name}/${row.version}`);
     const engines = table("Engines", [
       ["Model", (row) => row.name],
@@ -32,7 +32,7 @@ export const overview = {
       ["Restarts", (row) => count(row.restarts), "n"],
       ["Replicas ready", (row) => row.stats.replicas ? `${row.stats.replicas.filter((one) => one.ready).length} of ${row.stats.replicas.length}` : "", "n"],
     ], (row) => row.name);
-    const memory = table("Memory that models are counted with", [
+    const memory = table("Memory reserved for models", [
       ["Model", (row) => row.name],
       ["Weights", (row) => bytes(row.weights), "n"],
       ["KV cache", (row) => bytes(row.cache), "n"],
@@ -50,7 +50,7 @@ export const overview = {
       ["Not available", (row) => row.unavailable ?? ""],
     ], (row) => `${row.name} ${row.target}`);
     const events = h("ul", { class: "mono" });
-    const traffic = h("section", { hidden: true }, h("h2", {}, "Traffic"), rules.element, h("h3", {}, "What has happened"), events);
+    const traffic = h("section", { hidden: true }, h("h2", {}, "Traffic"), rules.element, h("h3", {}, "Events"), events);
     let state = {};
     const update = (sections) => {
       state = { ...state, ...sections };
@@ -83,7 +83,7 @@ function tilesOf(state, rows) {
     ["models ready", `${rows.filter((row) => row.state === "READY").length} of ${rows.length}`],
     ["loading", rows.filter((row) => row.loading || row.state === "LOADING").length],
     ["calls in flight", count(server.in_flight)],
-    ["memory limit of models", state.memory?.limit ? bytes(state.memory.limit) : "what is free"],
+    ["memory limit of models", state.memory?.limit ? bytes(state.memory.limit) : "free memory"],
   ];
   return facts.map(([name, value]) => h("div", { class: "tile" }, h("b", {}, String(value)), h("span", {}, name)));
 }

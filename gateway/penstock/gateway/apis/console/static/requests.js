@@ -41,7 +41,7 @@ export const requests = {
   title: "Request",
   open(context) {
     const [chosen = ""] = context.parts();
-    const list = table("In flight, and those that have ended since this page looks", [
+    const list = table("Requests in flight, and those that ended since this page was opened", [
       ["Request", (row) => h("a", { href: `#/request/${encodeURIComponent(row.id)}`, class: "mono", data: { as: row.id } }, row.id.slice(-20))],
       ["Tenant", (row) => tenant(row.tenant)],
       ["Model", (row) => row.target || row.model],
@@ -53,7 +53,7 @@ export const requests = {
     ], (row) => row.id);
     const title = h("h2", {}, chosen ? `Request ${chosen}` : "Choose a request");
     const facts = h("p", { class: "soft" });
-    const parts = table("Where its time has gone", [
+    const parts = table("Time by stage", [
       ["Part", (row) => row.name],
       ["Begins at", (row) => seconds(row.from), "n"],
       ["Takes", (row) => seconds(row.to - row.from), "n"],
@@ -94,7 +94,7 @@ export const requests = {
       cancel.disabled = Boolean(reason) || !detail || detail.ended;
       setText(why, detail && !detail.ended ? reason : "");
       cancel.hidden = !chosen || Boolean(detail?.ended);
-      if (!detail) return setText(facts, chosen ? "It is not in flight here, and has not ended since a console looks." : "");
+      if (!detail) return setText(facts, chosen ? "It is not in flight, and it did not end while a console was open." : "");
       const words = [
         `${tenant(detail.tenant)}, ${detail.target || detail.model}, ${detail.route}`,
         detail.ended ? `${detail.outcome}${detail.reason ? ` (${detail.reason})` : ""}, status ${detail.status}` : `in flight, ${NAMES[detail.stage] ?? detail.stage}`,
@@ -107,7 +107,7 @@ export const requests = {
       ];
       setText(facts, words.filter(Boolean).join(" · "));
       parts.show(waterfall(detail).map((row, place) => ({ ...row, key: `${place} ${row.name}`, whole: detail.seconds })));
-      setText(note, detail.stages.length ? "" : "It came before a console looked: its stages were not noted.");
+      setText(note, detail.stages.length ? "" : "No console was open when it arrived, so its stages were not recorded.");
     }
 
     const element = h("div", {}, find, title, facts, h("p", { class: "row" }, cancel, why), parts.element, note, h("h2", {}, "Requests"), list.element);

@@ -150,7 +150,7 @@ REQUESTS = (
     ),
     Difference(
         "lax",
-        "`parameters` of an input that is no object; a signed `Inference-Header-Content-Length`",
+        "`parameters` of an input that is not an object; a signed `Inference-Header-Content-Length`",
         "ignored; taken",
         "400",
         "they are mistakes",

@@ -211,7 +211,7 @@ async def test_a_step_s_response_may_name_the_sequence_of_those_behind_it(caplog
         told = {"sequence_id": "new", "sequence_start": False, "sequence_end": True}
         assert (await last.infer(request(X=[[1]]))).parameters == told
         wrong = ensemble_of(shelf, x_to_y("bad", "X", "Y"), name="f")
-        with pytest.raises(EngineError, match="model 'bad' says of its response's sequence"):
+        with pytest.raises(EngineError, match="model 'bad' gives an invalid sequence for its response"):
             await wrong.infer(request(X=[[1]]))
 
 

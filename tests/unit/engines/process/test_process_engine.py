@@ -202,7 +202,7 @@ async def test_without_a_free_descriptor_there_is_an_engine_error(monkeypatch):
 
     monkeypatch.setattr("penstock.engines.process.link.pair_socket", none_left)
     engine = ProcessEngine(spec())
-    with pytest.raises(EngineError, match="no socket: Too many open files"):
+    with pytest.raises(EngineError, match="no socket can be created: Too many open files"):
         await engine.start()
     await engine.stop()
 

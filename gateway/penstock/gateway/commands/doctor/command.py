@@ -30,8 +30,8 @@ def add_doctor_command(commands: Any, formatter: Callable[..., argparse.HelpForm
         help="say what this machine can serve",
         usage="penstock doctor [MODEL] [options]",
         description="Looks at the CPU, the memory and how fast it is read, GPUs, limits, ports, folders, engines and "
-        "backends. With MODEL, says what it would need here, how fast it would be, and which weights to choose; without "
-        "it, no model is examined. Ends with 1 if there is a problem.",
+        "backends. With MODEL, says what it would need here, how fast it would be, and which weights to choose; "
+        "without it, no model is examined. Ends with 1 if there is a problem.",
         argument_default=argparse.SUPPRESS,
         formatter_class=formatter,
     )

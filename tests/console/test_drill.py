@@ -80,7 +80,7 @@ def test_which_tenant_floods_and_which_request_is_stuck_and_why(open_page: Open,
             picture(page, "live")
             stuck.get_by_role("link").click()
             page.get_by_role("heading", name="Request red-is-stuck").wait_for()
-            page.get_by_role("region", name="Where its time").get_by_text("queue").wait_for()
+            page.get_by_role("region", name="Time by stage").get_by_text("queue").wait_for()
             page.get_by_role("button", name="Cancel this request").click()
             page.get_by_role("button", name="Cancel it").click()
             page.get_by_text("cancelled (cancelled)").wait_for()
@@ -105,7 +105,7 @@ def test_where_the_time_of_a_request_has_gone(open_page: Open, server: Server, p
     body = {"model": "penstock-demo", "messages": [message], "max_tokens": 60, "ignore_eos": True}
     assert httpx.post(server.url + "/v1/chat/completions", json=body, headers=headers, timeout=60).status_code == 200
     page.get_by_role("link", name="red-waterfall").click()
-    table = page.get_by_role("region", name="Where its time")
+    table = page.get_by_role("region", name="Time by stage")
     for part in ("chat template", "tokenizing", "queue", "prompt, part 1", "decoding: 60 tokens"):
         table.get_by_text(part).first.wait_for()
     page.get_by_text("ok, status 200").wait_for()

@@ -190,6 +190,6 @@ def test_workers_outlive_their_leader_s_drain(tmp_path: Path, monkeypatch: pytes
     assert worker["terminationGracePeriodSeconds"] > pause(worker["containers"][0])
     size = group["spec"]["leaderWorkerTemplate"]["size"]
     gpus = int(leader["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
-    engine = config.engine
+    engine = config.models.engine
     assert engine.tensor_parallel_size * engine.pipeline_parallel_size == size * gpus
     assert json.loads(str(engine.engine_args)) == {"distributed_executor_backend": "ray"}

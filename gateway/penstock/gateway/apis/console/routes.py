@@ -26,7 +26,7 @@ from penstock.gateway.errors import HttpError
 from penstock.gateway.requests.access import OPERATE, Access, ApiKeys
 from penstock.gateway.requests.addresses import is_loopback
 from penstock.gateway.requests.bounded_json import decode_json
-from penstock.gateway.transports.http.access_control import authorization_of
+from penstock.gateway.transports.http.access_control import authorization_of, host_name, is_of_own_page
 from penstock.gateway.transports.http.compression import accepted_coding
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.routes import Api, Route
@@ -37,7 +37,6 @@ _MARK = b"x-penstock-console"
 """Header of all requests for data. It is not among those that a page may send to another origin without a preflight."""
 _FORWARDED = (b"forwarded", b"via", b"x-real-ip")
 _ALSO_FORWARDED = b"x-forwarded-"
-_OWN_SITE = (b"same-origin", b"none")
 _MOST_STREAMS = 16
 _MOST_BODY = 4096
 _POLICY = (
@@ -94,16 +93,13 @@ class ConsoleGuard:
         if client and not is_loopback(client[0]):
             raise _refusal("a server without keys shows its console on its own machine alone")
         host = exchange.only_header(b"host")
-        if host is not None and not is_loopback(_name_of(host)):
+        if host is not None and not is_loopback(host_name(host) or ""):
             raise _refusal("a server without keys shows its console under localhost and its addresses alone")
 
     def check_data(self, exchange: Exchange) -> None:
         """For what a page of this server has asked for."""
         self.check_page(exchange)
-        headers = exchange.headers
-        site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
-        own = origin is None or origin.lower().partition(b"://")[2] == headers.get(b"host", b"").lower()
-        if _MARK not in headers or (site is not None and site not in _OWN_SITE) or (site is None and not own):
+        if _MARK not in exchange.headers or not is_of_own_page(exchange.headers):
             raise _refusal("only the console's own page gets its data")
 
     def check_action(self, exchange: Exchange) -> None:
@@ -123,14 +119,6 @@ class ConsoleGuard:
 
 def _refusal(reason: str) -> HttpError:
     return HttpError(403, f"{reason[0].upper()}{reason[1:]}.", code="console_refused")
-
-
-def _name_of(host: bytes) -> str:
-    """Of a Host header, without its port."""
-    text = host.decode("latin-1")
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0].removesuffix(".")
 
 
 class _Console:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 
 from penstock.gateway.errors import HttpError
@@ -92,19 +92,10 @@ class BrowserGuard:
                 "one. --allowed-hosts allows names; a server with --api-key answers to all.",
                 code="host_not_allowed",
             )
-        headers = exchange.headers
-        if exchange.scope["method"] in _READING or (b"origin" not in headers and b"sec-fetch-site" not in headers):
+        origin = exchange.headers.get(b"origin", b"")
+        if exchange.scope["method"] in _READING or origin.lower() in self._origins:
             return
-        origin = headers.get(b"origin", b"")
-        if origin.lower() in self._origins:
-            return
-        site = headers.get(b"sec-fetch-site")
-        if site is not None:
-            own = site in (b"same-origin", b"none")
-        else:
-            # The scheme is left out: behind a proxy that ends TLS it is another one.
-            own = origin.lower().partition(b"://")[2] == (host or b"").lower()
-        if not own:
+        if not is_of_own_page(exchange.headers):
             raise HttpError(
                 403,
                 f"Web pages of other origins ({_text(origin)}) may not use a server without keys. --allowed-origins "
@@ -114,14 +105,28 @@ class BrowserGuard:
 
     def _judge(self, value: bytes) -> bool:
         """An address in the place of a name cannot be rebound: the page that shows it came from there."""
-        match = _HOST.fullmatch(value.decode("latin-1"))
-        if match is None:
+        host = host_name(value)
+        if host is None:
             return False
-        host = (match[1] or match[2]).lower().removesuffix(".")
         address = ip_literal(host)
         if address is None:
             return host == "localhost" or host in self._rules.hosts
         return address.is_loopback or self._rules.any_address or str(address) in self._rules.hosts
+
+
+def host_name(host: bytes) -> str | None:
+    """The name or address in a Host header, in lower case; None: it is not one."""
+    match = _HOST.fullmatch(host.decode("latin-1"))
+    return None if match is None else (match[1] or match[2]).lower().removesuffix(".")
+
+
+def is_of_own_page(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a page of this server or no page has sent a request. A client that is no browser has neither header."""
+    site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+    if site is not None:
+        return site in (b"same-origin", b"none")
+    # The scheme is left out: behind a proxy that ends TLS it is another one.
+    return origin is None or origin.lower().partition(b"://")[2] == headers.get(b"host", b"").lower()
 
 
 def _text(value: bytes) -> str:

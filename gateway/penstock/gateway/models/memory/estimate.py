@@ -254,8 +254,8 @@ def decode_bytes(spec: EngineSpec) -> int | None:
         return None
     types = _openvino_types(sizes, spec.options, shape)
     item = _BYTES[types.dtype]
-    matrices = [size for size in sizes if size.is_matrix]
-    num_bytes = sum(_kernel_bytes(size, types.weights, item) for size in matrices)
+    matrices = [size for size in sizes if size.is_matrix and size.dtype != _WORDS]
+    num_bytes = sum(_kernel_bytes(size, _matrix_kind(size, types, spec.options), item) for size in matrices)
     per_value = num_bytes / max(1, sum(size.count for size in matrices))
     unread = _unread_values(text_settings(read_json(folder / "config.json")), shape)
     return max(0, int(num_bytes - unread * per_value))
@@ -263,13 +263,8 @@ def decode_bytes(spec: EngineSpec) -> int | None:
 
 def _kernel_bytes(size: StoredSize, kind: str, item: float) -> float:
     """Of a matrix, in the form in which kernels read it."""
-    held = _HELD_BYTES.get(size.dtype)
-    if held is not None and kind in ("auto", "int8" if held == 1 else "int4"):
-        return size.count * held
-    if kind in _QUANTIZED_BYTES:
-        return size.count * _QUANTIZED_BYTES[kind]
-    stored = FLOAT_BYTES.get(size.dtype)
-    return size.count * min(float(stored or 4) if kind == "auto" else _BYTES[kind], item)
+    integers = _integer_bytes(size, kind)
+    return size.count * min(_float_bytes(size, kind), item) if integers is None else integers
 
 
 def _unread_values(settings: Mapping[str, Any], shape: ModelShape) -> float:
@@ -347,13 +342,13 @@ def _openvino_weights(sizes: Sequence[StoredSize], options: dict[str, Any], type
     """As stored they stay in the mapped file, of which no more than the embeddings is used later, as do a quantized
     checkpoint's that become floats, in the cache of weights; other floats that are converted are kept. Either way the
     kernels work on a packed copy, in the precision of the computation where that is smaller."""
-    kind, item = types.weights, _BYTES[types.dtype]
+    item = _BYTES[types.dtype]
     small = sum(size.num_bytes for size in sizes) <= _TWO_LANES and options["threads"] is None
     lanes, total = (2 if small else 1) + (types.large_steps is not None), 0.0
     copies = lanes if options["weights_cache"] else lanes + 1
     for size in sizes:
-        one = options["weights"] if size.dtype == "MXFP4" else kind
-        total += _openvino_matrix(size, one, item, lanes, copies) if size.is_matrix else size.count * 4
+        kind = _matrix_kind(size, types, options)
+        total += _openvino_matrix(size, kind, item, lanes, copies) if size.is_matrix else size.count * 4
     return int(total)
 
 
@@ -385,18 +380,32 @@ def _stored_types(sizes: Sequence[StoredSize]) -> StoredTypes:
     return StoredTypes(("int8" if 1 in held else "int4") if held else None, bits, bool(mxfp4))
 
 
-def _openvino_matrix(size: StoredSize, kind: str, item: float, lanes: int, copies: int) -> float:
+def _matrix_kind(size: StoredSize, types: Numerics, options: dict[str, Any]) -> str:
+    """The type in which a matrix is held; auto: as it is stored."""
+    kind = options["weights"] if size.dtype == "MXFP4" else types.weights
+    return _BECOMES.get(size.dtype, kind) if kind == "auto" else kind
+
+
+def _integer_bytes(size: StoredSize, kind: str) -> float | None:
+    """Of a matrix that kernels read as integers; None: they read floats."""
     held = _HELD_BYTES.get(size.dtype)
     if held is not None and kind in ("auto", "int8" if held == 1 else "int4"):
-        return size.count * held * copies
+        return size.count * held
+    return size.count * _QUANTIZED_BYTES[kind] if kind in _QUANTIZED_BYTES else None
+
+
+def _float_bytes(size: StoredSize, kind: str) -> float:
+    """Of one weight, before it is packed for the computation."""
+    return float(FLOAT_BYTES.get(size.dtype, 4)) if kind == "auto" else _BYTES[kind]
+
+
+def _openvino_matrix(size: StoredSize, kind: str, item: float, lanes: int, copies: int) -> float:
     if size.dtype == _WORDS:  # zero points
         return size.num_bytes
-    if kind == "auto":
-        kind = _BECOMES.get(size.dtype, kind)
-    if kind in _QUANTIZED_BYTES:
-        return size.count * _QUANTIZED_BYTES[kind] * copies
-    stored = FLOAT_BYTES.get(size.dtype)
-    kept = float(stored or 4) if kind == "auto" else _BYTES[kind]
+    integers = _integer_bytes(size, kind)
+    if integers is not None:
+        return integers * copies
+    stored, kept = FLOAT_BYTES.get(size.dtype), _float_bytes(size, kind)
     in_file = kept == stored if stored else copies == lanes
     return size.count * (min(kept, item) * lanes + (0 if in_file else kept))
 

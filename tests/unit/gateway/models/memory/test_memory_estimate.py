@@ -139,6 +139,12 @@ def test_a_token_reads_all_weights_but_the_embeddings_of_others(folder: Path, we
     assert decode_bytes(spec) == pytest.approx(PARAMETERS * bytes_each, rel=1e-3)
 
 
+def test_floats_in_8_bits_are_read_as_what_they_become(folder: Path) -> None:
+    save_header(folder / "model.safetensors", llama("F8_E4M3", 1))
+    read = decode_bytes(engine("openvino", folder, dtype="f32"))
+    assert read == pytest.approx((PARAMETERS - 128256 * 4096) * 2, rel=1e-3), "bf16"
+
+
 def test_a_token_reads_the_experts_that_it_is_sent_to(tmp_path: Path) -> None:
     config = LLAMA_8B | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 448}
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))

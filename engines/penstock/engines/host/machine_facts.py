@@ -44,7 +44,7 @@ def machine() -> dict[str, Any]:
         **_cpu(),
         "cpus": os.cpu_count(),
         "cpus_allowed": len(os.sched_getaffinity(0)),
-        "memory": _memory_total(),
+        "memory": total_memory(),
         "memory_available": available_memory(),
         "memory_events": memory_events(),
         "control_group": _limits(),
@@ -67,7 +67,8 @@ def _cpu() -> dict[str, str]:
     return {}
 
 
-def _memory_total() -> int:
+def total_memory() -> int:
+    """Bytes of the machine, whatever a control group leaves of it."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -202,8 +201,7 @@ class RequestWatch:
             row.begun += 1
             row.queued += record.first_token_at is None
             row.prompt_tokens += 0 if record.usage is None else record.usage.prompt_tokens
-        order = sorted(rows.items(), key=lambda entry: (-entry[1].in_flight, -entry[1].begun))
-        return dict(islice(order, _MOST_TENANTS))
+        return _busiest(rows)
 
     def _detail(self, request: str, live: Sequence[RequestContext], now: float) -> RequestDetail | None:
         context = next((context for context in live if context.id == request), None)
@@ -226,10 +224,15 @@ def merged(parts: Sequence[WatchedRequests], limit: int) -> WatchedRequests:
     return WatchedRequests(
         sum(part.in_flight for part in parts),
         requests[:limit],
-        dict(sorted(tenants.items(), key=lambda entry: (-entry[1].in_flight, -entry[1].begun))[:_MOST_TENANTS]),
+        _busiest(tenants),
         sorted((row for part in parts for row in part.ended), key=lambda row: row.ended_at)[-_MOST_ENDED:],
         next((part.detail for part in parts if part.detail is not None), None),
     )
+
+
+def _busiest(tenants: Mapping[str, TenantRow]) -> dict[str, TenantRow]:
+    order = sorted(tenants.items(), key=lambda entry: (-entry[1].in_flight, -entry[1].begun))
+    return dict(order[:_MOST_TENANTS])
 
 
 def request_row(context: RequestContext, now: float) -> RequestRow:

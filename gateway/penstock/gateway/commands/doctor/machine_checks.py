@@ -14,7 +14,7 @@ from pathlib import Path
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.host.cpu import this_cpu
 from penstock.engines.host.gpus import visible_gpus
-from penstock.engines.host.machine_facts import machine
+from penstock.engines.host.machine_facts import total_memory
 from penstock.engines.host.memory import available_memory
 from penstock.engines.host.read_speed import read_speeds
 from penstock.engines.host.user_cache import user_cache
@@ -76,7 +76,7 @@ def _cpu() -> Finding:
 
 
 def _memory(speed: float) -> Finding:
-    total, free = machine()["memory"], available_memory()
+    total, free = total_memory(), available_memory()
     detail = f"{size_text(free)} of {size_text(total)} available; read at {speed / 1e9:.1f} GB/s"
     figures = {"total": total, "available": free, "bytes_per_second": round(speed)}
     if free < _LEAST_MEMORY:

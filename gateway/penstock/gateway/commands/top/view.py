@@ -1,4 +1,4 @@
-"""What `penstock top` shows: tables on a terminal, else a line for each model and reading."""
+"""Views of `penstock top`: tables on a terminal, else a line for each model and reading."""
 
 from __future__ import annotations
 

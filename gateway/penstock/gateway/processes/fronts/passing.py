@@ -1,5 +1,5 @@
 """Requests that a front passes on to the supervisor, and their answers, on the one connection between these two. Each
-has a number, and flows on its own: a client that reads slowly holds up nobody else's answer.
+has a number and a flow of its own: a slow client does not delay the other answers.
 
 HTTP:  front: PassedRequest, pieces, BodyEnd.  supervisor: AnswerStart, pieces, AnswerEnd.
 gRPC:  front: PassedCall, messages, BodyEnd.   supervisor: messages, CallEnd.

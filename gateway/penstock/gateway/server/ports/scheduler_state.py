@@ -37,14 +37,14 @@ class Chosen(msgspec.Struct):
     """The oldest first."""
 
 
-FrontRequests = Callable[[int, str | None, str | None], Awaitable[Sequence[Chosen]]]
+ChosenInFronts = Callable[[int, str | None, str | None], Awaitable[Sequence[Chosen]]]
 """The same of other processes, by limit, tenant and model."""
 
 
 class RequestsInFlight:
     """`?limit=` bounds what is shown, `?tenant=` and `?model=` choose. Never prompts."""
 
-    def __init__(self, journal: RequestJournal, front_requests: FrontRequests | None = None) -> None:
+    def __init__(self, journal: RequestJournal, front_requests: ChosenInFronts | None = None) -> None:
         self._journal = journal
         self._front_requests = front_requests
 
@@ -88,9 +88,9 @@ _INTERVAL_SECONDS = 1.0
 
 
 def operator_routes(
-    config: Config, dataplane: DataPlane, journal: RequestJournal, front_requests: FrontRequests | None = None
+    config: Config, dataplane: DataPlane, journal: RequestJournal, front_requests: ChosenInFronts | None = None
 ) -> list[Route]:
-    """`front_requests`: those the requests in other processes."""
+    """`front_requests`: of the requests in fronts."""
     rows = (
         ("/debug/settings", partial(_show_settings, config)),
         ("/debug/requests", RequestsInFlight(journal, front_requests).show),

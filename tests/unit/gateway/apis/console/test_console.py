@@ -277,7 +277,7 @@ async def test_live_shows_what_requests_wait_for_and_an_admin_ends_one(
 ) -> None:
     with engine(tmp_path, max_num_seqs=1) as setup:
         step = setup.engine._step
-        # a step for each message: requests go on as slowly as somebody looks
+        # one step for each message: requests advance only while the console reads
         monkeypatch.setattr(setup.engine, "_step", lambda: step() if setup.engine._inbox else None)
         await setup.engine.start()
         setup.plane.models.serve(setup.model)

@@ -1,4 +1,4 @@
-/** Requests to the server, with the key that somebody has typed. It lives in this variable: not in a cookie, not in the
+/** Requests to the server, with the key that the user has typed. It lives in this variable: not in a cookie, not in the
  * browser's storage, and it is gone with the page. */
 
 let key = "";

@@ -124,7 +124,7 @@ LAYERS = (
     {"apis.anthropic", "apis.openai", "models.loader", "models.traffic"},
     {"commands.offline", "apis.ollama", "apis.responses"},
     {"apis.batches", "commands.doctor", "commands.verify"},
-    {"server.ports"},
+    {"apis.operator_views", "server.ports"},
     {"apis.console", "processes.fronts"},
     {"server.composition"},
     {"server.signals"},

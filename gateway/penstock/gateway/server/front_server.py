@@ -28,6 +28,7 @@ from penstock.engines.errors import PenstockError
 from penstock.engines.host.black_box import record_into
 from penstock.engines.host.kernel_files import kernel_text
 from penstock.gateway.apis.kserve.grpc.server import http2_transport
+from penstock.gateway.apis.operator_views import chosen
 from penstock.gateway.apis.usage.ledger import usage_of
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.metrics.registry import Metrics
@@ -89,7 +90,6 @@ from penstock.gateway.server.composition.ports import (
 )
 from penstock.gateway.server.composition.records import RequestRecords
 from penstock.gateway.server.open_ports import begin_drain
-from penstock.gateway.server.ports.scheduler_state import chosen
 from penstock.gateway.transports.grpc.server import Http2Transport
 from penstock.gateway.transports.http.server import HttpServer
 

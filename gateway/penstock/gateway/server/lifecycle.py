@@ -27,6 +27,7 @@ from penstock.gateway.apis.kserve.grpc.rpc import RpcGuard
 from penstock.gateway.apis.kserve.grpc.server import GrpcServer
 from penstock.gateway.apis.kserve.grpc.service import Service, build_service
 from penstock.gateway.apis.openai.tensor_models import TensorModels
+from penstock.gateway.apis.operator_views import Chosen, operator_routes
 from penstock.gateway.configuration.command_parser import as_flags
 from penstock.gateway.configuration.config import SETTINGS, Config, ConfigError, overlay
 from penstock.gateway.metrics.registry import Metrics, Source
@@ -62,7 +63,6 @@ from penstock.gateway.server.composition.records import (
 )
 from penstock.gateway.server.open_ports import OpenPorts
 from penstock.gateway.server.ports.http_apps import batch_endpoints, build_app, build_metrics_app
-from penstock.gateway.server.ports.scheduler_state import Chosen, operator_routes
 from penstock.gateway.server.served_models import ServedModels
 from penstock.gateway.server.signals import ServerSignals
 from penstock.gateway.transports.http.routes import Route

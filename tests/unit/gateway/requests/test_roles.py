@@ -9,11 +9,11 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from penstock.gateway.apis.operator_views import operator_routes
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.requests.access import ApiGroup, RequiredHeader, read_restrictions
 from penstock.gateway.requests.context import Role
 from penstock.gateway.server.ports.http_apps import build_app, build_metrics_app
-from penstock.gateway.server.ports.scheduler_state import operator_routes
 from penstock.gateway.transports.http.routes import Match
 from penstock.gateway.transports.http.settings import AppSettings
 from protocol.asgi_client import AsgiCall, call

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.gateway.apis.kserve.store import ModelStore
+from penstock.gateway.apis.operator_views import snapshot
 from penstock.gateway.models.entries import upstream_of
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.models import LoadedModel
@@ -17,7 +18,6 @@ from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.requests.call import DrainState
 from penstock.gateway.requests.request_watch import RequestWatch, WatchedRequests, merged
 from penstock.gateway.requests.server_health import ServerHealth
-from penstock.gateway.server.ports.scheduler_state import snapshot
 
 _MOST_REQUESTS = 100
 _MOST_MODELS = 500

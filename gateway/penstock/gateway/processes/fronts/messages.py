@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.engines.door.spec import DoorAddress
+from penstock.gateway.apis.operator_views import Chosen
 from penstock.gateway.apis.usage.ledger import RequestUsage
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.models.language.models import TextSettings
@@ -13,7 +14,6 @@ from penstock.gateway.processes.fronts.passing import FromAnswering, FromPassing
 from penstock.gateway.processes.model_host.messages import DownMessage, UpMessage
 from penstock.gateway.requests.context import Role
 from penstock.gateway.requests.request_watch import WatchedRequests
-from penstock.gateway.server.ports.scheduler_state import Chosen
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from penstock.engines.errors import EngineError, PenstockError
 from penstock.gateway.apis.kserve.store import ModelStore
+from penstock.gateway.apis.operator_views import Chosen
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
 from penstock.gateway.processes.fronts.counts import Sums, add, samples_of
 from penstock.gateway.processes.fronts.front_process import FrontProcess, Services
@@ -22,7 +23,6 @@ from penstock.gateway.processes.fronts.messages import FromSupervisor, Reported,
 from penstock.gateway.processes.fronts.model_table import ModelTable, Used
 from penstock.gateway.requests.acceptor import listener
 from penstock.gateway.requests.request_watch import WatchedRequests
-from penstock.gateway.server.ports.scheduler_state import Chosen
 
 logger = logging.getLogger("penstock")
 

@@ -15,8 +15,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    ArceeConfig,
+    ArceeForCausalLM,
     BloomConfig,
     BloomForCausalLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
     FalconConfig,
@@ -25,7 +33,13 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     GenerationConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -34,20 +48,32 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoConfig,
     OlmoeConfig,
     OlmoeForCausalLM,
+    OlmoForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PhiConfig,
@@ -62,6 +88,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     StableLmConfig,
@@ -110,6 +138,14 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_MINISTRAL3 = _YARN | {"original_max_position_embeddings": 16, "factor": 32.0, "llama_4_scaling_beta": 0.5}
+_HUNYUAN = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0}
+_GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
+}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
@@ -142,7 +178,7 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
     "granite": (
         GraniteForCausalLM,
         GraniteConfig,
-        {"attention_multiplier": 0.2, "embedding_multiplier": 6.0, "residual_multiplier": 0.4, "logits_scaling": 3.0},
+        _GRANITE,
     ),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layer_interval": 2}),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
@@ -191,6 +227,33 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
             "attention_chunk_size": 512,
             "moe_layers": [0, 2],
         },
+    ),
+    "ministral3": (Ministral3ForCausalLM, Ministral3Config, {"head_dim": 16, "rope_parameters": _MINISTRAL3}),
+    "ministral": (
+        MinistralForCausalLM,
+        MinistralConfig,
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "num_hidden_layers": 4,
+        },
+    ),
+    "glm": (GlmForCausalLM, GlmConfig, {"head_dim": 16, "eos_token_id": [EOS_TOKEN_ID]}),
+    "glm4": (Glm4ForCausalLM, Glm4Config, {"head_dim": 16, "eos_token_id": [EOS_TOKEN_ID]}),
+    "ernie4.5": (Ernie4_5ForCausalLM, Ernie4_5Config, {"head_dim": 16}),
+    "hunyuan": (HunYuanDenseV1ForCausalLM, HunYuanDenseV1Config, {"head_dim": 16, "rope_parameters": _HUNYUAN}),
+    "seed-oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32}),
+    "cohere": (CohereForCausalLM, CohereConfig, {"logit_scale": 0.5}),
+    "cohere2": (Cohere2ForCausalLM, Cohere2Config, {"logit_scale": 0.5, "num_hidden_layers": 4, "sliding_window": 24}),
+    "nemotron": (NemotronForCausalLM, NemotronConfig, {}),
+    "arcee": (ArceeForCausalLM, ArceeConfig, {}),
+    "gemma": (GemmaForCausalLM, GemmaConfig, {"head_dim": 16}),
+    "olmo": (OlmoForCausalLM, OlmoConfig, {}),
+    "granite-moe": (
+        GraniteMoeForCausalLM,
+        GraniteMoeConfig,
+        {**_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3},
     ),
     "stablelm": (StableLmForCausalLM, StableLmConfig, {"use_qkv_bias": True}),
     "starcoder2": (Starcoder2ForCausalLM, Starcoder2Config, {"sliding_window": 24}),
@@ -351,7 +414,7 @@ def reference_hidden(model: PreTrainedModel, token_ids: Sequence[int]) -> list[f
 
 def spread(model: PreTrainedModel) -> None:
     """Gemma adds 1 to the weights of its norms, and multiplies embeddings by the square root of their size."""
-    gemma = model.config.model_type in ("gemma2", "gemma3_text")
+    gemma = model.config.model_type in ("gemma", "gemma2", "gemma3_text")
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

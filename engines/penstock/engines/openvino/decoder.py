@@ -14,7 +14,7 @@ from penstock.engines.kit.cache_size import group_layers
 from penstock.engines.openvino.attention import paged_attention
 from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, group_suffix, step_inputs
 from penstock.engines.openvino.decoder_spec import MLP, Attention, Clamp, DecoderSpec, Experts, QueryGrowth
-from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i32, i64, part, parts, scaled
+from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i32, i64, limited, part, parts, scaled
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Weights, round_to
@@ -179,11 +179,11 @@ class DecoderBuilder:
             q, k, v = _by_key_head(y, layer)
         else:
             q, k, v = self._linears(x, prefix, names.qkv, sizes, layer.qkv_bias, width)
-        q = self._rotate(q, layer, layer.num_heads, prefix + "q_norm")
-        if layer.growth is not None and layer.rope is None:
+        q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
+        if layer.growth is not None:
             q = self._grown(q, layer.growth)
-        k = self._rotate(k, layer, layer.num_kv_heads, prefix + "k_norm")
-        y = self._paged_attention((q, k, v), n, prefix)
+        k = self._rotate(k, layer, layer.num_kv_heads, prefix + names.k_norm)
+        y = self._paged_attention((q, k, limited(v, layer.limit)), n, prefix)
         return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
 
     def _paged_attention(self, qkv: tuple[Node, Node, Node], n: int, prefix: str) -> Node:
@@ -276,11 +276,21 @@ class DecoderBuilder:
         spec = self._spec
         if not name:
             return x
-        if spec.norm == "layer":
-            y = ops.mvn(x, i64([-1]), True, spec.norm_eps, "inside_sqrt")
-            y = ops.multiply(y, self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
-            return ops.add(y, self._weights.vector(name + ".bias", size))
-        return ops.multiply(self._rms(x), self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
+        y = self._normed(x)
+        if spec.norm == "layer without weights":
+            return y
+        y = ops.multiply(y, self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
+        return ops.add(y, self._weights.vector(name + ".bias", size)) if spec.norm == "layer" else y
+
+    def _normed(self, x: Node) -> Node:
+        if self._spec.norm == "rms":
+            return self._rms(x)
+        return ops.mvn(x, i64([-1]), True, self._spec.norm_eps, "inside_sqrt")
+
+    def _normed_heads(self, x: Node, name: str, heads: int, size: int) -> Node:
+        """[T, heads, 1, size], with weights for each head."""
+        weights = self._weights.table(name + ".weight", (heads, size))
+        return ops.multiply(self._normed(x), ops.reshape(weights, i64([1, heads, 1, size]), False))
 
     def _rms(self, x: Node) -> Node:
         """x with a mean square of 1 along its last axis."""
@@ -289,7 +299,7 @@ class DecoderBuilder:
 
     def _grown(self, q: Node, growth: QueryGrowth) -> Node:
         """Queries [T, heads * head_dim], by their positions."""
-        place = ops.add(self._inputs["position_ids"], i64(1))  # in integers: bf16 has none above 256
+        place = ops.add(self._inputs["position_ids"], i64(growth.first))  # in integers: bf16 has none above 256
         steps = ops.convert(ops.divide(place, i64(growth.every)), "f32")
         factor = ops.add(ops.multiply(ops.log(ops.add(steps, f32(1.0))), f32(growth.scale)), f32(1.0))
         return ops.multiply(q, ops.unsqueeze(factor, i64(1)))
@@ -311,24 +321,30 @@ class DecoderBuilder:
         d, rope = layer.head_dim, layer.rope
         if layer.qk_norm == "all heads":
             x = self._norm(x, norm, heads * d)
-        x = ops.reshape(x, i64([0, heads, 1, d]), True)
+        x = ops.reshape(limited(x, layer.limit), i64([0, heads, 1, d]), True)
         if layer.qk_norm == "each head":
             x = self._norm(x, norm, d)
-        if rope is None:
-            return ops.reshape(x, i64([0, heads * d]), True)
-        if layer.qk_norm == "each head, weightless":
+        elif layer.qk_norm == "each head, own weights":
+            x = self._normed_heads(x, norm, heads, d)
+        elif layer.qk_norm == "each head, weightless" and rope is not None:
             x = self._rms(x)
+        x = x if rope is None else self._turned(x, layer, rope, heads)
+        if layer.qk_norm == "each head, rotated":
+            x = self._norm(x, norm, d)
+        return ops.reshape(x, i64([0, heads * d]), True)
+
+    def _turned(self, x: Node, layer: Attention, rope: Rope, heads: int) -> Node:
+        """[T, heads, 1, head_dim], whose first values are rotated, or all of them."""
+        d, half = layer.head_dim, len(rope.inv_freq)
+        whole = x if 2 * half == d else part(x, 0, 2 * half)
         if layer.alternating_pairs:  # queries and keys may be in any order, as long as it is the same
-            x = ops.transpose(ops.reshape(x, i64([0, heads, d // 2, 2]), True), i64([0, 1, 3, 2]))
-            x = ops.reshape(x, i64([0, heads, 1, d]), True)
-        half = len(rope.inv_freq)
-        first, second = part(x, 0, half), part(x, half, 2 * half)
+            whole = ops.transpose(ops.reshape(whole, i64([0, heads, half, 2]), True), i64([0, 1, 3, 2]))
+            whole = ops.reshape(whole, i64([0, heads, 1, 2 * half]), True)
+        first, second = part(whole, 0, half), part(whole, half, 2 * half)
         turned = ops.concat([ops.multiply(second, f32(-1.0)), first], -1)
         cos, sin = self._turns[rope]
-        whole = x if 2 * half == d else part(x, 0, 2 * half)
         whole = ops.add(ops.multiply(whole, cos), ops.multiply(turned, sin))
-        x = whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
-        return ops.reshape(x, i64([0, heads * d]), True)
+        return whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
 
 
 def _by_key_head(y: Node, layer: Attention) -> list[Node]:

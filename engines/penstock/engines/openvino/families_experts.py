@@ -6,14 +6,16 @@ from dataclasses import replace
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import MLP, Clamp, DecoderSpec, Experts, QueryGrowth, TensorNames
-from penstock.engines.openvino.families_dense import mistral
+from penstock.engines.openvino.families_dense import granite, mistral
 from penstock.engines.openvino.family import (
+    LIMIT,
     Settings,
     changed,
     count,
     every_layer,
     family,
     filled,
+    growing,
     in_gguf,
     layers_by_type,
     layers_with_rope,
@@ -23,6 +25,7 @@ from penstock.engines.openvino.family import (
     rotating,
     upper_layers,
     windowed,
+    with_limit,
 )
 
 _MOST_EXPERTS = 1024
@@ -42,6 +45,16 @@ def mixtral(c: Settings) -> DecoderSpec:
     c = filled(c, sliding_window=None, rms_norm_eps=1e-5, rope_theta=1e6, num_local_experts=8, num_experts_per_tok=2)
     spec = mistral(c)
     names = TensorNames(mlp="block_sparse_moe", gate_up=("w1", "w3"), down="w2")
+    return replace(mixed(spec, _experts(spec, c, c["intermediate_size"], normalized=True)), names=names)
+
+
+@family("GraniteMoeForCausalLM")
+def granite_moe(c: Settings) -> DecoderSpec:
+    c = filled(c, num_local_experts=8, num_experts_per_tok=2)
+    spec = granite(c)
+    names = TensorNames(mlp="block_sparse_moe", router="router.layer", expert_gate_up=("gate_up_proj",))
+    if in_gguf(c):
+        names = TensorNames()
     return replace(mixed(spec, _experts(spec, c, c["intermediate_size"], normalized=True)), names=names)
 
 
@@ -80,7 +93,7 @@ def qwen3_moe(c: Settings) -> DecoderSpec:
     return mixed(spec, experts, _sparse_layers(c))
 
 
-@family("OlmoeForCausalLM")
+@family("OlmoeForCausalLM", known=(LIMIT,))
 def olmoe(c: Settings) -> DecoderSpec:
     c = filled(
         c,
@@ -90,7 +103,7 @@ def olmoe(c: Settings) -> DecoderSpec:
         num_experts=64,
         num_experts_per_tok=8,
     )
-    spec = plain(c).with_attention(qk_norm="all heads")
+    spec = with_limit(plain(c).with_attention(qk_norm="all heads"), c)
     return mixed(spec, _experts(spec, c, c["intermediate_size"], normalized=bool(c["norm_topk_prob"])))
 
 
@@ -127,7 +140,7 @@ def gpt_oss(c: Settings) -> DecoderSpec:
     return replace(mixed(spec, replace(experts, expert=expert)), names=names)
 
 
-@family("Llama4ForCausalLM")
+@family("Llama4ForCausalLM", known=("use_qk_norm",))
 def llama4(c: Settings) -> DecoderSpec:
     """intermediate_size is that of experts there. Layers that rotate attend to nothing before their own chunk of the
     context, so it ends with the first one."""
@@ -160,10 +173,10 @@ def llama4(c: Settings) -> DecoderSpec:
         },
     )
     spec = rotating(plain(c), c, layers_with_rope(c)).with_attention(
-        alternating_pairs=True,
-        qk_norm="each head, weightless" if c["use_qk_norm"] else "",
-        growth=_llama4_growth(c) if c["attn_temperature_tuning"] else None,
+        alternating_pairs=True, qk_norm="each head, weightless" if c["use_qk_norm"] else ""
     )
+    if c["attn_temperature_tuning"]:
+        spec = growing(spec, _llama4_growth(c), [rope is None for rope in spec.ropes])
     names = TensorNames(mlp="feed_forward", router="router", expert_gate_up=("gate_up_proj",))
     return replace(_llama4_mixed(spec, c), names=names)
 
@@ -172,7 +185,7 @@ def _llama4_growth(c: Settings) -> QueryGrowth:
     every = c["floor_scale"]
     if type(every) is not int or every < 1:
         raise UnsupportedError(f"config.json has floor_scale={str(every)[:50]}, which is not a number of tokens")
-    return QueryGrowth(every, positive(c, "attn_scale"))
+    return QueryGrowth(every, positive(c, "attn_scale"), 1)
 
 
 def _llama4_mixed(spec: DecoderSpec, c: Settings) -> DecoderSpec:

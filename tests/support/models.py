@@ -23,12 +23,20 @@ from transformers import (
     Cohere2ForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    Dots1Config,
+    Dots1ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
+    ExaoneMoeConfig,
+    ExaoneMoeForCausalLM,
     FalconConfig,
     FalconForCausalLM,
+    FlexOlmoConfig,
+    FlexOlmoForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -38,6 +46,8 @@ from transformers import (
     GenerationConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GlmConfig,
     GlmForCausalLM,
     GPT2Config,
@@ -50,12 +60,20 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
+    HYV3Config,
+    HYV3ForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
     MinistralConfig,
@@ -78,6 +96,8 @@ from transformers import (
     Phi3ForCausalLM,
     PhiConfig,
     PhiForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -92,6 +112,8 @@ from transformers import (
     SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    SolarOpenConfig,
+    SolarOpenForCausalLM,
     StableLmConfig,
     StableLmForCausalLM,
     Starcoder2Config,
@@ -146,6 +168,8 @@ _GRANITE = {
     "residual_multiplier": 0.4,
     "logits_scaling": 3.0,
 }
+_SHARED = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SIGMOIDS = {**_SHARED, "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
@@ -255,6 +279,43 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
         GraniteMoeConfig,
         {**_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3},
     ),
+    "granite-moe-shared": (
+        GraniteMoeSharedForCausalLM,
+        GraniteMoeSharedConfig,
+        {**_GRANITE, "num_local_experts": 4, "shared_intermediate_size": 48},
+    ),
+    "flex-olmo": (FlexOlmoForCausalLM, FlexOlmoConfig, {"num_experts": 4, "num_experts_per_tok": 2}),
+    "minimax-m2": (
+        MiniMaxM2ForCausalLM,
+        MiniMaxM2Config,
+        {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "phi-moe": (PhimoeForCausalLM, PhimoeConfig, {"num_local_experts": 6, "router_jitter_noise": 0.2}),
+    "glm4-moe": (Glm4MoeForCausalLM, Glm4MoeConfig, {**_SIGMOIDS, "use_qk_norm": True, "routed_scaling_factor": 1.5}),
+    "dots1": (Dots1ForCausalLM, Dots1Config, {**_SIGMOIDS, "max_window_layers": 1, "sliding_window": 24}),
+    "solar-open": (SolarOpenForCausalLM, SolarOpenConfig, {**_SIGMOIDS, "head_dim": 16}),
+    "exaone-moe": (
+        ExaoneMoeForCausalLM,
+        ExaoneMoeConfig,
+        {**_SHARED, "num_experts": 6, "num_hidden_layers": 4, "sliding_window": 24},
+    ),
+    "hy-v3": (HYV3ForCausalLM, HYV3Config, {**_SHARED, "num_experts": 6, "head_dim": 16, "num_shared_experts": 2}),
+    "ernie4.5-moe": (
+        Ernie4_5_MoeForCausalLM,
+        Ernie4_5_MoeConfig,
+        {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "num_hidden_layers": 4,
+            "moe_layer_interval": 2,
+        },
+    ),
+    "hunyuan-moe": (
+        HunYuanMoEV1ForCausalLM,
+        HunYuanMoEV1Config,
+        {"head_dim": 16, "num_experts": 4, "moe_topk": [2] * 3},
+    ),
     "stablelm": (StableLmForCausalLM, StableLmConfig, {"use_qkv_bias": True}),
     "starcoder2": (Starcoder2ForCausalLM, Starcoder2Config, {"sliding_window": 24}),
     "phi": (PhiForCausalLM, PhiConfig, {}),
@@ -280,6 +341,9 @@ def make_model(
     torch.manual_seed(seed)
     model = model_class(config_class(**{**SHAPE, **differences, **overrides}))
     spread(model)
+    for name, values in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            values.copy_(torch.linspace(0.2, -0.2, values.numel()).reshape(values.shape))
     model = model.to(dtype)
     model.generation_config = GenerationConfig(eos_token_id=EOS_TOKEN_ID, pad_token_id=0)
     size = sum(p.numel() * p.element_size() for p in model.parameters())

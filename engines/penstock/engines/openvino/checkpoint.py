@@ -40,7 +40,6 @@ MTP_LAYERS = "model.mtp_layers"
 _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 """Of GPT-OSS; blocks and scales are MXFP4."""
 _STACKED_GRANITE = re.compile(r"(.*\.block_sparse_moe)\.(input_linear|output_linear)\.weight")
-_GRANITE_NAMES = {"input_linear": "gate_up_proj", "output_linear": "down_proj"}
 
 
 def full_name(name: str) -> str | None:
@@ -73,7 +72,7 @@ def _names_of_stacked(name: str) -> tuple[str, str] | None:
     if (match := _STACKED.fullmatch(name)) is not None:
         return match[1], f"{match[2]}.{match[3] or 'weight'}"
     if (match := _STACKED_GRANITE.fullmatch(name)) is not None:
-        return f"{match[1]}.experts", f"{_GRANITE_NAMES[match[2]]}.weight"
+        return f"{match[1]}.experts", f"{match[2]}.weight"
     return None
 
 

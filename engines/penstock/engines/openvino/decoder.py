@@ -14,7 +14,8 @@ from penstock.engines.kit.cache_size import group_layers
 from penstock.engines.openvino.attention import paged_attention
 from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, group_suffix, step_inputs
 from penstock.engines.openvino.decoder_spec import MLP, Attention, Clamp, DecoderSpec, Experts, QueryGrowth
-from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i32, i64, limited, part, parts, scaled
+from penstock.engines.openvino.expert_mix import alternating, clamped, mix
+from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i64, limited, part, parts, scaled
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Weights, round_to
@@ -48,7 +49,8 @@ def build_decoder(
 
 def check_all_used(spec: DecoderSpec, weights: Weights) -> None:
     """Raises UnsupportedError when the checkpoint holds tensors that no graph has."""
-    ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq")]
+    further = tuple(f"{spec.names.layers}.{spec.num_layers + n}." for n in range(spec.further_layers))
+    ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq") and not n.startswith(further)]
     if spec.tie_word_embeddings:
         ignored = [n for n in ignored if n != spec.names.head + ".weight"]
     if ignored:
@@ -199,7 +201,7 @@ class DecoderBuilder:
 
     def _mlp(self, x: Node, n: int) -> Node:
         names, mlp = self._spec.names, self._spec.layers[n].mlp
-        prefix = f"{names.layers}.{n}.{names.mlp}."
+        prefix = f"{names.layers}.{n}." + (names.mlp and f"{names.mlp}.")
         return self._one_mlp(x, prefix, mlp) if isinstance(mlp, MLP) else self._experts(x, prefix, mlp)
 
     def _one_mlp(self, x: Node, prefix: str, mlp: MLP, gate_up: tuple[str, ...] = ()) -> Node:
@@ -220,7 +222,8 @@ class DecoderBuilder:
             return self._one_mlp(rows, own, mixture.expert, names.expert_gate_up)
 
         logits = self._route(x, prefix + names.router, mixture.count, mixture.router_bias)
-        y = _mix(x, logits, mixture, expert)
+        correction = names.correction and self._weights.vector(prefix + names.correction, mixture.count)
+        y = mix(x, logits, mixture, expert, correction or None)
         if mixture.shared is None:
             return y
         shared = self._one_mlp(x, f"{prefix}{names.shared_expert}.", mixture.shared)
@@ -233,8 +236,8 @@ class DecoderBuilder:
         names, hidden, inner = self._spec.names, self._spec.hidden_size, mlp.intermediate_size
         out = 2 * inner // len(names.gate_up)
         matrices = [self._linear(x, prefix + name, out, hidden, mlp.bias, mlp.transposed) for name in names.gate_up]
-        gate, up = matrices if len(matrices) > 1 else _alternating(matrices[0])
-        y = _clamped(gate, up, clamp)
+        gate, up = matrices if len(matrices) > 1 else alternating(matrices[0])
+        y = clamped(gate, up, clamp)
         return self._linear(y, prefix + names.down, hidden, inner, mlp.bias, mlp.transposed)
 
     def _route(self, x: Node, name: str, count: int, bias: bool) -> Node:
@@ -355,51 +358,3 @@ def _by_key_head(y: Node, layer: Attention) -> list[Node]:
         ops.reshape(rows, i64([0, layer.num_kv_heads * count * layer.head_dim]), True)
         for rows, count in zip(parts(y, heads, 2), heads, strict=True)
     ]
-
-
-def _mix(x: Node, logits: Node, experts: Experts, expert: Callable[[Node, int], Node]) -> Node:
-    """x [T, hidden size] through the experts that `logits` [T, count] choose. `expert`: one's result, by its rows and
-    its number.
-
-    The rows are sorted by expert and split, so that each expert is an MLP over its own rows: the plugin passes by what
-    has no rows, reads the weights of chosen experts only, and multiplies them as it multiplies other matrices, in 8 and
-    4 bits, too. (Its operation for experts multiplies row by row: prompts take five times as long.)
-    """
-    scores = logits if experts.weighs_inputs else ops.softmax(logits, -1)
-    top = ops.topk(scores, i64(experts.per_token), -1, "max", "value", "i32")
-    weights, chosen = top.output(0), ops.reshape(top.output(1), i64([-1]), False)
-    if experts.normalized:
-        weights = ops.divide(weights, ops.reduce_sum(weights, i64([-1]), True))
-    size = ops.gather(ops.shape_of(chosen), i64(0), i64(0))
-    by_expert = ops.topk(chosen, size, 0, "min", "value", "i32")
-    numbers, order = by_expert.output(0), by_expert.output(1)
-    rows = ops.gather(x, ops.divide(order, i32(experts.per_token)), i64(0))
-    if experts.weighs_inputs:
-        in_order = ops.gather(ops.reshape(ops.sigmoid(weights), i64([-1, 1]), False), order, i64(0))
-        rows = ops.multiply(rows, in_order)
-    of_each = ops.variadic_split(rows, i64(0), _counts(numbers, experts.count))
-    results = ops.concat([expert(of_each.output(n), n) for n in range(experts.count)], 0)
-    places = ops.scatter_elements_update(order, order, ops.range(i32(0), size, i32(1), "i32"), i64(0))
-    back = ops.gather(results, ops.reshape(places, i64([-1, experts.per_token]), False), i64(0))
-    if not experts.weighs_inputs:
-        back = ops.multiply(back, ops.unsqueeze(weights, i64(2)))
-    return ops.reduce_sum(back, i64([1]), False)
-
-
-def _alternating(both: Node) -> list[Node]:
-    """[rows, 2 * inner] as two of [rows, inner], whose columns alternate."""
-    return [ops.slice(both, i64([first]), i64([np.iinfo(np.int64).max]), i64([2]), i64([1])) for first in (0, 1)]
-
-
-def _clamped(gate: Node, up: Node, clamp: Clamp) -> Node:
-    """[rows, inner] each."""
-    gate = ops.minimum(gate, f32(clamp.limit))
-    up = ops.add(ops.clamp(up, -clamp.limit, clamp.limit), f32(1.0))
-    return ops.multiply(up, ops.multiply(gate, ops.sigmoid(ops.multiply(gate, f32(clamp.alpha)))))
-
-
-def _counts(numbers: Node, count: int) -> Node:
-    """How often each of 0 .. count - 1 occurs in `numbers`, which are sorted."""
-    experts = i32(np.arange(count))
-    ends, begins = (ops.search_sorted(numbers, experts, right, "i64") for right in (True, False))
-    return ops.subtract(ends, begins)

@@ -13,6 +13,7 @@ QKNorm = Literal["", "each head", "all heads", "each head, own weights", "each h
 """Whether queries and keys are normed, and over what: before they are rotated, or after it ("rotated"). Heads share
 their weights, or each has its own. Without weights, it is only those that are rotated, and makes no difference whether
 before or after."""
+Scores = Literal["softmax", "sigmoid", "sparse mixer"]
 NormKind = Literal["rms", "layer", "layer without bias", "layer without weights"]
 """A layer norm subtracts the mean, and usually has a bias; an RMS norm has none. The last has no bias either."""
 QKVRows = Literal["whole", "by key head"]
@@ -57,7 +58,9 @@ class TensorNames:
     expert_gate_up: tuple[str, ...] = ()
     """As `gate_up`, of an expert; (): they are called the same."""
     router: str = "gate"
-    """Of the experts; this and the next two stand behind `mlp`."""
+    """Of the experts; this and the next three stand behind `mlp`, which may be "" for that."""
+    correction: str = ""
+    """What is added to the experts' scores where they are chosen, not where they are weighed; "": nothing."""
     experts: str = "experts"
     shared_expert: str = "shared_expert"
 
@@ -140,6 +143,14 @@ class Experts:
     expert: MLP
     normalized: bool
     """The weights of those that were chosen are made to sum to 1."""
+    scores: Scores = "softmax"
+    """Weights, made of what the router gives. "sparse mixer": as Phi-3.5-MoE has it (arXiv:2310.00811)."""
+    jitter: float = 0.0
+    """Of the sparse mixer: twice as much, relative, is far."""
+    least_sum: float = 0.0
+    """That they are divided by, if they are normalized."""
+    scale: float = 1.0
+    """Of the weights, in the end."""
     shared: MLP | None = None
     """One more expert, which every token has."""
     gated_share: bool = True
@@ -185,6 +196,8 @@ class DecoderSpec:
     transposed: bool = False
     """The matrices of the layers are stored as [in, out]."""
     head_bias: bool = False
+    further_layers: int = 0
+    """Of the checkpoint, behind the last one: for multi-token prediction, and not computed."""
 
     @property
     def num_layers(self) -> int:

@@ -32,7 +32,7 @@ from penstock.engines.openvino.rope import parse_ropes_of_layer_types, settings_
 
 _HIDDEN_TIMES = 4
 """MLPs of GPT-2 and those after it are this much wider than the hidden state, unless config.json says otherwise."""
-_NORMS_BEHIND = LayerNorms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+NORMS_BEHIND = LayerNorms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 ONE_NORM = LayerNorms("input_layernorm", "", "input_layernorm")
 """Attention and MLP get the same."""
 _NUMBERED_NORMS = LayerNorms("ln_1", "", "ln_2")
@@ -160,7 +160,7 @@ def _filled_olmo(c: Settings) -> Settings:
 
 
 def _olmo(spec: DecoderSpec) -> DecoderSpec:
-    return spec.with_layers(norms=_NORMS_BEHIND).with_attention(qk_norm="all heads")
+    return spec.with_layers(norms=NORMS_BEHIND).with_attention(qk_norm="all heads")
 
 
 @family("ExaoneForCausalLM")
@@ -192,7 +192,7 @@ def exaone4(c: Settings) -> DecoderSpec:
         max_position_embeddings=2048,
         rms_norm_eps=1e-5,
     )
-    spec = plain(c).with_layers(norms=_NORMS_BEHIND)
+    spec = plain(c).with_layers(norms=NORMS_BEHIND)
     spec = windowed(spec, _exaone4_windows(c)).with_attention(qk_norm="each head", qkv_bias=False, o_bias=False)
     return rotating(spec, c, [bool(window) or not c.get("sliding_window") for window in spec.windows])
 

@@ -346,7 +346,7 @@ def make_model(
             values.copy_(torch.linspace(0.2, -0.2, values.numel()).reshape(values.shape))
     model = model.to(dtype)
     model.generation_config = GenerationConfig(eos_token_id=EOS_TOKEN_ID, pad_token_id=0)
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     model.save_pretrained(directory, max_shard_size=size if shards == 1 else -(-size // shards))
     make_tokenizer().save_pretrained(directory)
     return directory

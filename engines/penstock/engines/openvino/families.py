@@ -17,6 +17,7 @@ from penstock.engines.openvino import (  # noqa: F401  they register themselves
     families_shared_experts,
 )
 from penstock.engines.openvino.decoder_spec import DecoderSpec
+from penstock.engines.openvino.families_refused import REFUSED_FAMILIES
 from penstock.engines.openvino.family import FAMILIES, LIMIT, LOGITS_CAP, SCORE_CAP, DecoderFamily
 
 _REFUSED = {
@@ -60,7 +61,8 @@ def _family(config: Mapping[str, Any]) -> DecoderFamily:
         if name in FAMILIES:
             return FAMILIES[name]
     remote = "; its own code (auto_map) is never run" if "auto_map" in config else ""
+    reason = next((f": {REFUSED_FAMILIES[name]}" for name in names if name in REFUSED_FAMILIES), "")
     raise UnsupportedError(
-        f"architecture {', '.join(names) or 'unnamed'} is not supported by the openvino runner{remote}; "
+        f"architecture {', '.join(names) or 'unnamed'} is not supported by the openvino runner{reason}{remote}; "
         f"supported are {', '.join((*FAMILIES, *TEXT_PARTS))}"
     )

@@ -91,7 +91,7 @@ def read_shape(folder: Path) -> ModelShape | None:
         shape = ModelShape(
             layers=config["num_hidden_layers"],
             hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
+            intermediate_size=config.get("intermediate_size") or config["moe_intermediate_size"],
             vocab_size=config["vocab_size"],
             kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,

@@ -76,7 +76,7 @@ def test_weights_have_their_spread_and_norms_are_one(tmp_path: Path) -> None:
 
 
 def test_what_was_half_made_is_made_again(peers_folder: PeersFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "write_weights", lambda shape, path: path.touch())
+    monkeypatch.setattr(models, "write_weights", lambda shape, path, w8a8: path.touch())
     (peers_folder.model("tiny").with_name("tiny.part") / "x").mkdir(parents=True)
     make_model(peers_folder, "tiny")
     assert sorted(path.name for path in peers_folder.model("tiny").iterdir()) == [

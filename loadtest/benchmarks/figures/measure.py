@@ -77,9 +77,7 @@ def _ratios(row: ReadmeRow, report: PeersReport) -> Iterator[str]:
     for name in row.cases:
         ratio = results[name].ratios().get(row.contender) if name in results else None
         if ratio is None:
-            raise LoadTestError(
-                f"{row.name}: there is no ratio of {row.contender}, {name}: {report.skipped or 'see above'}"
-            )
+            raise LoadTestError(f"{row.name}: {name}: no ratio of {row.contender}, for the reason above")
         yield f"{ratio.ratio:.2f}"
 
 

@@ -20,6 +20,7 @@ from penstock.loadtest.errors import LoadTestError
 ROOT = Path(__file__).parents[3]
 DATA = Path(__file__).with_name("figures.toml")
 PAGE = "docs/performance.md"
+ROWS_PAGE = "docs/figures.md"
 README = "README.md"
 _MARKS = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
@@ -41,6 +42,8 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head: str
+    rows_head: str
+    """Of the page with the README's rows."""
     limitations: str
     machines: dict[str, str]
     paths: dict[str, tuple[str, ...]]
@@ -88,7 +91,11 @@ def pages(figures: Figures) -> dict[str, str]:
     """Text by name; of the README only what is between its marks is from here."""
     readme = (ROOT / README).read_text(encoding="utf-8")
     table = "\n".join(_readme_table(figures))
-    return {PAGE: _page(figures), README: _MARKS.sub(lambda marks: f"{marks[1]}{table}\n{marks[2]}", readme)}
+    return {
+        PAGE: _page(figures),
+        ROWS_PAGE: _rows_page(figures),
+        README: _MARKS.sub(lambda marks: f"{marks[1]}{table}\n{marks[2]}", readme),
+    }
 
 
 def _readme_table(figures: Figures) -> Iterator[str]:
@@ -102,22 +109,21 @@ def _readme_table(figures: Figures) -> Iterator[str]:
 def _page(figures: Figures) -> str:
     parts = [figures.head, "\n| machine | |\n|---|---|\n"]
     parts += [f"| {name} | {text} |\n" for name, text in figures.machines.items()]
-    parts += ["\n## The rows of the README\n", *_rows(figures)]
     for section, tables in groupby(figures.table, key=lambda table: table.section):
         parts.append(f"\n## {section}\n")
         parts += [_section(table, figures.machines) for table in tables]
     return "".join([*parts, "\n", figures.limitations])
 
 
-def _rows(figures: Figures) -> Iterator[str]:
+def _rows_page(figures: Figures) -> str:
     results = measured()
-    for row in figures.readme:
-        yield _row(row, results[row.name])
+    return figures.rows_head.lstrip() + "".join(_row(row, results[row.name]) for row in figures.readme)
 
 
 def _row(row: ReadmeRow, result: Measured) -> str:
     command = f"`python loadtest/benchmarks figures --measure {row.name} --dir peers`"
-    head = f"\n### {row.title}\n\n**{result.date}.** {command}. {result.machine}; {result.versions}. {row.method}\n\n"
+    about = "; ".join(filter(None, (result.machine, result.versions)))
+    head = f"\n## {row.title}\n\n**{result.date}.** {command}. {about}. {row.method}\n\n"
     return head + "\n".join(result.body) + "\n"
 
 

@@ -100,7 +100,8 @@ def _readme_table(figures: Figures) -> Iterator[str]:
     yield "| Penstock beside | ratio | measured |"
     yield "|---|---:|---|"
     for row in figures.readme:
-        yield f"| {row.text} | {results[row.name].figure} | {results[row.name].date} |"
+        result = results[row.name]
+        yield f"| {row.text} | {result.figure} | {result.date}, {result.cpu} |"
 
 
 def _page(figures: Figures) -> str:

@@ -25,6 +25,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     date: str
     """ISO 8601."""
+    cpu: str
+    """Its class."""
     machine: str
     versions: str = ""
     figure: str
@@ -63,6 +65,7 @@ def measure_row(row: ReadmeRow, folder: str) -> Measured:
     about = report.environment
     return Measured(
         date=datetime.now(UTC).date().isoformat(),
+        cpu=cpu_class(),
         machine=f"{about['cpu']}, {about['cores']} cores, {cpu_class()}, memory read at {speed / 1e9:.1f} GB/s",
         versions=", ".join(_versions(report)),
         figure=" / ".join(_ratios(row, report)),

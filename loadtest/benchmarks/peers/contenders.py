@@ -29,7 +29,7 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
         if weights == "native":
             return self.engine
         own = QUANTIZED.get(self.name, {}).get(weights, weights)
-        return f"weights in {own}; {self.engine.rpartition('; ')[2]}"
+        return f"weights in {own}; {{threads}}"
 
     @property
     def lacking(self) -> list[str]:

@@ -68,7 +68,9 @@ Argv = list[str | Path]
 
 
 def vllm(at: Surroundings, ports: Ports) -> Launch:
-    """Eager where there is no compiler for its graph. Log lines for each request are off."""
+    """Eager where there is no compiler for its graph. With small weights it gets all cores, as the engine that it is
+    compared with then. Log lines for each request are off."""
+    cores = at.engine_cores if at.weights == "native" else at.cores
     limits = ["--max-model-len", str(2 * SEQUENCE), "--max-num-seqs", str(at.places), "--dtype", "bfloat16"]
     limits += ["--max-num-batched-tokens", str(STEP_TOKENS)]
     switches = [*([] if shutil.which("g++") else ["--enforce-eager"]), "--no-enable-prefix-caching"]
@@ -86,7 +88,7 @@ def vllm(at: Surroundings, ports: Ports) -> Launch:
     env = {
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, at.engine_cores)),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_NO_USAGE_STATS": "1",
     }

@@ -121,8 +121,8 @@ def _rows_page(figures: Figures) -> str:
 def _row(row: ReadmeRow, result: Measured) -> str:
     command = f"`python loadtest/benchmarks figures --measure {row.name} --dir peers`"
     about = "; ".join(filter(None, (result.machine, result.versions)))
-    head = f"\n## {row.title}\n\n**{result.date}.** {command}. {about}. {row.method}\n\n"
-    return head + "\n".join(result.body) + "\n"
+    head = f"\n## {row.title}\n\n**{result.date}.** {command}. {about}. {result.method}".rstrip()
+    return "\n".join([head, "", *result.body, ""])
 
 
 def _section(table: Table, machines: Mapping[str, str]) -> str:

@@ -28,7 +28,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     """Its class."""
     machine: str
-    versions: str = ""
+    versions: str
+    method: str
     figure: str
     body: tuple[str, ...]
     """Lines of Markdown."""
@@ -68,6 +69,7 @@ def measure_row(row: ReadmeRow, folder: str) -> Measured:
         cpu=cpu_class(),
         machine=f"{about['cpu']}, {about['cores']} cores, {cpu_class()}, memory read at {speed / 1e9:.1f} GB/s",
         versions=", ".join(_versions(report)),
+        method=row.method,
         figure=" / ".join(_ratios(row, report)),
         body=tuple("\n\n".join(part for group in report.groups for part in group_parts(group)).splitlines()),
     )

@@ -66,7 +66,10 @@ def test_what_was_cut_short_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_rows_stay(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     path.write_text("{}")
-    one, two = (Measured(date="2026-01-01", cpu="c", machine="m", figure=figure, body=()) for figure in ("1", "2"))
+    one, two = (
+        Measured(date="2026-01-01", cpu="c", machine="m", versions="", method="", figure=figure, body=())
+        for figure in ("1", "2")
+    )
     keep({"a": one, "b": one}, path)
     keep({"b": two}, path)
     assert {name: row.figure for name, row in measured(path).items()} == {"a": "1", "b": "2"}

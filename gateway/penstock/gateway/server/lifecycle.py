@@ -143,9 +143,7 @@ class Server:
         new_door = None if self._folder is None else self._folder.doors.new
         self._models = models = ServedModels(config, self._pools, board, new_door)
         health = ServerHealth(models.is_live, self._would_serve, board.texts)
-        self._kserve = build_kserve(
-            config, models.traffic.models, models.dataplane, self._pools, health, models.on_demand
-        )
+        self._kserve = build_kserve(config, models.traffic.models, models.dataplane, self._pools, health)
         if self._folder is not None:
             self._kserve = replace(self._kserve, spread=self._spread)
         self._database = open_database(config)

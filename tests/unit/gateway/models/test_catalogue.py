@@ -61,7 +61,7 @@ class Steps:
     def may_generate(self, name: str) -> bool:
         return True
 
-    async def use_allowed(self, name: str, context: RequestContext) -> None:
+    async def use(self, name: str, context: RequestContext) -> None:
         self.taken.append(f"load {name}")
 
 

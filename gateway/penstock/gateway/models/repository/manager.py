@@ -85,11 +85,11 @@ class ModelRepository:
         self._on_demand = on_demand
         self._cache = cache
         self._observe = observe
-        self.host = RepositoryHost(self, metrics, on_demand)
+        self._catalogue = Catalogue(board, on_demand) if catalogue is None else catalogue
+        self.host = RepositoryHost(self, metrics, self._catalogue.use_for_model)
         self._listing = RepositoryListing(repositories)
         ensembles = EnsembleLoader(self, self._load_composing)
         self._loading = ModelLoading(settings, loaders, self.host, ensembles, cache, observe)
-        self._catalogue = Catalogue() if catalogue is None else catalogue
         self._known = KnownModels(self._listing, self._catalogue, board or LoadingBoard())
         self._dependencies = Dependencies(self._catalogue.deployment)
         self._kept: frozenset[str] = frozenset()

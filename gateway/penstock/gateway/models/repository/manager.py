@@ -111,7 +111,11 @@ class ModelRepository:
     # What serves
 
     def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
-        return self._known.model(name, version)
+        serving = self._catalogue.deployment(name)
+        model = None if serving is None else serving.by_version.get(version)
+        if model is None:
+            raise self._known.missing(name, version)
+        return model
 
     def versions(self, name: str) -> list[int]:
         return self._known.versions(name)

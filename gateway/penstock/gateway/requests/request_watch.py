@@ -255,6 +255,11 @@ class ServerRequests:
         self._watch = watch
         self._fronts = fronts
 
+    @property
+    def has_fronts(self) -> bool:
+        """Whether front processes have some of them."""
+        return self._fronts is not None
+
     async def look(self, choice: RequestChoice, looker: RequestContext | None = None) -> WatchedRequests:
         """`looker`: as RequestWatch has it."""
         parts = [self._watch.look(choice, looker)]

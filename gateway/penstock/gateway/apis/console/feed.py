@@ -87,7 +87,7 @@ class ConsoleFeed:
 
     def _server(self) -> dict[str, Any]:
         version = {"version": self._sources.version, "may_act": self._may_act}
-        return version | self._sources.server() | {"fronts": self._sources.fronts is not None}
+        return version | self._sources.server() | {"fronts": self._sources.requests.has_fronts}
 
     async def _engine(self, name: str, stream: _Progress) -> dict[str, Any]:
         entry = self._sources.engine_of(name)

@@ -21,8 +21,8 @@ from penstock.gateway.apis.kserve.context import KServe
 from penstock.gateway.apis.kserve.infer_heads import (
     KNOWN_BYTES,
     AnsweredOutput,
-    AnswerHead,
     HttpForm,
+    InferAnswerHead,
     Inference,
     InputHead,
     InputParameters,
@@ -353,7 +353,7 @@ def encode_infer(
         else:
             outputs.append(_output(tensor, inference.binary if form is None else form.binary, parts))
     parts[0] = encode_head(
-        AnswerHead(
+        InferAnswerHead(
             id=inference.request.id,
             model_name=model.name,
             model_version=str(model.version),

@@ -58,7 +58,7 @@ class OutputHead(Struct):
     parameters: OutputParameters | None = None
 
 
-class RequestHead(Struct):
+class InferRequestHead(Struct):
     """Clients that write every field of a schema write null for those that they do not use."""
 
     inputs: list[InputHead]
@@ -113,12 +113,12 @@ class PlainHead(NamedTuple):
         return Inference(InferRequest(inputs=inputs, outputs=tuple(self.forms)), self.forms, self.binary)
 
 
-def read_head(head: bytes) -> RequestHead:
+def read_head(head: bytes) -> InferRequestHead:
     """Raises InvalidRequestError."""
-    return decode_json(head, RequestHead, most_members=MAX_MEMBERS)
+    return decode_json(head, InferRequestHead, most_members=MAX_MEMBERS)
 
 
-def _read_both(head: bytes) -> tuple[RequestHead, PlainHead | None]:
+def _read_both(head: bytes) -> tuple[InferRequestHead, PlainHead | None]:
     parsed = read_head(head)
     return parsed, _plain_head(parsed, len(head))
 
@@ -127,7 +127,7 @@ known_head = lru_cache(_KNOWN_HEADS)(_read_both)
 """As `read_head`, with its plain form if it has one. For heads of at most `KNOWN_BYTES`."""
 
 
-def _plain_head(parsed: RequestHead, start: int) -> PlainHead | None:
+def _plain_head(parsed: InferRequestHead, start: int) -> PlainHead | None:
     """None for any other head, a wrong one included."""
     parameters = parsed.parameters or {}
     binary = parameters.get("binary_data_output", _FALSE)
@@ -169,7 +169,7 @@ class AnsweredOutput(Struct, omit_defaults=True):
     data: list[Any] | Raw | UnsetType = UNSET
 
 
-class AnswerHead(Struct, omit_defaults=True, kw_only=True):
+class InferAnswerHead(Struct, omit_defaults=True, kw_only=True):
     id: str = ""
     model_name: str
     model_version: str
@@ -191,4 +191,4 @@ def plain_answer_head(model: str, version: int, outputs: tuple[tuple[str, str, t
     answered = [
         AnsweredOutput(name, datatype, shape, {"binary_data_size": size}) for name, datatype, shape, size in outputs
     ]
-    return encode_head(AnswerHead(model_name=model, model_version=str(version), outputs=answered))
+    return encode_head(InferAnswerHead(model_name=model, model_version=str(version), outputs=answered))

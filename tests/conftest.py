@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import functools
 import gc
 import logging
@@ -62,6 +64,37 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+class _Stack(ctypes.Structure):
+    """`stack_t` of Linux: where a thread's signal handlers run."""
+
+    _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+_SIGNAL_STACK = ctypes.create_string_buffer(1 << 18)
+_sigaltstack = getattr(ctypes.CDLL(None), "sigaltstack", None)
+
+
+def _signals_have_a_stack() -> None:
+    """OpenVINO's plugin for CPUs sets the signal stack of the thread that loads it, and frees it in the one that drops
+    it (2026.4): where these differ, the next signal of the first, which may be the timeout of a test, ends the process
+    without a word."""
+    if _sigaltstack is not None:
+        own = _Stack(ctypes.addressof(_SIGNAL_STACK), 0, len(_SIGNAL_STACK))
+        _sigaltstack(ctypes.byref(own), None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _signals_have_a_stack()
+    timeout = item.get_closest_marker("timeout")
+    if timeout is not None and timeout.args[0] >= float(item.config.getini("faulthandler_timeout")):
+        faulthandler.cancel_dump_traceback_later()  # it knows of one timeout for all
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    _signals_have_a_stack()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,6 +14,7 @@ from penstock.engines.openvino import (  # noqa: F401  they register themselves
     families_dense,
     families_experts,
     families_kin,
+    families_latent,
     families_shared_experts,
 )
 from penstock.engines.openvino.decoder_spec import DecoderSpec

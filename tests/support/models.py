@@ -337,7 +337,11 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
     "deepseek-v2": (DeepseekV2ForCausalLM, DeepseekV2Config, {**_LATENT, **_SIGMOIDS}),
     "deepseek-v3": (DeepseekV3ForCausalLM, DeepseekV3Config, {**_LATENT, **_SIGMOIDS, "n_group": 1, "topk_group": 1}),
     "glm4-moe-lite": (Glm4MoeLiteForCausalLM, Glm4MoeLiteConfig, {**_LATENT, **_SIGMOIDS}),
-    "minicpm3": (MiniCPM3ForCausalLM, MiniCPM3Config, {**_LATENT, "dim_model_base": 32, "scale_emb": 1.5, "scale_depth": 2.8}),
+    "minicpm3": (
+        MiniCPM3ForCausalLM,
+        MiniCPM3Config,
+        {**_LATENT, "dim_model_base": 32, "scale_emb": 1.5, "scale_depth": 2.8},
+    ),
     "youtu": (YoutuForCausalLM, YoutuConfig, _LATENT),
     "stablelm": (StableLmForCausalLM, StableLmConfig, {"use_qkv_bias": True}),
     "starcoder2": (Starcoder2ForCausalLM, Starcoder2Config, {"sliding_window": 24}),

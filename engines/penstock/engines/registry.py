@@ -209,5 +209,5 @@ def engine_fingerprint(spec: EngineSpec, info: ModelInfo, model: ModelDigests) -
     tokens, as far as their kernels do, and hash the same prompt to the same blocks."""
     options = {name: value for name, value in spec.options.items() if name not in _OF_THE_MACHINE}
     engine = (model, spec.runner, spec.scheduling, options)
-    parts = (*engine, info.numerics, info.vocab_size, info.kv_groups, info.eos_token_ids)
+    parts = (*engine, info.numerics, info.vocab_size, info.tables, info.eos_token_ids)
     return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=16).hexdigest()

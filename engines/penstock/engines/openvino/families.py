@@ -10,7 +10,7 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.model_settings import TEXT_PARTS, text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.kit.cache_size import check_model_sizes
-from penstock.engines.openvino import families_dense, families_experts  # noqa: F401  they register themselves
+from penstock.engines.openvino import families_dense, families_experts, families_hybrid  # noqa: F401  they register themselves
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.family import FAMILIES, LOGITS_CAP, SCORE_CAP, DecoderFamily
 

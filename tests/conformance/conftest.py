@@ -29,7 +29,7 @@ from penstock.engines.simulated import (
 )
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.runner import TorchRunner
-from penstock.kvcache import KVGroup
+from penstock.kvcache import KVGroup, StateGroup
 from support.adapters import save_adapter
 from support.conformance import Oracle, close_drivers
 from support.engine import is_runner
@@ -247,6 +247,7 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
     "simulated-attached": _attached(_simulated()),
     "simulated-windows": _simulated(kv_groups=(KVGroup(32), KVGroup(16, 48))),
     "simulated-windows-alone": _simulated(kv_groups=(KVGroup(32, 40),), num_blocks=10),
+    "simulated-states": _simulated(states=StateGroup(64, 40)),
     "simulated-few-words": _simulated(first_token_id=381),
     "simulated-engine": _simulated(own_scheduler=True),
     "simulated-thread": _simulated(own_scheduler=True, own_thread=True),
@@ -265,9 +266,9 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
 
 VARIANTS = {
     f"{engine}-{family}" for engine in ("openvino", "torch", "vllm") for family in FAMILIES.keys() - {"llama", "gemma3"}
-} - {"vllm-qwen2"} | {"torch-gemma3"}
+} - {"vllm-qwen2", "openvino-lfm2"} | {"torch-gemma3"}
 """They differ from another candidate in the model alone: only tests marked `every_family` run on them. (vllm-qwen2 is
-the one with adapters, openvino-gemma3 the one with several groups.)"""
+the one with adapters, openvino-gemma3 the one with several groups, openvino-lfm2 the one with recurrent layers.)"""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

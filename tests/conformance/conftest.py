@@ -46,6 +46,8 @@ from support.simulated import generate, vector
 
 MakeAdapter = Callable[[str], tuple[Path, Oracle]]
 
+BLOCK = 32
+"""Tokens of a block, in every engine."""
 NUM_BLOCKS = 24
 POOLS = {"mistral": 10, "gemma3": 56}
 """Blocks of models that need fewer of them for a request, or several tables: as scarce as elsewhere."""
@@ -72,6 +74,16 @@ class Candidate:
     """Of an engine with room for two LoRA adapters: makes one that will be loaded under this key, the folder and what
     it gives. Keys are of the form NAME:NUMBER; adapters of one name are the same."""
 
+    def hit(self, num_tokens: int) -> int:
+        """How many of so many cached tokens of a longer prompt are found: whole blocks, up to a checkpoint."""
+        states = self.engine.info.states
+        unit = BLOCK if states is None else states.interval
+        return num_tokens // unit * unit
+
+    @property
+    def ends_hits_at_borders(self) -> bool:
+        return self.whole_block_hits or self.engine.info.states is not None
+
     @property
     def abilities(self) -> dict[str, bool]:
         """What not every engine has."""
@@ -81,6 +93,7 @@ class Candidate:
             "our scheduler": runner,
             "steps in flight": is_runner(engine) and engine.max_steps_in_flight > 1,
             "drafts": runner and info.supports_drafts,
+            "forced tokens": runner and (info.supports_drafts or info.states is not None),
             "vectors": runner and info.supports_pooling,
             "grammars": info.supports_grammars,
             "logprobs": info.supports_logprobs,

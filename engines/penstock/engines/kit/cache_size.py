@@ -91,11 +91,11 @@ class StateSpace(NamedTuple):
 
     @classmethod
     def of(cls, config: CacheSettings, interval: int, row_bytes: int) -> StateSpace:
-        """Each seat has a checkpoint and a row in use, and so has the step behind one that is under way."""
+        """Each seat has a checkpoint and a row in use, each step under way a row for each interval of its tokens."""
         if not interval:
             return cls(0, 0, 0)
-        chunk = min(config.max_num_batched_tokens, _LARGEST_STATE_CHUNK) // interval + 1
-        return cls(interval, row_bytes, _KEPT_ROWS * config.max_num_seqs + _STEPS * (chunk + 1))
+        rows_of_step = -(-config.max_num_batched_tokens // interval) + 2
+        return cls(interval, row_bytes, _ROWS_OF_SEAT * config.max_num_seqs + _STEPS * rows_of_step)
 
     @property
     def working_bytes(self) -> int:
@@ -110,11 +110,9 @@ class StateSpace(NamedTuple):
         return StateGroup(self.interval, self.working_rows + num_tokens // self.interval) if self.interval else None
 
 
-_KEPT_ROWS = 2
+_ROWS_OF_SEAT = 2
 _STEPS = 2
 """Under way."""
-_LARGEST_STATE_CHUNK = 8192
-"""Tokens of one request in a step that there is room for at least."""
 
 
 class LayerGroup(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import replace
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import DecoderSpec, LayerNorms, ShortConvolution, TensorNames
-from penstock.engines.openvino.family import Settings, count, family, filled, plain
+from penstock.engines.openvino.family import Settings, changed, family, filled, plain, positive, renamed
 
 _LFM2_NAMES = TensorNames(
     norm="model.embedding_norm",
@@ -23,11 +23,7 @@ _LFM2_NORMS = LayerNorms("operator_norm", "", "ffn_norm")
 
 @family("Lfm2ForCausalLM")
 def lfm2(c: Settings) -> DecoderSpec:
-    c = filled(c, block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=1.0, block_multiple_of=256)
-    return _lfm2(c, _lfm2_mlp_size(c))
-
-
-def _lfm2(c: Settings, mlp_size: int) -> DecoderSpec:
+    """Each layer has attention or a short convolution."""
     c = filled(
         c,
         num_key_value_heads=8,
@@ -37,46 +33,49 @@ def _lfm2(c: Settings, mlp_size: int) -> DecoderSpec:
         conv_L_cache=3,
         tie_word_embeddings=c.get("tie_embedding", True),
     )
-    spec = plain({**c, "intermediate_size": mlp_size}, eps_key="norm_eps")
+    c = renamed(c, intermediate_size="block_ff_dim")
+    spec = plain(changed(c, {"intermediate_size": _mlp_size(c)}), eps_key="norm_eps")
     spec = spec.with_attention(qk_norm="each head", qkv_bias=False, o_bias=False).with_layers(norms=_LFM2_NORMS)
-    convolution = ShortConvolution(_kernel(c), bool(c.get("conv_bias")))
-    kinds = _lfm2_kinds(c)
+    convolution = ShortConvolution(_kernel_size(c), bool(c.get("conv_bias")))
     layers = [
         replace(layer, mixer=convolution) if kind == "conv" else layer
-        for kind, layer in zip(kinds, spec.layers, strict=True)
+        for kind, layer in zip(_kinds(c), spec.layers, strict=True)
     ]
     return replace(spec, layers=tuple(layers), names=_LFM2_NAMES)
 
 
-def _lfm2_mlp_size(c: Settings) -> int:
-    """Two thirds of what is set, times a factor, rounded up to a multiple."""
-    size = c["block_ff_dim"] if c.get("block_ff_dim") is not None else c["intermediate_size"]
-    if not isinstance(size, int) or not c["block_auto_adjust_ff_dim"]:
-        return int(size)
-    size = int(2 * size / 3)
-    factor, multiple = c["block_ffn_dim_multiplier"], count(c, "block_multiple_of")
-    if factor is None or not multiple:
+def _mlp_size(c: Settings) -> int | None:
+    """Two thirds of what is set, times a factor, and up to the next multiple."""
+    c = filled(c, block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=1.0, block_multiple_of=256)
+    size: int | None = c["intermediate_size"]
+    if size is None or not c["block_auto_adjust_ff_dim"]:
         return size
-    return -(-int(factor * size) // multiple) * multiple
+    size = int(2 * size / 3)
+    if c["block_ffn_dim_multiplier"] is None:
+        return size
+    multiple = math.ceil(positive(c, "block_multiple_of"))
+    return -(-int(positive(c, "block_ffn_dim_multiplier") * size) // multiple) * multiple
 
 
-def _lfm2_kinds(c: Settings) -> Sequence[str]:
+def _kinds(c: Settings) -> list[str]:
     """conv or full_attention, of each layer."""
-    layers, kinds, attended = c["num_hidden_layers"], c.get("layer_types"), c.get("full_attn_idxs")
+    layers, kinds, attends = c["num_hidden_layers"], c.get("layer_types"), c.get("full_attn_idxs")
     if kinds is None:
-        kinds = ["full_attention" if attended is None or n in attended else "conv" for n in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not {"conv", "full_attention"}.issuperset(kinds):
+        numbers = attends if isinstance(attends, list) else range(layers)
+        kinds = ["full_attention" if n in numbers else "conv" for n in range(layers)]
+    known = isinstance(kinds, list) and all(kind in ("conv", "full_attention") for kind in kinds)
+    if not known or len(kinds) != layers:
         raise UnsupportedError(f"layer_types is not understood: {str(kinds)[:200]}; each has conv or full_attention")
     if "full_attention" not in kinds:
-        raise UnsupportedError("no layer has full_attention: a model without attention is not supported")
+        raise UnsupportedError("no layer has full_attention: a model of convolutions alone is not supported")
     return kinds
 
 
-def _kernel(c: Settings) -> int:
-    size = count(c, "conv_L_cache")
-    if not 1 <= size <= _LARGEST_KERNEL:
+def _kernel_size(c: Settings) -> int:
+    size = c["conv_L_cache"]
+    if type(size) is not int or not 1 <= size <= _LARGEST_KERNEL:
         raise UnsupportedError(
-            f"config.json has conv_L_cache={size}, which is not a number from 1 to {_LARGEST_KERNEL}"
+            f"config.json has conv_L_cache={str(size)[:50]}, which is not a number from 1 to {_LARGEST_KERNEL}"
         )
     return size
 

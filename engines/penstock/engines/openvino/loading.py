@@ -66,6 +66,7 @@ class DecoderGraph(ABC):
     kept: str
     """How weights are held, in words."""
     has_experts: bool = False
+    is_hybrid: bool = False
     first_tokens: int = 1
     """Different ones, that reach nearly every expert."""
     tap: FeatureTap | None = None
@@ -238,6 +239,7 @@ def built_decoder(
         weight_bytes=checkpoint.num_bytes,
         kept="as stored" if numerics.weights == "auto" else numerics.weights,
         has_experts=experts is not None,
+        is_hybrid=spec.is_hybrid,
         first_tokens=experts.count * _ROWS_OF_EXPERT // experts.per_token if experts else 0,
         spec=spec,
         checkpoint=checkpoint,

@@ -42,6 +42,8 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         started = time.monotonic()
         head = open_drafts(config, report)
         source = open_decoder(config, report, head.tap if head else None)
+        if source.is_hybrid:
+            _check_hybrid(config)
         loaded = load_decoder(config, source, report)
         draft = load_drafts(config, head, loaded, report)
         collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))
@@ -104,6 +106,18 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             delattr(self, name)
         for decoder in self._decoders:
             decoder.free()
+
+
+def _check_hybrid(config: OpenVINOConfig) -> None:
+    """Raises UnsupportedError for settings that a model with recurrent layers does not go with."""
+    if config.draft_model_dir is not None or config.mtp:
+        name = "speculative" if config.mtp else "speculative_model"
+        raise UnsupportedError("a model with recurrent layers cannot take back guesses that prove wrong", param=name)
+    if config.activations == "mixed":
+        raise UnsupportedError(
+            "activations=mixed cannot be combined with recurrent layers, whose states have one type",
+            param="activations",
+        )
 
 
 def _check_release() -> None:

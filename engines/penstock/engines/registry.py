@@ -200,7 +200,7 @@ def load_runner(spec: EngineSpec, report: Report = silent) -> ModelRunner:
 
 _OF_THE_MACHINE = {"model_dir", "draft_model_dir", "threads", "num_blocks", "kv_cache_memory", "memory_share"}
 _OF_THE_MACHINE |= {"device", "weights_cache", "adapters", "max_loras", "faults", "latency", "max_num_seqs"}
-_OF_THE_MACHINE |= {"max_num_batched_tokens", "max_steps_in_flight"}
+_OF_THE_MACHINE |= {"max_num_batched_tokens", "max_steps_in_flight", "state_interval"}
 """Options of runners that change neither what the tokens are nor how they are hashed."""
 
 
@@ -209,5 +209,5 @@ def engine_fingerprint(spec: EngineSpec, info: ModelInfo, model: ModelDigests) -
     tokens, as far as their kernels do, and hash the same prompt to the same blocks."""
     options = {name: value for name, value in spec.options.items() if name not in _OF_THE_MACHINE}
     engine = (model, spec.runner, spec.scheduling, options)
-    parts = (*engine, info.numerics, info.vocab_size, info.tables, info.eos_token_ids)
+    parts = (*engine, info.numerics, info.vocab_size, info.kv_groups, info.eos_token_ids)
     return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=16).hexdigest()

@@ -43,7 +43,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         head = open_drafts(config, report)
         source = open_decoder(config, report, head.tap if head else None)
         if source.is_hybrid:
-            _check_hybrid(config)
+            check_hybrid(config)
         loaded = load_decoder(config, source, report)
         draft = load_drafts(config, head, loaded, report)
         collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))
@@ -108,7 +108,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             decoder.free()
 
 
-def _check_hybrid(config: OpenVINOConfig) -> None:
+def check_hybrid(config: OpenVINOConfig) -> None:
     """Raises UnsupportedError for settings that a model with recurrent layers does not go with."""
     if config.draft_model_dir is not None or config.mtp:
         name = "speculative" if config.mtp else "speculative_model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, StepBatch
+from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.recurrent import state_inputs, state_interval
+from penstock.engines.openvino.runner import check_hybrid
 from penstock.engines.scheduler.config import SchedulerConfig
 from support.models import SHAPE, load_reference, make_model, reference_tokens
 from support.runner import Driver, prompt
@@ -33,7 +36,7 @@ def test_which_rows_a_step_reads_and_writes() -> None:
     expected = [[0, 11, 12, 13], [22, 22], [31, 32, 33], [41, 41, 42]]
     begins = inputs["la.block_indices_begins"]
     rows = inputs["la.block_indices"].tolist()
-    assert [rows[a:b] for a, b in zip(begins[:-1], begins[1:], strict=True)] == expected
+    assert [rows[a:b] for a, b in pairwise(begins)] == expected
     assert inputs["la.past_lens"].tolist() == [0, 6, 4, 3]
     assert inputs["la.cache_interval"].tolist() == [4] * 4
     assert all(values.dtype == np.int32 for values in inputs.values())
@@ -83,7 +86,6 @@ def test_weights_in_8_bits(precision: str, tmp_path: Path, make_runner: Any) -> 
     ("settings", "message"),
     [
         ({"draft_model_dir": "."}, "recurrent layers cannot take back guesses"),
-        ({"activations": "mixed", "weights": "int8"}, "activations=mixed cannot be combined with recurrent layers"),
         ({"state_interval": 33}, "state_interval=33 is not a multiple"),
     ],
 )
@@ -93,6 +95,11 @@ def test_settings_that_it_refuses(settings: dict[str, Any], message: str, tmp_pa
         settings = {"draft_model_dir": make_model(tmp_path / "draft")}
     with pytest.raises((UnsupportedError, InvalidRequestError), match=message):
         make_runner(tmp_path, **settings)
+
+
+def test_states_have_one_type() -> None:
+    with pytest.raises(UnsupportedError, match="activations=mixed cannot be combined with recurrent layers"):
+        check_hybrid(OpenVINOConfig(Path(), activations="mixed"))
 
 
 @pytest.mark.parametrize(

@@ -430,7 +430,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = machine_settings(200, 30)
+TestEngineMachine.settings = machine_settings(120, 30)
 
 
 class HybridEngineMachine(EngineMachine):
@@ -475,4 +475,4 @@ class HybridEngineMachine(EngineMachine):
 
 
 TestHybridEngineMachine = HybridEngineMachine.TestCase
-TestHybridEngineMachine.settings = machine_settings(100, 30)
+TestHybridEngineMachine.settings = machine_settings(60, 30)

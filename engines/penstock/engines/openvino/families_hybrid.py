@@ -7,7 +7,18 @@ from dataclasses import replace
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import DecoderSpec, LayerNorms, ShortConvolution, TensorNames
-from penstock.engines.openvino.family import Settings, changed, family, filled, plain, positive, renamed
+from penstock.engines.openvino.families_experts import experts_of, size_of_expert
+from penstock.engines.openvino.family import (
+    Settings,
+    changed,
+    count,
+    family,
+    filled,
+    mixed,
+    plain,
+    positive,
+    renamed,
+)
 
 _LFM2_NAMES = TensorNames(
     norm="model.embedding_norm",
@@ -24,6 +35,36 @@ _LFM2_NORMS = LayerNorms("operator_norm", "", "ffn_norm")
 @family("Lfm2ForCausalLM")
 def lfm2(c: Settings) -> DecoderSpec:
     """Each layer has attention or a short convolution."""
+    c = renamed(c, intermediate_size="block_ff_dim")
+    return _lfm2(changed(c, {"intermediate_size": _mlp_size(c)}))
+
+
+@family("Lfm2MoeForCausalLM")
+def lfm2_moe(c: Settings) -> DecoderSpec:
+    """With experts behind the first layers: sigmoids are weights; corrected, they choose."""
+    c = filled(
+        c,
+        num_dense_layers=2,
+        num_experts=32,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1792,
+        norm_topk_prob=True,
+        use_expert_bias=True,
+        routed_scaling_factor=1.0,
+    )
+    spec, dense = _lfm2(c), count(c, "num_dense_layers")
+    size = size_of_expert(c, "moe_intermediate_size")
+    experts = experts_of(spec, c, size, normalized=bool(c["norm_topk_prob"]))
+    experts = replace(experts, scores="sigmoid", least_sum=_LEAST_SUM, scale=positive(c, "routed_scaling_factor"))
+    names = replace(_LFM2_NAMES, correction="expert_bias" if c["use_expert_bias"] else "")
+    spec = mixed(spec, experts, [n >= dense for n in range(c["num_hidden_layers"])])
+    return replace(spec, names=names)
+
+
+_LEAST_SUM = 1e-6
+
+
+def _lfm2(c: Settings) -> DecoderSpec:
     c = filled(
         c,
         num_key_value_heads=8,
@@ -33,8 +74,7 @@ def lfm2(c: Settings) -> DecoderSpec:
         conv_L_cache=3,
         tie_word_embeddings=c.get("tie_embedding", True),
     )
-    c = renamed(c, intermediate_size="block_ff_dim")
-    spec = plain(changed(c, {"intermediate_size": _mlp_size(c)}), eps_key="norm_eps")
+    spec = plain(c, eps_key="norm_eps")
     spec = spec.with_attention(qk_norm="each head", qkv_bias=False, o_bias=False).with_layers(norms=_LFM2_NORMS)
     convolution = ShortConvolution(_kernel_size(c), bool(c.get("conv_bias")))
     layers = [

@@ -51,9 +51,17 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         state_interval(48, 1, 1, 32)
 
 
-@pytest.mark.parametrize("overrides", [{"conv_bias": True, "conv_L_cache": 4}, {"block_auto_adjust_ff_dim": False}])
-def test_variants_of_lfm2(overrides: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
-    make_model(tmp_path, "lfm2", **overrides)
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("lfm2", {"conv_bias": True, "conv_L_cache": 4}),
+        ("lfm2", {"block_auto_adjust_ff_dim": False}),
+        ("lfm2-moe", {}),
+        ("lfm2-moe", {"norm_topk_prob": False, "use_expert_bias": False, "num_dense_layers": 0}),
+    ],
+)
+def test_variants(family: str, overrides: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, family, **overrides)
     reference = load_reference(tmp_path)
     prompts = [prompt(70, 1), prompt(5, 2)]
     answers = Driver(make_runner(tmp_path, state_interval=64)).generate(prompts, 8)

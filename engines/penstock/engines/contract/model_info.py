@@ -61,6 +61,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may say what their output has to be (`SamplingParams.grammar`)."""
     supports_processors: bool = False
     """Requests may name logits processors (`SamplingParams.processors`)."""
+    supports_images: bool = False
+    """Requests may have images (`AddRequest.images`)."""
     supports_resume: bool = False
     """Requests may go on behind tokens that another engine has put out (`AddRequest.output_token_ids`). Our scheduler
     supports this with every runner."""

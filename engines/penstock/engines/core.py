@@ -70,7 +70,7 @@ class EngineCore:
         self.kv_events = _publisher(config.kv_events, self.scheduler.kv) if config.kv_events else None
         self.adapters = adapter_loader(runner, self.scheduler.intake, clock)
         self.grammars = GrammarCompilations(runner, self.scheduler.intake, clock)
-        self.images = image_encodings(runner, self.scheduler.intake)
+        self.images = image_encodings(runner, self.scheduler.intake, clock)
         beside = (self.adapters, self.grammars, self.images, self.blocks)
         self.side_work: tuple[SideWork, ...] = tuple(work for work in beside if work is not None)
         self.failures_in_a_row = 0

@@ -39,8 +39,8 @@ class BlockHasher:
         return hasher.digest()
 
     def block(self, parent: BlockHash, token_ids: Sequence[int], attached: bytes = b"") -> BlockHash:
-        """Hash of one full block behind `parent`. `attached`: what its tokens do not say, such as images. It comes last,
-        behind two parts whose lengths a block size decides, so that no two different blocks look alike."""
+        """Hash of one full block behind `parent`. `attached`: what its tokens do not say, such as images. It comes
+        last, behind two parts whose lengths a block size decides, so that no two different blocks look alike."""
         data = parent + array("Q", token_ids).tobytes() + attached
         return hashlib.blake2b(data, key=self._key, digest_size=DIGEST_SIZE).digest()
 
@@ -133,9 +133,7 @@ class AttachedChain(HashChain):
 
     def branch(self, num_tokens: int) -> HashChain:
         hashes = self.hashes[: num_tokens // self.block_size]
-        return AttachedChain(
-            self._hasher, self.root, self.block_size, self._attachments, hashes, adapter=self.adapter
-        )
+        return AttachedChain(self._hasher, self.root, self.block_size, self._attachments, hashes, adapter=self.adapter)
 
     def extra_keys(self, first: int, stop: int) -> list[list[str] | None] | None:
         keys = [[part.key.hex() for part in self._parts(index)] or None for index in range(first, stop)]

@@ -137,12 +137,12 @@ class PoolingParams(msgspec.Struct, tag="pooling", frozen=True, omit_defaults=Tr
 
 
 class ImageInput(msgspec.Struct, frozen=True, array_like=True):
-    """An image of a prompt, prepared for the model's encoder. Only where `ModelInfo.supports_images`."""
+    """An image of a prompt, prepared for the model's encoder. Only where `ModelInfo.image_tile` is set."""
 
     key: bytes
     """Equal only for equal `pixels`."""
     pixels: bytes
-    """RGB in 8 bits: [tiles, side, side, 3]."""
+    """Of its tiles (`ImageTile`), RGB in 8 bits: [tiles, side, side, 3]."""
     spans: tuple[tuple[int, int], ...]
     """(position in the prompt, how many): where the rows that the encoder gives stand, in their order."""
 

@@ -65,13 +65,12 @@ class GrammarHost(Protocol):
 
 @runtime_checkable
 class ImageHost(Protocol):
-    """Also implemented by runners whose `info` says that they support images."""
+    """Also implemented by runners whose `info` has an `image_tile`."""
 
     def encode_image(self, pixels: bytes) -> ImageRows:
         """What the model reads in the image's place. `pixels`: as `ImageInput` has them.
 
-        Called on one thread of its own while steps run: changes nothing that they use. Raises InvalidRequestError for
-        pixels of another size than the model's.
+        Called on one thread of its own while steps run: changes nothing that they use.
         """
         ...
 

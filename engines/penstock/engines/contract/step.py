@@ -56,7 +56,7 @@ class NewRequest:
     grammar: Any = None
     """What `GrammarHost.compile_grammar` gave for `params.grammar`."""
     embeddings: list[Embeddings] = field(default_factory=list)
-    """By their positions, ascending, without overlaps. Only where `ModelInfo.supports_images`."""
+    """By their positions, ascending, without overlaps. Only where `ModelInfo.image_tile` is set."""
 
 
 class BlockUpdate(NamedTuple):

@@ -12,7 +12,14 @@ import openvino.opset15 as ops
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.kit.cache_size import group_layers
 from penstock.engines.openvino.attention import paged_attention
-from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, group_suffix, step_inputs
+from penstock.engines.openvino.decoder_inputs import (
+    EMBEDDINGS,
+    EMBEDDINGS_AT,
+    FEATURES,
+    GROUP_INPUTS,
+    group_suffix,
+    step_inputs,
+)
 from penstock.engines.openvino.decoder_spec import MLP, Attention, Clamp, DecoderSpec, Experts, QueryGrowth
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i32, i64, part, parts, scaled
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
@@ -35,12 +42,19 @@ class FeatureTap:
 
 
 def build_decoder(
-    spec: DecoderSpec, weights: Weights, precision: str, *, lora: bool = False, tap: FeatureTap | None = None
+    spec: DecoderSpec,
+    weights: Weights,
+    precision: str,
+    *,
+    lora: bool = False,
+    tap: FeatureTap | None = None,
+    takes_embeddings: bool = False,
 ) -> tuple[ov.Model, dict[str, Projection]]:
     """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
-    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. Raises UnsupportedError when the
+    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `takes_embeddings`: there are inputs for
+    those of images. Raises UnsupportedError when the
     checkpoint holds tensors that this graph would ignore."""
-    builder = DecoderBuilder(spec, weights, precision, lora, tap)
+    builder = (EmbeddingDecoderBuilder if takes_embeddings else DecoderBuilder)(spec, weights, precision, lora, tap)
     model = builder.build()
     check_all_used(spec, weights)
     return model, builder.lora.projections if builder.lora else {}
@@ -329,6 +343,18 @@ class DecoderBuilder:
         whole = ops.add(ops.multiply(whole, cos), ops.multiply(turned, sin))
         x = whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
         return ops.reshape(x, i64([0, heads * d]), True)
+
+
+class EmbeddingDecoderBuilder(DecoderBuilder):
+    """Some of its tokens are read as embeddings that the step has."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._add_input(EMBEDDINGS, np.float32, [-1, self._spec.hidden_size])
+        self._add_input(EMBEDDINGS_AT, np.int64, [-1])
+
+    def _embed(self) -> Node:
+        return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._inputs[EMBEDDINGS], i64(0))
 
 
 def _by_key_head(y: Node, layer: Attention) -> list[Node]:

@@ -79,8 +79,8 @@ class Weights:
         """A norm's or a bias's values and `plus`, f32 [size]."""
         return ops.constant(self._take(name, (size,)).f32() + np.float32(plus))
 
-    def table(self, name: str, shape: tuple[int, int]) -> Node:
-        """A small matrix as it is, f32."""
+    def table(self, name: str, shape: tuple[int, ...]) -> Node:
+        """A small matrix, or the weights of a convolution, as they are, f32."""
         return ops.constant(self._take(name, shape).f32())
 
     def project(

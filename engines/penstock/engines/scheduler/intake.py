@@ -146,8 +146,13 @@ class QueueIntake:
         return None
 
     def _refusal_of_images(self, message: AddRequest) -> PenstockError | None:
-        if not self.info.supports_images:
+        tile = self.info.image_tile
+        if tile is None:
             return UnsupportedError("This engine reads text only.")
+        for image in message.images:
+            tiles, rest = divmod(len(image.pixels), tile.pixel_bytes)
+            if rest or not tiles or sum(count for _, count in image.spans) != tiles * tile.tokens:
+                return InvalidRequestError("an image does not fit the places that it has in the prompt")
         end = 0
         for start, count in [span for image in message.images for span in image.spans]:
             if start < end or count < 1:

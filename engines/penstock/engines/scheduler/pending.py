@@ -15,8 +15,8 @@ from penstock.kvcache import Attachment
 
 
 class Pending(Protocol):
-    """An adapter that is being read, a grammar that is being compiled, an image that is being encoded, blocks that are being fetched, a prompt that
-    another request computes: one object for all requests that wait for the same. Others overtake them meanwhile."""
+    """An adapter that is being read, a grammar that is being compiled, an image that is being encoded, blocks that are
+    being fetched, a prompt that another request computes: one object for all requests that wait for the same. Others overtake them meanwhile."""
 
     @property
     def reason(self) -> str:
@@ -142,6 +142,8 @@ class ImageEncoding:
     tenant with the same image. It gets rows or an error, once."""
 
     reason: ClassVar[str] = WaitsFor.IMAGE
+    give_up_at: float
+    """In the engine's time: it gets an error then."""
     rows: ImageRows | None = None
     error: PenstockError | None = None
 

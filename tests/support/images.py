@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,17 @@ from penstock.engines.contract.messages import ImageInput
 from support.models import SHAPE, make_tokenizer, spread
 from support.runner import prompt
 
-IMAGE_TOKEN = 300
-"""Behind what the tokenizer has."""
+IMAGE_TOKEN = 259
+"""The first behind the bytes; then come the others that stand around images."""
+_TOKENS = ["<image>", "<fake_token_around_image>", "<global-img>"]
+_TOKENS += [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}:{% if m['content'] is string %} {{ m['content'] }}"
+    "{% else %}{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% elif part['type'] == 'image' %}<image>{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+)
+PROCESSOR = {"size": {"longest_edge": 4 * 32}, "max_image_size": {"longest_edge": 32}, "do_image_splitting": True}
 SIDE, TOKENS = 32, 4
 """Of a tile: 4 x 4 patches, joined by 2 x 2."""
 _VISION = {
@@ -48,7 +58,11 @@ def make_seeing_model(folder: Path, family: str = "smolvlm") -> PreTrainedModel:
     model = model_class(config).float().eval()
     spread(model)
     model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": _TOKENS})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     model.generation_config.eos_token_id = None
     return model  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""Image encoders as models of their own: SigLIP's vision transformer, and what makes its patches a decoder's embeddings.
+"""Image encoders as models of their own: SigLIP's vision transformer, and what makes embeddings of its patches.
 
 Those of Idefics 3 and SmolVLM: a square tile is cut into patches, which attend to each other; the patches of a small
 square are joined to one vector (pixel shuffle), and projected to the width of the decoder.

@@ -182,8 +182,8 @@ class LoadedDecoder:
 def open_decoder(
     config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None, *, sees: bool = False
 ) -> DecoderGraph:
-    """`tap`: of the draft head beside it; exported models have none. `sees`: there is an encoder of images. Raises UnsupportedError for a model that cannot be
-    run, EngineError for a broken one."""
+    """`tap`: of the draft head beside it; exported models have none. `sees`: there is an encoder of images. Raises
+    UnsupportedError for a model that cannot be run, EngineError for a broken one."""
     graph = exported_graph(config.model_dir)
     if graph is not None:
         return _open_exported(config, graph, report)

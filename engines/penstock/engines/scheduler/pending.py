@@ -16,7 +16,8 @@ from penstock.kvcache import Attachment
 
 class Pending(Protocol):
     """An adapter that is being read, a grammar that is being compiled, an image that is being encoded, blocks that are
-    being fetched, a prompt that another request computes: one object for all requests that wait for the same. Others overtake them meanwhile."""
+    being fetched, a prompt that another request computes: one object for all requests that wait for the same. Others
+    overtake them meanwhile."""
 
     @property
     def reason(self) -> str:

@@ -11,7 +11,10 @@ import math
 import struct
 import sys
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 MOST_PIXELS = 64_000_000
@@ -64,13 +67,13 @@ def prepared(file: bytes, how: Preparation) -> tuple[int, int, bytes]:
     return rows, columns, b"".join([*tiles, picture.resize(whole, filter_).tobytes()])
 
 
-def _decoded(file: bytes) -> Image.Image:
+def _decoded(file: bytes) -> Picture:
     """Upright, in RGB; what is transparent is white."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     Image.MAX_IMAGE_PIXELS = None  # the bound is below, and refuses instead of warning
     try:
-        picture: Image.Image = Image.open(io.BytesIO(file), formats=FORMATS)
+        picture: Picture = Image.open(io.BytesIO(file), formats=FORMATS)
     except UnidentifiedImageError:
         raise RefusedImageError("it is no JPEG, PNG, WebP or GIF") from None
     width, height = picture.size

@@ -15,7 +15,7 @@ from penstock.gateway.models.language.images.decoder import ANSWER, ORDER, Prepa
 _MOST_PROCESSES = 4
 _SECONDS = 30.0
 """For one image. The largest takes a few seconds of a core."""
-_MODULE = "penstock.gateway.models.language.images.decoder"
+_COMMAND = ("-m", "penstock.gateway.models.language.images.decoder")
 
 
 class PreparedImage(NamedTuple):
@@ -58,7 +58,7 @@ class ImageProcesses:
                     return process
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            [sys.executable, "-m", _MODULE], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
+            [sys.executable, *_COMMAND], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
         )
 
 

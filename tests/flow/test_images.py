@@ -70,6 +70,7 @@ async def model(seeing: tuple[Path, Any]) -> AsyncIterator[LoadedModel]:
     guard = tokenizer.special_text_guard(template.source)
     loaded = LoadedModel(("seeing",), "root", engine, tokenizer, template, metrics, {}, guard=guard)
     loaded.images = image_reader(folder, tokenizer)
+    loaded.loaded = True
     await engine.start()
     yield loaded
     await engine.stop()
@@ -188,11 +189,14 @@ async def test_text_that_looks_like_an_image_is_text(model: LoadedModel) -> None
         ({"url": "data:image/png;base64,AAAA"}, "no JPEG, PNG, WebP or GIF"),
         ({"url": "data:image/png;base64,?"}, "not in base64"),
         ({"url": "data:image/png,abc"}, "must be in base64"),
-        ({"url": "data:;base64," + "A" * (28 << 20)}, "more than 20 MiB"),
+        ({"url": "data:;base64," + "A" * (2 << 20)}, "more than 1 MiB"),
         ({}, "URL is missing"),
     ],
 )
-async def test_images_that_cannot_be_shown(image: dict[str, Any], message: str, model: LoadedModel) -> None:
+async def test_images_that_cannot_be_shown(
+    image: dict[str, Any], message: str, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.gateway.models.language.images.reader._MOST_BYTES", 1 << 20)
     status, answer = await chat(model, {"type": "image_url", "image_url": image})
     assert status == 400
     assert message in answer["error"]["message"]

@@ -140,11 +140,11 @@ def test_a_picture_that_needs_more_memory_than_there_is(
 ) -> None:
     """The bound holds whatever the file says of itself."""
     code = (
-        "import resource; from penstock.gateway.models.language.images import decoder as d; d._MEMORY = 300 << 20;"
+        "import resource; from penstock.gateway.models.language.images import decoder as d; d._MEMORY = 120 << 20;"
         "d._bound_memory(); import sys; d.serve(sys.stdin.buffer, sys.stdout.buffer)"
     )
     monkeypatch.setattr("penstock.gateway.models.language.images.processes._COMMAND", ("-c", code))
-    bomb = file(Image.new("1", (8000, 7000)))
+    bomb = file(Image.new("1", (6000, 6000)))
     assert len(bomb) < 100_000
     with pytest.raises(InvalidRequestError, match=r"too much memory|within the bounds"):
         ImageProcesses().prepare(bomb, ONE_TILE, "messages")

@@ -28,7 +28,7 @@ ImageRows = npt.NDArray[np.float32]
 """[tokens, hidden size]: what an encoder makes of an image."""
 
 
-class Embeddings(NamedTuple):
+class EmbeddingSpan(NamedTuple):
     """What the model reads at some positions of a prompt instead of the embeddings of the tokens there."""
 
     start: int
@@ -55,7 +55,7 @@ class NewRequest:
     adapter: str = ""
     grammar: Any = None
     """What `GrammarHost.compile_grammar` gave for `params.grammar`."""
-    embeddings: list[Embeddings] = field(default_factory=list)
+    embeddings: list[EmbeddingSpan] = field(default_factory=list)
     """By their positions, ascending, without overlaps. Only where `ModelInfo.image_tile` is set."""
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.engines.contract.messages import PoolingParams
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.contract.step import Embeddings, NewRequest, SchedulerOutput
+from penstock.engines.contract.step import EmbeddingSpan, NewRequest, SchedulerOutput
 from penstock.engines.errors import EngineError, ModelNotFoundError, PenstockError
 from penstock.engines.kit.batch import GroupTables, Ints
 from penstock.engines.kit.grammars import Grammars
@@ -48,7 +48,7 @@ class RequestTable:
         """id -> why: requests that are never computed."""
         self.special: set[int] = set()
         """Ids of requests that get a vector, or logprobs of their prompt."""
-        self.embeddings: dict[int, list[Embeddings]] = {}
+        self.embeddings: dict[int, list[EmbeddingSpan]] = {}
         """By row, of requests that have some."""
         self._groups = info.kv_groups
         self._eos_token_ids = info.eos_token_ids

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from penstock.engines.contract.engine_view import WaitsFor
 from penstock.engines.contract.messages import AddRequest, CallReply, Grammar, ImageInput
-from penstock.engines.contract.step import Embeddings, ImageRows
+from penstock.engines.contract.step import EmbeddingSpan, ImageRows
 from penstock.engines.errors import PenstockError
 from penstock.kvcache import Attachment
 
@@ -175,13 +175,13 @@ class PlacedImages:
         return placed
 
     @property
-    def embeddings(self) -> list[Embeddings]:
+    def embeddings(self) -> list[EmbeddingSpan]:
         """Once all are encoded."""
         placed = []
         for (_, spans), encoding in zip(self._images, self._encodings, strict=True):
             offset = 0
             assert encoding.rows is not None
             for start, count in spans:
-                placed.append(Embeddings(start, encoding.rows[offset : offset + count]))
+                placed.append(EmbeddingSpan(start, encoding.rows[offset : offset + count]))
                 offset += count
         return placed

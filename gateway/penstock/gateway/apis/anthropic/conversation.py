@@ -43,7 +43,7 @@ def shown_image(source: Any, where: str, context: RequestContext) -> Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockReader:
+class ContentReader:
     """Makes of blocks what a model reads. Notes what is lost."""
 
     context: RequestContext
@@ -149,8 +149,8 @@ def template_messages(
     the model `reads_images`."""
     if not messages:
         raise InvalidRequestError("messages must not be empty.", param="messages")
-    reader = BlockReader(context, shown_image if reads_images else noted_image)
-    turns = [[message] for message in _system_messages(system, BlockReader(context))]
+    reader = ContentReader(context, shown_image if reads_images else noted_image)
+    turns = [[message] for message in _system_messages(system, ContentReader(context))]
     calls: set[str] = set()
     for number, message in enumerate(messages):
         for translated in _translated(message, f"messages[{number}]", calls, reader):
@@ -166,13 +166,13 @@ def continues(messages: list[dict[str, Any]]) -> bool:
     return bool(messages[-1]["role"] == "assistant")
 
 
-def _system_messages(system: str | list[Block] | None, reader: BlockReader) -> list[dict[str, Any]]:
+def _system_messages(system: str | list[Block] | None, reader: ContentReader) -> list[dict[str, Any]]:
     pieces = [system or ""] if not isinstance(system, list) else reader.content(system, "system")
     text = "\n".join([text for text in pieces if isinstance(text, str) and not text.startswith(_BILLING)])
     return [{"role": "system", "content": text}] if text else []
 
 
-def _translated(message: AnthropicMessage, where: str, calls: set[str], reader: BlockReader) -> list[dict[str, Any]]:
+def _translated(message: AnthropicMessage, where: str, calls: set[str], reader: ContentReader) -> list[dict[str, Any]]:
     """`calls` has the ids of all calls so far."""
     role, content = message.role, message.content
     if role not in _ROLES:
@@ -183,10 +183,12 @@ def _translated(message: AnthropicMessage, where: str, calls: set[str], reader: 
     blocks = [(block, f"{where}.content[{number}]") for number, block in enumerate(content)]
     if role == "assistant":
         return _assistant(blocks, calls, reader)
-    return _incoming(role, blocks, calls, reader if role == "user" else BlockReader(reader.context))
+    return _incoming(role, blocks, calls, reader if role == "user" else ContentReader(reader.context))
 
 
-def _incoming(role: str, blocks: list[tuple[Block, str]], calls: set[str], reader: BlockReader) -> list[dict[str, Any]]:
+def _incoming(
+    role: str, blocks: list[tuple[Block, str]], calls: set[str], reader: ContentReader
+) -> list[dict[str, Any]]:
     """Results stand before the text. One of an unknown call is the user's text, and nothing in a system message, which
     no tool can write."""
     results: list[dict[str, Any]] = []
@@ -203,7 +205,7 @@ def _incoming(role: str, blocks: list[tuple[Block, str]], calls: set[str], reade
     return results if results and not pieces else [*results, {"role": role, "content": _as_content(pieces)}]
 
 
-def _assistant(blocks: list[tuple[Block, str]], calls: set[str], reader: BlockReader) -> list[dict[str, Any]]:
+def _assistant(blocks: list[tuple[Block, str]], calls: set[str], reader: ContentReader) -> list[dict[str, Any]]:
     """What a model has written in pieces is put together without anything between them. A result among them, as tools
     of Anthropic's servers have, divides the message."""
     messages: list[dict[str, Any]] = []
@@ -224,7 +226,7 @@ class _AssistantTurn:
     """What the assistant says and calls, up to a tool's result."""
 
     def __init__(self, context: RequestContext) -> None:
-        self._reader = BlockReader(context)
+        self._reader = ContentReader(context)
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._called: list[dict[str, Any]] = []
@@ -272,7 +274,7 @@ def _arguments(arguments: Any, where: str, context: RequestContext) -> dict[str,
     return {MALFORMED: arguments}
 
 
-def _tool_message(block: Block, where: str, reader: BlockReader) -> dict[str, Any]:
+def _tool_message(block: Block, where: str, reader: ContentReader) -> dict[str, Any]:
     content = _as_content(reader.content(block.content, f"{where}.content"))
     if block.type != _RESULT:
         reader.context.ignore(where, "no server runs this tool here: it is shown as a result of the client's.")

@@ -39,7 +39,7 @@ class ImageProcesses:
         it."""
         with self._free:
             process = self._take()
-            answer = _asked_within_time(process, file, how)
+            answer = _ordered_within_time(process, file, how)
             if answer is None:
                 _end(process)
                 raise _refused(where, "it could not be decoded within the bounds of time and memory")
@@ -66,21 +66,21 @@ PROCESSES = ImageProcesses()
 """Of this process. They end with it."""
 
 
-def _asked_within_time(
+def _ordered_within_time(
     process: subprocess.Popen[bytes], file: bytes, how: Preparation
 ) -> tuple[bool, PreparedImage] | None:
     """Whether it was refused, and the answer; None: the process has ended, or is of no use any more."""
     timer = threading.Timer(_SECONDS, process.kill)
     timer.start()
     try:
-        return _asked(cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout), file, how)
+        return _ordered(cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout), file, how)
     except OSError:
         return None
     finally:
         timer.cancel()
 
 
-def _asked(orders: BinaryIO, answers: BinaryIO, file: bytes, how: Preparation) -> tuple[bool, PreparedImage] | None:
+def _ordered(orders: BinaryIO, answers: BinaryIO, file: bytes, how: Preparation) -> tuple[bool, PreparedImage] | None:
     orders.write(ORDER.pack(len(file), *how))
     orders.write(file)
     orders.flush()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import functools
 import gc
 import logging
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,13 +34,72 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
+class _HangWatch:
+    """Ends the process, with the stacks of its threads in a file, where the timeout of a test does not come through: in
+    native code, or when it ends. pytest's own `faulthandler_timeout` starts a thread for each test and waits for its
+    end; here there is one every two minutes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._end = 0.0
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        marker = item.get_closest_marker("timeout")
+        limit = float(item.config.getini("timeout") if marker is None else marker.args[0])
+        if self._end < time.monotonic() + limit + 60:
+            self._end = time.monotonic() + limit + 180
+            faulthandler.dump_traceback_later(limit + 180, file=self._descriptor, exit=True)
+
+    def pytest_enter_pdb(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        self._end = math.inf
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Bytecode is kept, as by an installation, even where PYTHONDONTWRITEBYTECODE is set: each of the hundreds of
     processes that tests start would spend seconds on it."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    config.pluginmanager.register(_HangWatch(os.dup(2)))
     gc.disable()  # until all tests are collected: what they import stays
     config.option.loadscopereorder = False  # pytest-xdist would put files with few tests, which may be long, last
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """That of `--dist loadfile`, which counts all tests that a process has ever had, done or not, with each of a
+    hundred thousand messages, and searches the list of all tests for each."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def add_node_collection(self, node: Any, collection: Any) -> None:
+            super().add_node_collection(node, collection)
+            if node in self.registered_collections:
+                self.registered_collections[node] = _Places(collection)
+
+        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+            name = self.registered_collections[node][item_index]
+            file = self._split_scope(name)
+            super().mark_test_complete(node, item_index, duration)
+            tests = self.assigned_work[node][file]
+            del tests[name]
+            if not tests:
+                del self.assigned_work[node][file]
+
+    return Scheduling(config, log)
+
+
+class _Places(list[str]):
+    """Names that know their places."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(names)
+        self._places = {name: place for place, name in enumerate(names)}
+
+    def index(self, name: str) -> int:  # type: ignore[override]
+        return self._places[name]
 
 
 WAITING = ("differential", "exchanges", "flow", "protocol")
@@ -60,8 +124,35 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and the modules that they import stay: no collection need look at them again. It would take a
     second each time, and engines that are closed ask for one."""
     gc.enable()
-    gc.collect()
     gc.freeze()
+
+
+class _Stack(ctypes.Structure):
+    """`stack_t` of Linux: where a thread's signal handlers run."""
+
+    _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+_SIGNAL_STACK = ctypes.create_string_buffer(1 << 18)
+_sigaltstack = getattr(ctypes.CDLL(None), "sigaltstack", None)
+
+
+def _signals_have_a_stack() -> None:
+    """OpenVINO's plugin for CPUs sets the signal stack of the thread that loads it, and frees it in the one that drops
+    it (2026.4): where these differ, the next signal of the first, which may be the timeout of a test, ends the process
+    without a word."""
+    if _sigaltstack is not None:
+        own = _Stack(ctypes.addressof(_SIGNAL_STACK), 0, len(_SIGNAL_STACK))
+        _sigaltstack(ctypes.byref(own), None)
+
+
+def pytest_runtest_setup() -> None:
+    _signals_have_a_stack()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    _signals_have_a_stack()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _grammars(commands)
     _handover(commands)
     _figures(commands)
+    _architectures(commands)
     settings = vars(parser.parse_args(argv))
     run: Callable[[dict[str, Any]], int] = settings.pop("run_command")
     return run(settings)
@@ -153,12 +154,30 @@ def _figures(commands: Any) -> None:
     parser = _command(
         commands,
         "figures",
-        help="writes docs/performance.md and the README's table, and names the figures that are old",
-        usage="%(prog)s [--check]",
+        help="measures the README's rows, writes docs/performance.md and names the figures that are old",
+        usage="%(prog)s [--check | --measure ROW ... --dir DIR]",
         description="Writes the pages of figures from loadtest/benchmarks/figures/figures.toml. Prints which tables "
-        "are older than the code that they measure, by git's dates.",
+        "are older than the code that they measure, by git's dates. With --measure it measures rows of the README "
+        "first, with the peers that `peers --setup` has set up in --dir.",
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page would change")
+    parser.add_argument(
+        "--measure", nargs="+", default=(), metavar="ROW", help="genai, llamacpp, vllm, triton, starlette"
+    )
+    parser.add_argument("--dir", metavar="DIR", help="the folder of the peers")
+
+
+def _architectures(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "architectures",
+        help="writes docs/architectures.md: which engine serves which causal language model of transformers",
+        usage="%(prog)s [--check] [--probe]",
+        description="Writes the table of architectures. What OpenVINO serves are the families that are registered; "
+        "what torch serves was tried on tiny models, and is kept in architectures.toml.",
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page would change")
+    parser.add_argument("--probe", action="store_true", help="try all of them on torch again (some minutes)")
 
 
 def _command(commands: Any, name: str, **described: Any) -> argparse.ArgumentParser:

@@ -277,6 +277,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("candidate", names, indirect=True, scope="session")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if not _says_nothing_new(item)]
+
+
+def _says_nothing_new(item: pytest.Item) -> bool:
+    """A variant, with a value that the other candidates are enough for."""
+    marker = item.get_closest_marker("every_family")
+    if marker is None or not isinstance(item, pytest.Function):
+        return False
+    values = item.callspec.params
+    return values["candidate"] in VARIANTS and any(values[name] not in some for name, some in marker.kwargs.items())
+
+
 @pytest.fixture(scope="session")
 def candidate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Candidate:
     return CANDIDATES[request.param](tmp_path_factory.mktemp(request.param))

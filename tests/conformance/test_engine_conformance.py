@@ -35,7 +35,7 @@ def check_greedy(driver: Driver, request: int, oracle: Oracle, tokens: Sequence[
     assert said == oracle(tokens, count, guess=said)
 
 
-@pytest.mark.every_family
+@pytest.mark.every_family(length=(1, BLOCK + 1, 3 * BLOCK))
 @pytest.mark.parametrize("length", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
 def test_a_single_request(candidate, length):
     driver = driver_of(candidate)
@@ -66,7 +66,7 @@ def test_requests_that_join_while_others_decode(candidate):
         check_greedy(driver, request, candidate.expect, tokens, 16)
 
 
-@pytest.mark.every_family
+@pytest.mark.every_family(budget=(7, 33))
 @pytest.mark.parametrize("budget", [3, 7, 32, 33])
 def test_chunked_prefill_beside_decodes(candidate, budget):
     candidate.needs("our scheduler")  # else how its steps are cut is the engine's own affair
@@ -77,7 +77,7 @@ def test_chunked_prefill_beside_decodes(candidate, budget):
         check_greedy(driver, request, candidate.expect, tokens, 12)
 
 
-@pytest.mark.every_family
+@pytest.mark.every_family(shared=(2 * BLOCK + 5,))
 @pytest.mark.parametrize("shared", [BLOCK, 2 * BLOCK, 2 * BLOCK + 5])
 def test_prefix_hits(candidate, shared):
     driver = driver_of(candidate, enable_prefix_caching=True)
@@ -110,7 +110,7 @@ def test_an_answer_that_becomes_a_prompt_is_found_in_the_cache(candidate):
     assert driver.stats.prefix_hits == 2 * BLOCK
 
 
-@pytest.mark.every_family
+@pytest.mark.every_family(caching=(True,))
 @pytest.mark.parametrize("caching", [False, True])
 def test_preemption_and_resumption(candidate, caching):
     driver = driver_of(candidate, enable_prefix_caching=caching)
@@ -121,7 +121,7 @@ def test_preemption_and_resumption(candidate, caching):
         check_greedy(driver, request, candidate.expect, tokens, 64)
 
 
-@pytest.mark.every_family
+@pytest.mark.every_family(length=(BLOCK, 2 * BLOCK + 7))
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7])
 def test_forked_samples_share_the_prompt_and_part_ways_in_peace(candidate, length):
     driver = driver_of(candidate)

@@ -106,10 +106,10 @@ def main() -> None:
                     share = 100 * (cpu_seconds(process) - before) / took
                 found[view].append(share)
                 print(f"{view:9} {share:6.2f} % of a core, {(count[0] - came) / took:10,.0f} bytes/s", flush=True)
-        base = statistics.median(found["none"])
-        for view, shares in found.items():
+        for view, shares in found.items():  # within a turn: the machine's speed changes from turn to turn
+            ratios = [100 * (share / base - 1) for share, base in zip(shares, found["none"], strict=True)]
             median = statistics.median(shares)
-            print(f"median {view:9} {median:6.2f} % of a core ({100 * (median / base - 1):+.2f} %)")
+            print(f"median {view:9} {median:6.2f} % of a core ({statistics.median(ratios):+.2f} %)")
     finally:
         for each in (load, server):
             if each is not None:

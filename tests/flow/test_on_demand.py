@@ -20,9 +20,12 @@ from penstock.engines.errors import (
     ModelNotFoundError,
     NotReadyError,
     PenstockError,
+    PermissionDeniedError,
     QueueFullError,
 )
 from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule, WeightedTarget
+from penstock.gateway.models.catalogue import Catalogue
+from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.memory.budget import Demand, MemoryBudget, MemoryNeeds
 from penstock.gateway.models.on_demand.loads import OnDemandSettings
 from penstock.gateway.models.on_demand.on_demand import OnDemand
@@ -30,9 +33,11 @@ from penstock.gateway.models.repository.classic_loader import ClassicLoaders
 from penstock.gateway.models.repository.manager import ModelRepository
 from penstock.gateway.models.repository.settings import RepositorySettings
 from penstock.gateway.models.repository.storage import Repository
+from penstock.gateway.models.traffic.service import TrafficService
 from penstock.gateway.models.traffic.store import TrafficStore
-from penstock.gateway.models.traffic.table import PublicName, TrafficTable
+from penstock.gateway.models.traffic.table import PublicName
 from penstock.gateway.requests.context import ALL_ROLES, USER_ROLES, Principal, RequestContext, Role
+from support.kserve_http import kserve_context
 from support.repository import CONFIG, FILES, FakeLoader, FakeRepository, loaders_of, states, until
 
 ROOM = 100
@@ -96,10 +101,12 @@ class Stand:
         self.clock = Clock()
         self.on_demand = OnDemand(OnDemandSettings(**options.pop("settings", {})), clock=self.clock)
         self.loader.budget.make_room = self.on_demand.make_room
+        self.catalogue = Catalogue(on_demand=self.on_demand)
         self.models = ModelRepository(
             RepositorySettings(control_mode="explicit", **options),
             loaders_of(self.loader),
             [self.repository],  # type: ignore[list-item]
+            catalogue=self.catalogue,
             on_demand=self.on_demand,
         )
 
@@ -108,7 +115,7 @@ class Stand:
         context = RequestContext(**about)
         try:
             self.clock.now += 1
-            await self.on_demand.use(name, context)
+            await self.catalogue.admit(name, "", context)
             await self.models.model(name).infer(InferRequest(inputs={}))
         except BaseException:
             context.end()
@@ -259,7 +266,7 @@ async def test_a_failed_load_is_told_to_all_and_left_alone_for_a_while(tmp_path:
         found = await asyncio.gather(*(stand.outcome("bad") for _ in range(3)))
         assert len(set(found)) == 1
         assert "no weights" in found[0]
-        assert not stand.on_demand.offers_now("bad")
+        assert not stand.catalogue.would_load("bad")
         stand.repository.put("bad", "good")
         assert await stand.outcome("bad") == found[0], "it is not tried again yet"
         stand.clock.now += 10
@@ -279,15 +286,18 @@ async def test_an_unloaded_model_stays_away_until_it_is_asked_for(tmp_path: Path
         await stand.answer("m")
         await stand.models.unload("m")
         assert "has no available versions" in await stand.outcome("m")
-        assert not stand.on_demand.offers_now("m")
+        assert not stand.catalogue.would_load("m")
         await stand.models.load("m")
         assert await stand.outcome("m") == "ok"
 
 
 async def test_callers_without_the_right_load_nothing(tmp_path: Path) -> None:
     async with serving(tmp_path, "m") as stand:
-        assert await stand.outcome("m", principal=Principal(models=("other",))) != "ok"
-        await stand.on_demand.describe("m", RequestContext(principal=Principal(roles=frozenset({Role.METADATA}))))
+        with pytest.raises(PermissionDeniedError):
+            await stand.answer("m", principal=Principal(models=("other",)))
+        plane = kserve_context(stand.models, names=stand.catalogue).plane
+        with pytest.raises(ModelNotFoundError):
+            await plane.describe("m", "", RequestContext(principal=Principal(roles=frozenset({Role.METADATA}))))
         assert stand.loader.models == []
 
 
@@ -574,9 +584,9 @@ async def test_a_model_with_an_open_sequence_stays(tmp_path: Path) -> None:
 
 def with_rules(stand: Stand, *targets: WeightedTarget, **fields: Any) -> tuple[TrafficStore, PublicName]:
     """`public` leads to these models."""
-    table = TrafficTable([TrafficRule("public", targets, **fields)])
-    store = stand.on_demand.public = TrafficStore(stand.models, table, lambda name: False, stand.on_demand)
-    return store, table.names["public"]
+    rule = TrafficRule("public", targets, **fields)
+    traffic = TrafficService([rule], stand.models, DataPlane(stand.catalogue), stand.on_demand)
+    return traffic.models, traffic.table.names["public"]
 
 
 async def ask_public(stand: Stand, store: TrafficStore, **request: Any) -> str:
@@ -584,7 +594,7 @@ async def ask_public(stand: Stand, store: TrafficStore, **request: Any) -> str:
     context = RequestContext(principal=Principal(models=("public",)))
     stand.clock.now += 1
     try:
-        await stand.on_demand.use("public", context)
+        await stand.catalogue.admit("public", "", context)
         store.model("public")
         sent = InferRequest(inputs={}, caller=context, **request)
         await store.model("public", "", sent).infer(sent)
@@ -597,7 +607,7 @@ async def test_a_public_name_loads_the_target_that_a_request_gets(tmp_path: Path
     """Only one of both fits at a time."""
     async with serving(tmp_path, "a60 b60") as stand:
         store, public = with_rules(stand, WeightedTarget("a60"), WeightedTarget("b60"))
-        assert stand.on_demand.offers_now("public")
+        assert stand.catalogue.would_load("public")
         targets = set()
         async with asyncio.timeout(30):
             for _ in range(12):
@@ -650,7 +660,7 @@ async def test_requests_of_models_load_the_target_that_they_get(tmp_path: Path) 
             for _ in range(12):
                 stand.clock.now += 1
                 client = RequestContext()
-                end = await stand.on_demand.use_for_model("public", None)
+                end = await stand.catalogue.use_for_model("public", None)
                 sent = InferRequest(inputs={}, origin=client)
                 await store.model("public", "", sent).infer(sent)
                 end()

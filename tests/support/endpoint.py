@@ -15,6 +15,7 @@ from penstock.gateway.apis.kserve.logs import LogSettings
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.apis.kserve.store import ModelStore
 from penstock.gateway.apis.kserve.tracing import Tracing
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.requests.call import DrainState
 from penstock.gateway.transports.http.exchange import Exchange
 from protocol.asgi_client import AsgiCall
@@ -24,6 +25,7 @@ Endpoint = Callable[[Exchange], Awaitable[None]]
 
 def kserve(models: ModelStore, **settings: Any) -> KServe:
     defaults: dict[str, Any] = {
+        "names": Catalogue(),
         "shared_memory": SharedMemoryRegions(True),
         "tracing": Tracing(),
         "logs": LogSettings(handlers=()),

@@ -29,9 +29,15 @@ _ARCHITECTURES = {
     "gpt_neox": "gptneox",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "ministral3": "mistral3",
+    "cohere": "command-r",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "granitemoeshared": "granitemoe",
+    "glm4_moe": "glm4moe",
+    "ernie4_5_moe": "ernie4_5-moe",
 }
 """By model_type, where they are called otherwise."""
-_PAIRS = ("llama", "mixtral", "granite", "smollm3")
+_PAIRS = ("llama", "mixtral", "granite", "smollm3", "ministral3", "arcee", "olmo", "granitemoe", "granitemoeshared")
 """Model types whose queries and keys are turned in neighbouring pairs."""
 _MOST_LAYERS = 8
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
@@ -122,7 +128,7 @@ def _converted(
     if family in _PAIRS and part.endswith((".q_proj", ".k_proj")):
         count = heads if part.endswith(".q_proj") else key_heads
         values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    if family in ("gemma2", "gemma3") and part.endswith("norm"):
+    if family in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
         values = values + 1
     if family == "gpt2" and part.endswith((".c_attn", ".c_proj", ".c_fc")) and values.ndim > 1:
         values = values.T
@@ -135,12 +141,25 @@ def _converted(
         name = name.removeprefix("transformer.")
     if ".block_sparse_moe.experts." in name:
         name = name.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias").replace("moe_statics", "gate")
     if name.endswith(".sinks"):
         name += ".weight"
-    if family == "gpt_oss" and ".experts." in name:
+    if "_linear" in name and family.startswith("granitemoe"):
+        yield from _granite_experts(name, values)
+    elif family == "gpt_oss" and ".experts." in name:
         yield from _gpt_oss_experts(name, values)
     else:
         yield name, values
+
+
+def _granite_experts(name: str, values: npt.NDArray[np.float32]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    experts = "experts" if values.ndim == 3 else "shared_experts"
+    prefix = re.sub(r"(block_sparse_moe|shared_mlp)\..*", f"mlp.{experts}", name)
+    names = ["down_proj"] if "output" in name else ["gate_proj", "up_proj"]
+    yield from (
+        (f"{prefix}.{part}.weight", some)
+        for part, some in zip(names, np.split(values, len(names), axis=-2), strict=True)
+    )
 
 
 def _gpt_oss_experts(name: str, values: npt.NDArray[np.float32]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
@@ -184,9 +203,11 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
     writer.add_head_count_kv(config.get("num_kv_heads" if family == "falcon" else "num_key_value_heads") or heads)
     if family in ("bloom", "gpt2", "gpt_neox"):
         writer.add_head_count_kv(heads)
-    for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
+    for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
         if key in config:
             writer.add_layer_norm_eps(config[key])
+    if family == "olmo":
+        writer.add_layer_norm_eps(1e-5)
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
@@ -204,6 +225,15 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
         ("use_parallel_residual", writer.add_parallel_residual),
+        ("logit_scale", writer.add_logit_scale),
+        ("clip_qkv", writer.add_clamp_kqv),
+        ("moe_layer_start_index", writer.add_leading_dense_block_count),
+        ("first_k_dense_replace", writer.add_leading_dense_block_count),
+        ("moe_layer_interval", writer.add_interleave_moe_layer_step),
+        ("moe_num_shared_experts", writer.add_expert_shared_count),
+        ("n_shared_experts", writer.add_expert_shared_count),
+        ("norm_topk_prob", writer.add_expert_weights_norm),
+        ("routed_scaling_factor", writer.add_expert_weights_scale),
     ):
         if config.get(key) is not None:
             add(config[key])
@@ -212,6 +242,9 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         writer.add_rope_scaling_factor(rope["factor"])
     if rope.get("rope_type") in ("yarn", "longrope"):
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
     if rope.get("rope_type") == "longrope":
         scale = config["max_position_embeddings"] / rope["original_max_position_embeddings"]
         factor = math.sqrt(1 + math.log(scale) / math.log(rope["original_max_position_embeddings"]))
@@ -221,7 +254,8 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
 
 def _write_windows(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:
     """Other converters leave them out."""
-    if family not in ("gemma2", "gemma3", "olmo3", "exaone4", "gpt_oss", "phi3") or not config.get("sliding_window"):
+    families = ("gemma2", "gemma3", "olmo3", "exaone4", "gpt_oss", "phi3", "cohere2")
+    if family not in families or not config.get("sliding_window"):
         return
     writer.add_sliding_window(config["sliding_window"])
     if family in ("olmo3", "exaone4"):
@@ -229,10 +263,11 @@ def _write_windows(writer: gguf.GGUFWriter, family: str, config: dict[str, Any])
 
 
 def _write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    count = config.get("num_local_experts") or config.get("num_experts")
+    names = ("num_local_experts", "num_experts", "moe_num_experts", "n_routed_experts")
+    count = next((config[name] for name in names if config.get(name)), None)
     if count:
         writer.add_expert_count(count)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:

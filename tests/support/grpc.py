@@ -23,6 +23,7 @@ from penstock.gateway.apis.kserve.grpc.settings import GrpcSettings
 from penstock.gateway.apis.kserve.logs import LogSettings
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.apis.kserve.tracing import Tracing
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.requests.access import ApiKeys, Restrictions
 from penstock.gateway.requests.call import DrainState, RequestJournal
 from support.kserve import FakeModel, FakeModelStore
@@ -46,6 +47,7 @@ def transport(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def kserve_of(*models: FakeModel, allow_shared_memory: bool = True, **options: Any) -> KServe:
     return KServe(
+        names=Catalogue(),
         models=FakeModelStore(*models),
         shared_memory=SharedMemoryRegions(allow_shared_memory),
         tracing=options.pop("tracing", None) or Tracing(),

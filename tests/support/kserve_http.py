@@ -18,6 +18,7 @@ from penstock.gateway.apis.kserve.context import KServe
 from penstock.gateway.apis.kserve.logs import LogSettings
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.apis.kserve.tracing import Tracing
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.requests.server_health import ServerHealth
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.server import HttpServer, ServerSettings
@@ -34,6 +35,7 @@ T = TypeVar("T")
 def kserve_context(store: FakeModelStore, **options: Any) -> KServe:
     allowed = options.pop("allow_shared_memory", False)
     parts: dict[str, Any] = {
+        "names": Catalogue(),
         "shared_memory": SharedMemoryRegions(allowed),
         "tracing": Tracing(),
         "logs": LogSettings(handlers=()),

@@ -15,17 +15,41 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    ArceeConfig,
+    ArceeForCausalLM,
     BloomConfig,
     BloomForCausalLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Dots1Config,
+    Dots1ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
+    ExaoneMoeConfig,
+    ExaoneMoeForCausalLM,
     FalconConfig,
     FalconForCausalLM,
+    FlexOlmoConfig,
+    FlexOlmoForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     GenerationConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -34,24 +58,46 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
+    HYV3Config,
+    HYV3ForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoConfig,
     OlmoeConfig,
     OlmoeForCausalLM,
+    OlmoForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PhiConfig,
     PhiForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -62,8 +108,12 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    SolarOpenConfig,
+    SolarOpenForCausalLM,
     StableLmConfig,
     StableLmForCausalLM,
     Starcoder2Config,
@@ -110,6 +160,16 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_MINISTRAL3 = _YARN | {"original_max_position_embeddings": 16, "factor": 32.0, "llama_4_scaling_beta": 0.5}
+_HUNYUAN = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0}
+_GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
+}
+_SHARED = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SIGMOIDS = {**_SHARED, "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
@@ -142,7 +202,7 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
     "granite": (
         GraniteForCausalLM,
         GraniteConfig,
-        {"attention_multiplier": 0.2, "embedding_multiplier": 6.0, "residual_multiplier": 0.4, "logits_scaling": 3.0},
+        _GRANITE,
     ),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layer_interval": 2}),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
@@ -192,6 +252,70 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
             "moe_layers": [0, 2],
         },
     ),
+    "ministral3": (Ministral3ForCausalLM, Ministral3Config, {"head_dim": 16, "rope_parameters": _MINISTRAL3}),
+    "ministral": (
+        MinistralForCausalLM,
+        MinistralConfig,
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "num_hidden_layers": 4,
+        },
+    ),
+    "glm": (GlmForCausalLM, GlmConfig, {"head_dim": 16, "eos_token_id": [EOS_TOKEN_ID]}),
+    "glm4": (Glm4ForCausalLM, Glm4Config, {"head_dim": 16, "eos_token_id": [EOS_TOKEN_ID]}),
+    "ernie4.5": (Ernie4_5ForCausalLM, Ernie4_5Config, {"head_dim": 16}),
+    "hunyuan": (HunYuanDenseV1ForCausalLM, HunYuanDenseV1Config, {"head_dim": 16, "rope_parameters": _HUNYUAN}),
+    "seed-oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32}),
+    "cohere": (CohereForCausalLM, CohereConfig, {"logit_scale": 0.5}),
+    "cohere2": (Cohere2ForCausalLM, Cohere2Config, {"logit_scale": 0.5, "num_hidden_layers": 4, "sliding_window": 24}),
+    "nemotron": (NemotronForCausalLM, NemotronConfig, {}),
+    "arcee": (ArceeForCausalLM, ArceeConfig, {}),
+    "gemma": (GemmaForCausalLM, GemmaConfig, {"head_dim": 16}),
+    "olmo": (OlmoForCausalLM, OlmoConfig, {}),
+    "granite-moe": (
+        GraniteMoeForCausalLM,
+        GraniteMoeConfig,
+        {**_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "granite-moe-shared": (
+        GraniteMoeSharedForCausalLM,
+        GraniteMoeSharedConfig,
+        {**_GRANITE, "num_local_experts": 4, "shared_intermediate_size": 48},
+    ),
+    "flex-olmo": (FlexOlmoForCausalLM, FlexOlmoConfig, {"num_experts": 4, "num_experts_per_tok": 2}),
+    "minimax-m2": (
+        MiniMaxM2ForCausalLM,
+        MiniMaxM2Config,
+        {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "phi-moe": (PhimoeForCausalLM, PhimoeConfig, {"num_local_experts": 6, "router_jitter_noise": 0.2}),
+    "glm4-moe": (Glm4MoeForCausalLM, Glm4MoeConfig, {**_SIGMOIDS, "use_qk_norm": True, "routed_scaling_factor": 1.5}),
+    "dots1": (Dots1ForCausalLM, Dots1Config, {**_SIGMOIDS, "max_window_layers": 1, "sliding_window": 24}),
+    "solar-open": (SolarOpenForCausalLM, SolarOpenConfig, {**_SIGMOIDS, "head_dim": 16}),
+    "exaone-moe": (
+        ExaoneMoeForCausalLM,
+        ExaoneMoeConfig,
+        {**_SHARED, "num_experts": 6, "num_hidden_layers": 4, "sliding_window": 24},
+    ),
+    "hy-v3": (HYV3ForCausalLM, HYV3Config, {**_SHARED, "num_experts": 6, "head_dim": 16, "num_shared_experts": 2}),
+    "ernie4.5-moe": (
+        Ernie4_5_MoeForCausalLM,
+        Ernie4_5_MoeConfig,
+        {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "num_hidden_layers": 4,
+            "moe_layer_interval": 2,
+        },
+    ),
+    "hunyuan-moe": (
+        HunYuanMoEV1ForCausalLM,
+        HunYuanMoEV1Config,
+        {"head_dim": 16, "num_experts": 4, "moe_topk": [2] * 3},
+    ),
     "stablelm": (StableLmForCausalLM, StableLmConfig, {"use_qkv_bias": True}),
     "starcoder2": (Starcoder2ForCausalLM, Starcoder2Config, {"sliding_window": 24}),
     "phi": (PhiForCausalLM, PhiConfig, {}),
@@ -217,9 +341,12 @@ def make_model(
     torch.manual_seed(seed)
     model = model_class(config_class(**{**SHAPE, **differences, **overrides}))
     spread(model)
+    for name, values in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            values.copy_(torch.linspace(0.2, -0.2, values.numel()).reshape(values.shape))
     model = model.to(dtype)
     model.generation_config = GenerationConfig(eos_token_id=EOS_TOKEN_ID, pad_token_id=0)
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     model.save_pretrained(directory, max_shard_size=size if shards == 1 else -(-size // shards))
     make_tokenizer().save_pretrained(directory)
     return directory
@@ -351,7 +478,7 @@ def reference_hidden(model: PreTrainedModel, token_ids: Sequence[int]) -> list[f
 
 def spread(model: PreTrainedModel) -> None:
     """Gemma adds 1 to the weights of its norms, and multiplies embeddings by the square root of their size."""
-    gemma = model.config.model_type in ("gemma2", "gemma3_text")
+    gemma = model.config.model_type in ("gemma", "gemma2", "gemma3_text")
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,5 @@
-"""The pages of figures, rendered from `figures.toml`, and the tables that are older than the code they measure."""
+"""The pages of figures, rendered from `figures.toml` and `measured.json`, and the tables that are older than the code
+they measure."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.figures.measure import Measured, ReadmeRow, keep, measure_row, measured
 from penstock.loadtest.errors import LoadTestError
 
 ROOT = Path(__file__).parents[3]
 DATA = Path(__file__).with_name("figures.toml")
 PAGE = "docs/performance.md"
+ROWS_PAGE = "docs/figures.md"
 README = "README.md"
 _MARKS = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
@@ -37,15 +40,10 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     note: str = ""
 
 
-class ReadmeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    text: str
-    figure: str
-    table: str
-    """The title of the table that has it."""
-
-
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head: str
+    rows_head: str
+    """Of the page with the README's rows."""
     limitations: str
     machines: dict[str, str]
     paths: dict[str, tuple[str, ...]]
@@ -56,16 +54,29 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def main(settings: Mapping[str, Any]) -> int:
     """Exit status 1: with `check`, a page is not what the data says."""
     figures = read()
-    stale = [name for name, text in pages(figures).items() if (ROOT / name).read_text(encoding="utf-8") != text]
+    if settings["measure"]:
+        _measure(figures, settings["measure"], settings["dir"])
     for line in old_tables(figures):
         print(line)
     if settings["check"]:
+        stale = [name for name, text in pages(figures).items() if (ROOT / name).read_text(encoding="utf-8") != text]
         for name in stale:
             print(f"{name} is not what {DATA.relative_to(ROOT)} says: python loadtest/benchmarks figures")
         return 1 if stale else 0
     for name, text in pages(figures).items():
         (ROOT / name).write_text(text, encoding="utf-8")
     return 0
+
+
+def _measure(figures: Figures, names: Sequence[str], folder: str | None) -> None:
+    """Each row is kept as soon as it is measured. Raises LoadTestError."""
+    rows = {row.name: row for row in figures.readme}
+    if unknown := [name for name in names if name not in rows]:
+        raise LoadTestError(f"measure: {', '.join(unknown)} is none of {', '.join(rows)}")
+    if folder is None:
+        raise LoadTestError("--measure requires --dir FOLDER: where the peers are")
+    for name in names:
+        keep({name: measure_row(rows[name], folder)})
 
 
 def read(path: Path = DATA) -> Figures:
@@ -80,17 +91,17 @@ def pages(figures: Figures) -> dict[str, str]:
     """Text by name; of the README only what is between its marks is from here."""
     readme = (ROOT / README).read_text(encoding="utf-8")
     table = "\n".join(_readme_table(figures))
-    return {PAGE: _page(figures), README: _MARKS.sub(lambda marks: f"{marks[1]}{table}\n{marks[2]}", readme)}
+    readme = _MARKS.sub(lambda marks: f"{marks[1]}{table}\n{marks[2]}", readme)
+    return {PAGE: _page(figures), ROWS_PAGE: _rows_page(figures), README: readme}
 
 
 def _readme_table(figures: Figures) -> Iterator[str]:
-    dates = {table.title: table.date for table in figures.table}
+    results = measured()
     yield "| Penstock beside | ratio | measured |"
     yield "|---|---:|---|"
     for row in figures.readme:
-        if row.table not in dates:
-            raise LoadTestError(f"{DATA}: there is no table {row.table!r}")
-        yield f"| {row.text} | {row.figure} | {dates[row.table]} |"
+        result = results[row.name]
+        yield f"| {row.text} | {result.figure} | {result.date}, {result.cpu} |"
 
 
 def _page(figures: Figures) -> str:
@@ -100,6 +111,18 @@ def _page(figures: Figures) -> str:
         parts.append(f"\n## {section}\n")
         parts += [_section(table, figures.machines) for table in tables]
     return "".join([*parts, "\n", figures.limitations])
+
+
+def _rows_page(figures: Figures) -> str:
+    results = measured()
+    return figures.rows_head.lstrip() + "".join(_row(row, results[row.name]) for row in figures.readme)
+
+
+def _row(row: ReadmeRow, result: Measured) -> str:
+    command = f"`python loadtest/benchmarks figures --measure {row.name} --dir peers`"
+    about = "; ".join(filter(None, (result.machine, result.versions)))
+    head = f"\n## {row.title}\n\n**{result.date}.** {command}. {about}. {result.method}".rstrip()
+    return "\n".join([head, "", *result.body, ""])
 
 
 def _section(table: Table, machines: Mapping[str, str]) -> str:
@@ -112,14 +135,15 @@ def _section(table: Table, machines: Mapping[str, str]) -> str:
 
 
 def old_tables(figures: Figures) -> Iterator[str]:
-    """A line for each table that is older than the newest commit to what it measures."""
-    for table in figures.table:
-        paths = [path for name in table.code for path in figures.paths[name]]
+    """A line for each row and table that is older than the newest commit to what it measures."""
+    rows = [(row.title, row.code, date.fromisoformat(measured()[row.name].date)) for row in figures.readme]
+    for title, code, day in [*rows, *((table.title, table.code, table.date) for table in figures.table)]:
+        paths = [path for name in code for path in figures.paths[name]]
         if missing := [path for path in paths if not (ROOT / path).exists()]:
-            raise LoadTestError(f"{DATA}: {table.title}: there is no {missing[0]}")
+            raise LoadTestError(f"{DATA}: {title}: there is no {missing[0]}")
         changed = changed_on(paths)
-        if changed > table.date:
-            yield f"older than its code: {table.title} ({table.date}; changed {changed})"
+        if changed > day:
+            yield f"older than its code: {title} ({day}; changed {changed})"
 
 
 def changed_on(paths: Sequence[str]) -> date:

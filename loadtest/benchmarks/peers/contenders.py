@@ -9,6 +9,7 @@ import msgspec
 from benchmarks.peers import launch
 from benchmarks.peers.catalog import PEERS
 from benchmarks.peers.launch import Start, penstock
+from benchmarks.peers.plan import QUANTIZED
 
 
 class Contender(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +23,13 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
     """That must be here."""
     engine: str = ""
     """Of the generation tables: what it computes in, and with how many threads, which are filled in."""
+
+    def computing(self, weights: str) -> str:
+        """The same for weights in this form."""
+        if weights == "native":
+            return self.engine
+        own = QUANTIZED.get(self.name, {}).get(weights, weights)
+        return f"weights in {own}; {{threads}}"
 
     @property
     def lacking(self) -> list[str]:
@@ -59,7 +67,7 @@ _ALL = (
     Contender(
         name="penstock",
         title="Penstock, openvino",
-        start=penstock("", *_ALL_THREADS, "--engine", "openvino"),
+        start=penstock("", *_ALL_THREADS, "--engine", "openvino", "--weights", "{weights}"),
         engine=f"{_NATIVE}; {{threads}}",
     ),
     Contender(

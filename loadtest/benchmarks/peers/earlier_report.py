@@ -8,7 +8,7 @@ import msgspec
 
 from benchmarks.peers.plan import plan
 from benchmarks.peers.results import SCHEMA, GroupResult, PeersReport
-from benchmarks.peers.settings import PeersSettings
+from benchmarks.peers.settings import WEIGHTS, PeersSettings
 from penstock.loadtest.errors import LoadTestError
 
 _MACHINE = ("cpu", "cores", "os", "python")
@@ -44,8 +44,9 @@ def keep_earlier(report: PeersReport, earlier: PeersReport) -> None:
     """Adds the groups that have not been measured now, all in the order of the plan."""
     measured = {_key(group) for group in report.groups}
     kept = [group for group in earlier.groups if _key(group) not in measured]
-    everything = plan(PeersSettings(dir=report.settings.dir))
-    order = {(group.table, group.model, group.peer): position for position, group in enumerate(everything)}
+    everything = plan(PeersSettings(dir=report.settings.dir, weights=WEIGHTS))
+    names = [(group.table, group.model, group.weights, group.peer) for group in everything]
+    order = {name: position for position, name in enumerate(names)}
     report.groups = sorted([*report.groups, *kept], key=lambda group: order.get(_key(group), len(order)))
     report.versions = earlier.versions | report.versions
     left_out = {name: why for name, why in earlier.skipped.items() if name not in report.versions}
@@ -54,5 +55,5 @@ def keep_earlier(report: PeersReport, earlier: PeersReport) -> None:
     report.interrupted = report.interrupted or any(group in kept for group in cut)
 
 
-def _key(group: GroupResult) -> tuple[str, str, str]:
-    return group.table, group.model, next(iter(group.titles))
+def _key(group: GroupResult) -> tuple[str, str, str, str]:
+    return group.table, group.model, group.weights, next(iter(group.titles))

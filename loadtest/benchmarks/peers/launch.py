@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import msgspec
 
 from benchmarks.peers.peers_folder import FOREIGN, PeersFolder
 from benchmarks.peers.process import Ports
-from benchmarks.peers.recipes import triton_environment
+from benchmarks.peers.recipes import W8A8, gguf_form, openvino_form, triton_environment
 
 SEQUENCE = 1024
 """Tokens that a server must have room for in each place of a batch."""
@@ -29,6 +30,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     peers_folder: PeersFolder
     model: str
     """Of the generation tables; empty for the others."""
+    weights: str = "native"
+    """What its weights are stored in."""
     cores: tuple[int, ...]
     """That the server may use."""
     places: int
@@ -65,15 +68,18 @@ Argv = list[str | Path]
 
 
 def vllm(at: Surroundings, ports: Ports) -> Launch:
-    """Eager: without a compiler, as on a machine that has none. Log lines for each request are off."""
+    """Eager where there is no compiler for its graph. With small weights it gets all cores, as the engine that it is
+    compared with then. Log lines for each request are off."""
+    cores = at.engine_cores if at.weights == "native" else at.cores
     limits = ["--max-model-len", str(2 * SEQUENCE), "--max-num-seqs", str(at.places), "--dtype", "bfloat16"]
     limits += ["--max-num-batched-tokens", str(STEP_TOKENS)]
-    switches = ["--enforce-eager", "--no-enable-prefix-caching", "--no-enable-log-requests"]
+    switches = [*([] if shutil.which("g++") else ["--enforce-eager"]), "--no-enable-prefix-caching"]
+    switches.append("--no-enable-log-requests")
     name = ["--served-model-name", "m", "--disable-uvicorn-access-log"]
     program: Argv = [
         at.peers_folder.program("vllm", "vllm"),
         "serve",
-        at.folder,
+        at.folder if at.weights == "native" else at.peers_folder.converted(at.model, W8A8),
         "--host",
         _ADDRESS,
         "--port",
@@ -82,7 +88,7 @@ def vllm(at: Surroundings, ports: Ports) -> Launch:
     env = {
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, at.engine_cores)),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_NO_USAGE_STATS": "1",
     }
@@ -94,7 +100,7 @@ def llamacpp(at: Surroundings, ports: Ports) -> Launch:
     threads = str(len(at.cores))
     weights: Argv = [
         "--model",
-        at.peers_folder.converted(at.model, "gguf"),
+        at.peers_folder.converted(at.model, gguf_form(at.weights)),
         "--host",
         _ADDRESS,
         "--port",
@@ -187,6 +193,7 @@ def penstock(environment: str, *flags: str) -> Start:
         where = [flag for kind, port in kinds for flag in (f"--{kind}-port", str(port))]
         known = {
             "model": at.folder,
+            "weights": "auto" if at.weights == "native" else at.weights,
             "threads": len(at.cores),
             "engine_threads": len(at.engine_cores),
             "places": at.places,
@@ -202,7 +209,7 @@ def penstock(environment: str, *flags: str) -> Start:
 
 def genai(at: Surroundings) -> Argv:
     """No server: a program with its own way in."""
-    model = at.peers_folder.converted(at.model, "ov")
+    model = at.peers_folder.converted(at.model, openvino_form(at.weights))
     return [at.peers_folder.program("openvino"), FOREIGN / "genai_load.py", model, str(len(at.cores)), str(at.places)]
 
 

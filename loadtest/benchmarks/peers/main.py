@@ -52,25 +52,31 @@ def main(flags: Mapping[str, Any], argv: Sequence[str] = ()) -> int:
     for document in chosen.update:
         check(document)
     earlier = read_report(chosen.json) if chosen.keep and chosen.json else None
-    peers_folder = PeersFolder(Path(chosen.dir).expanduser())
-    with peers_folder.claimed(), _terminated_like_interrupted():
-        report = PeersReport(
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=shlex.join([*COMMAND, *(argv or sys.argv[1:])]),
-            settings=chosen,
-            environment=environment(),
-            versions={},
-        )
-        try:
-            _measure(report, peers_folder, earlier)
-        except KeyboardInterrupt:
-            report.interrupted = True
-            _say("ended early: all servers have ended, what was measured is written")
+    report = measure(chosen, argv, earlier)
     if chosen.run:
         if earlier is not None:
             keep_earlier(report, earlier)
         _write(report)
     return INTERRUPTED if report.interrupted else int(any(group.fault for group in report.groups))
+
+
+def measure(chosen: PeersSettings, argv: Sequence[str] = (), earlier: PeersReport | None = None) -> PeersReport:
+    """What there is when it ends, or is ended. Raises LoadTestError as `main`."""
+    peers_folder = PeersFolder(Path(chosen.dir).expanduser())
+    report = PeersReport(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=shlex.join([*COMMAND, *(argv or sys.argv[1:])]),
+        settings=chosen,
+        environment=environment(),
+        versions={},
+    )
+    with peers_folder.claimed(), _terminated_like_interrupted():
+        try:
+            _measure(report, peers_folder, earlier)
+        except KeyboardInterrupt:
+            report.interrupted = True
+            _say("ended early: all servers have ended, what was measured is written")
+    return report
 
 
 def _measure(report: PeersReport, peers_folder: PeersFolder, earlier: PeersReport | None) -> None:
@@ -108,16 +114,16 @@ def _set_up(peers_folder: PeersFolder, chosen: PeersSettings, groups: Sequence[G
     if any(group.table == "tensors" for group in groups):
         make_repositories(peers_folder, onnx=not CONTENDERS["penstock-onnx"].lacking)
     for name in dict.fromkeys(group.peer for group in groups if group.peer in PEERS):
-        names = {group.model for group in groups if group.peer == name and group.model}
+        forms = {(group.model, group.weights) for group in groups if group.peer == name and group.model}
         try:
-            _prepare(peers_folder, PEERS[name], sorted(names), chosen)
+            _prepare(peers_folder, PEERS[name], sorted(forms), chosen)
         except SetupError as error:
             skipped[name] = str(error)
             _say(f"{name} is left out: {error}")
     return skipped
 
 
-def _prepare(peers_folder: PeersFolder, peer: Peer, models: Sequence[str], chosen: PeersSettings) -> None:
+def _prepare(peers_folder: PeersFolder, peer: Peer, forms: Sequence[tuple[str, str]], chosen: PeersSettings) -> None:
     if not is_installed(peers_folder, peer):
         if not chosen.setup:
             raise SetupError("it is not set up (--setup)")
@@ -125,8 +131,8 @@ def _prepare(peers_folder: PeersFolder, peer: Peer, models: Sequence[str], chose
             raise SetupError(f"it is set up on request only (--setup --only {peer.name})")
         _say(f"{peer.name}: installing")
         install(peers_folder, peer)
-    for model in models:
-        convert(peers_folder, peer.name, model)
+    for model, weights in forms:
+        convert(peers_folder, peer.name, model, weights)
 
 
 def _versions(peers_folder: PeersFolder, groups: Sequence[Group]) -> dict[str, dict[str, str]]:

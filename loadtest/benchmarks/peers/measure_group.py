@@ -40,6 +40,7 @@ class GroupMeasurement:
         self.result = GroupResult(
             table=group.table,
             model=group.model,
+            weights=group.weights,
             titles={name: CONTENDERS[name].title for name in group.contenders},
             pinned=False,
             settings=report.settings,
@@ -62,7 +63,7 @@ class GroupMeasurement:
         cores = all_cores()
         self.result.pinned = self._group.pinned and len(cores) > 1
         servers, clients = (cores[:1], cores[1:]) if self.result.pinned else (cores, cores)
-        self._say(f"{self._group.table}{f' of {self._group.model}' if self._group.model else ''}, {self._group.peer}:")
+        self._say(f"{', '.join(self._about)}, {self._group.peer}:")
         with ExitStack() as stack:
             for name in self._group.contenders:
                 with self._leaving_out(name):
@@ -72,6 +73,11 @@ class GroupMeasurement:
             with confined_to(clients):
                 for case in self._group.cases:
                     self._measure(case)
+
+    @property
+    def _about(self) -> list[str]:
+        group = self._group
+        return [group.table, *([group.model, group.weights] if group.model else [])]
 
     @contextmanager
     def _leaving_out(self, name: str) -> Iterator[None]:
@@ -90,15 +96,16 @@ class GroupMeasurement:
         at = Surroundings(
             peers_folder=self._peers_folder,
             model=self._group.model,
+            weights=self._group.weights,
             cores=cores,
             places=max(case.concurrency for case in self._group.cases),
             timeout=self._settings.timeout,
         )
         if contender.engine:
-            self.result.engines[contender.name] = contender.engine.format(
+            self.result.engines[contender.name] = contender.computing(self._group.weights).format(
                 threads=plural(len(at.cores), "thread"), engine_threads=plural(len(at.engine_cores), "thread")
             )
-        log = self._peers_folder.log("-".join(filter(None, (self._group.table, self._group.model, contender.name))))
+        log = self._peers_folder.log("-".join((*self._about, contender.name)))
         tokenizer = str(at.folder) if self._group.model else ""
         if contender.start is None:
             process = stack.enter_context(Process(genai(at), log, cores=cores, pipes=True))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.peers.peers_folder import PeersFolder
 from benchmarks.peers.shapes import CONTEXT, SHAPES, VOCABULARY
-from benchmarks.peers.weights import write_weights
+from benchmarks.peers.weights import W8A8_CONFIG, write_weights
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Their places are their ids: 0 fills up, 2 ends a text."""
@@ -25,24 +25,25 @@ _TEMPLATE = (
 _TRAINING_CHARACTERS = 10_000_000
 
 
-def make_model(peers_folder: PeersFolder, name: str) -> Path:
-    """The model's folder; made if it is not there, and there only when it is complete."""
-    folder = peers_folder.model(name)
+def make_model(peers_folder: PeersFolder, name: str, folder: Path | None = None, *, w8a8: bool = False) -> Path:
+    """The model's folder; made if it is not there, and there only when it is complete. `w8a8`: with weights in 8 bits
+    for activations in 8 bits, as compressed-tensors stores them."""
+    folder = folder or peers_folder.model(name)
     if folder.is_dir():
         return folder
     tokenizer = _tokenizer(peers_folder)
-    part = folder.with_name(f"{name}.part")
+    part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     shape = SHAPES[name]
     shutil.copy(tokenizer, part / "tokenizer.json")
     for file, content in (
-        ("config.json", shape.config()),
+        ("config.json", shape.config() | (W8A8_CONFIG if w8a8 else {})),
         ("generation_config.json", {"eos_token_id": 2, "pad_token_id": 0}),
         ("tokenizer_config.json", _TOKENIZER_CONFIG),
     ):
         (part / file).write_text(json.dumps(content, indent=2) + "\n")
-    write_weights(shape, part / "model.safetensors")
+    write_weights(shape, part / "model.safetensors", w8a8=w8a8)
     part.rename(folder)
     return folder
 

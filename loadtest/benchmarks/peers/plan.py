@@ -36,6 +36,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[Case, ...]
     model: str = ""
     """That the servers are started with (generation)."""
+    weights: str = "native"
+    """What its weights are stored in."""
 
     @property
     def peer(self) -> str:
@@ -55,6 +57,12 @@ _GENERATION = {
 }
 """Penstock with the same engine and as many threads, where it has it (vLLM's under either scheduler), and with its own
 choice for CPUs."""
+QUANTIZED = {
+    "openvino": {"int8": "optimum-intel's int8", "int4": "optimum-intel's int4"},
+    "vllm": {"int8": "W8A8 of compressed-tensors"},
+    "llamacpp": {"int8": "Q8_0", "int4": "Q4_K_M"},
+}
+"""Forms of a model with weights in 8 and 4 bits that peers have: they are compared with Penstock's own choice."""
 _SERVED = {
     "triton": ((_HTTP, _BINARY, _GRPC), ("penstock-python", "penstock-onnx")),
     "mlserver": ((_HTTP, _GRPC), ("penstock-python",)),
@@ -86,7 +94,12 @@ def plan(settings: PeersSettings) -> list[Group]:
         groups += [_tensors(peer, settings) for peer in _SERVED if peer in chosen]
     if "generation" in settings.tables:
         for model in sorted(settings.models, key=list(SHAPES).index):
-            groups += [_generation(peer, model, settings) for peer in _GENERATION if peer in chosen]
+            groups += [
+                _generation(peer, model, weights, settings)
+                for weights in settings.weights
+                for peer in _GENERATION
+                if peer in chosen and (weights == "native" or weights in QUANTIZED.get(peer, {}))
+            ]
     return groups
 
 
@@ -108,10 +121,11 @@ def _tensors(peer: str, settings: PeersSettings) -> Group:
     return Group(table="tensors", contenders=(peer, *ours), cases=tuple(cases))
 
 
-def _generation(peer: str, model: str, settings: PeersSettings) -> Group:
+def _generation(peer: str, model: str, weights: str, settings: PeersSettings) -> Group:
     cases = [
         Case(table="generation", model=model, protocol="openai-completions", concurrency=places, sampled=sampled)
         for sampled, counts in ((False, settings.concurrency), (True, settings.sampled))
         for places in counts
     ]
-    return Group(table="generation", contenders=(peer, *_GENERATION[peer]), cases=tuple(cases), model=model)
+    ours = _GENERATION[peer] if weights == "native" else ("penstock",)
+    return Group(table="generation", contenders=(peer, *ours), cases=tuple(cases), model=model, weights=weights)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.peers.catalog import LLAMA_CPP, TORCH, Peer
+from benchmarks.peers.models import make_model
 from benchmarks.peers.peers_folder import FOREIGN, PeersFolder
+from benchmarks.peers.plan import QUANTIZED
 from benchmarks.peers.shell import OFFLINE, SetupError, run
 
 
@@ -92,6 +94,9 @@ def triton_environment(peers_folder: PeersFolder) -> dict[str, str]:
     }
 
 
+_PROGRAMS = ("llama-server", "llama-quantize")
+
+
 def llamacpp(peers_folder: PeersFolder, peer: Peer, install: Installing) -> None:
     """Built from source for this machine's instructions: 20 minutes on two cores. Its environment is for converting."""
     install(peer.requirements)
@@ -109,7 +114,7 @@ def llamacpp(peers_folder: PeersFolder, peer: Peer, install: Installing) -> None
         "LLAMA_BUILD_UI": "OFF",
     }
     run(["cmake", "-S", tree, "-B", build, *(f"-D{name}={value}" for name, value in switches.items())], install.log)
-    run(["cmake", "--build", build, "--target", "llama-server", "--parallel", str(os.cpu_count() or 1)], install.log)
+    run(["cmake", "--build", build, "--parallel", str(os.cpu_count() or 1), "--target", *_PROGRAMS], install.log)
 
 
 def llama_tree(peers_folder: PeersFolder, log: Path) -> Path:
@@ -126,13 +131,32 @@ def llama_tree(peers_folder: PeersFolder, log: Path) -> Path:
     return tree / "vendor" / "llama.cpp"
 
 
-def convert(peers_folder: PeersFolder, peer: str, model: str) -> None:
+W8A8 = "w8a8"
+
+
+def openvino_form(weights: str) -> str:
+    return "ov" if weights == "native" else f"ov-{weights}"
+
+
+def gguf_form(weights: str) -> str:
+    return "gguf" if weights == "native" else f"{QUANTIZED['llamacpp'][weights]}.gguf"
+
+
+def convert(peers_folder: PeersFolder, peer: str, model: str, weights: str = "native") -> None:
     """A model into the form that a peer reads, if it has one of its own and it is not there. Raises SetupError."""
-    log = peers_folder.log(f"convert-{peer}-{model}")
+    log = peers_folder.log(f"convert-{peer}-{model}-{weights}")
     if peer == "openvino":
-        _convert(peers_folder.converted(model, "ov"), lambda part: _to_openvino(peers_folder, model, part, log))
+        path = peers_folder.converted(model, openvino_form(weights))
+        _convert(path, lambda part: _to_openvino(peers_folder, model, weights, part, log))
     elif peer == "llamacpp":
-        _convert(peers_folder.converted(model, "gguf"), lambda part: _to_gguf(peers_folder, model, part, log))
+        whole = peers_folder.converted(model, "gguf")
+        _convert(whole, lambda part: _to_gguf(peers_folder, model, part, log))
+        if weights != "native":
+            smaller = [peers_folder.llama_server.with_name("llama-quantize"), whole]
+            path, kind = peers_folder.converted(model, gguf_form(weights)), QUANTIZED[peer][weights]
+            _convert(path, lambda part: run([*smaller, part, kind], log))
+    elif peer == "vllm" and weights == "int8":
+        make_model(peers_folder, model, peers_folder.converted(model, W8A8), w8a8=True)
 
 
 def _convert(path: Path, make: Callable[[Path], None]) -> None:
@@ -145,9 +169,10 @@ def _convert(path: Path, make: Callable[[Path], None]) -> None:
     part.rename(path)
 
 
-def _to_openvino(peers_folder: PeersFolder, model: str, part: Path, log: Path) -> None:
-    """Half precision in the files; the precision of the computation is the plugin's choice for the CPU."""
-    task = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+def _to_openvino(peers_folder: PeersFolder, model: str, weights: str, part: Path, log: Path) -> None:
+    """Half precision in the files, or a smaller type; what is computed in is the plugin's choice for the CPU."""
+    stored = "fp16" if weights == "native" else weights
+    task = ["--task", "text-generation-with-past", "--weight-format", stored]
     tool = peers_folder.program("openvino", "optimum-cli")
     run([tool, "export", "openvino", "-m", peers_folder.model(model), *task, part], log, env=OFFLINE)
 

@@ -95,6 +95,7 @@ class CaseResult(msgspec.Struct, kw_only=True):
 class GroupResult(msgspec.Struct, kw_only=True):
     table: str
     model: str
+    weights: str = "native"
     titles: dict[str, str]
     """Of the servers, by name; the first is the peer."""
     pinned: bool

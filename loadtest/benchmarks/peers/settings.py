@@ -14,6 +14,7 @@ from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Positive
 
 TABLES = ("generation", "tensors", "paced", "streaming")
+WEIGHTS = ("native", "int8", "int4")
 _Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -29,6 +30,10 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     only: Annotated[tuple[str, ...], Meta(description="peers by name; default: all that are set up")] = ()
     tables: Annotated[tuple[str, ...], Meta(description="of generation, tensors, paced, streaming")] = TABLES
     models: Annotated[tuple[str, ...], Meta(description="for generation: tiny, qwen05b-shape")] = tuple(SHAPES)
+    weights: Annotated[
+        tuple[str, ...],
+        Meta(description="for generation: native, int8, int4; those that a peer has a form of"),
+    ] = ("native",)
     concurrency: Annotated[tuple[Positive, ...], Meta(description="generation: requests at a time")] = (1, 4, 16, 64)
     sampled: Annotated[
         tuple[Positive, ...], Meta(description="generation: requests at a time with temperature 0.7 and top_p 0.9")
@@ -64,7 +69,7 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ()
 
 
-LISTS = ("only", "tables", "models", "concurrency", "sampled", "in_flight", "streams", "update")
+LISTS = ("only", "tables", "models", "weights", "concurrency", "sampled", "in_flight", "streams", "update")
 """Settings that take several values, with commas between."""
 
 
@@ -83,6 +88,7 @@ def settings(flags: Mapping[str, Any]) -> PeersSettings:
         ("only", chosen.only, PEERS),
         ("tables", chosen.tables, TABLES),
         ("models", chosen.models, SHAPES),
+        ("weights", chosen.weights, WEIGHTS),
     ):
         if unknown := [value for value in values if value not in known]:
             raise LoadTestError(f"{name}: {', '.join(unknown)} is none of {', '.join(known)}")

@@ -24,7 +24,8 @@ def _rows(group: GroupResult) -> Iterator[tuple[str, ...]]:
     peer, *rest = group.titles
     title = MAIN[group.table].title
     figure = title[:1].lower() + title[1:]
-    model = f", {group.model}" if group.model else ""
+    quantized = "" if group.weights == "native" else f" in {group.weights}"
+    model = f", {group.model}{quantized}" if group.model else ""
     for name in rest:
         if not name.startswith("penstock"):
             continue

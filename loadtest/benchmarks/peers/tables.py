@@ -33,14 +33,15 @@ _ABOUT = {
     "`identity` one of 3 x 224 x 224 (602 kB). Every server has one instance of a model; Penstock and Triton wait up "
     "to 100 us for a batch.",
     "generation": "Output tokens/s (TTFT / ITL in ms, medians). Greedy, or sampled with temperature 0.7 and top_p "
-    "0.9; streamed, without EOS and prefix caching; random weights in bf16; at most 2,048 tokens in a step.",
+    "0.9; streamed, without EOS and prefix caching; random weights, in bf16 unless a heading says "
+    "otherwise; at most 2,048 tokens in a step.",
 }
 _CAVEATS = (
     "Weights are random: lengths of real prompts and answers, EOS and stop strings play no role.",
     "Servers, engines and clients share this machine, without a network between them; what the client takes is "
     "missing to the server. Few cores say little about many, and nothing about GPUs.",
-    "Peers run as their documentation suggests, not tuned beyond the flags in this package. vLLM runs eagerly.",
-    "Everything is in bf16: llama.cpp, OpenVINO and others are mostly run with weights of 4 or 8 bits.",
+    "Peers run as their documentation suggests, not tuned beyond the flags in this package.",
+    "llama.cpp, OpenVINO and others are mostly run with weights of 4 or 8 bits: `--weights int8,int4` measures these.",
     "OpenVINO GenAI runs inside of the program that measures it: no HTTP, no client, and times are those of its steps.",
     "CPU is that of a server's whole process tree. Peers differ in what they do for it: checks, logs, metrics.",
     "Ratios are means over pairs of runs of one round, with their interval at 95 %: of figures that are the same, one "
@@ -71,7 +72,8 @@ def _tables(report: PeersReport) -> Iterator[str]:
         if load != heading:
             heading = load
             yield from (f"## {_HEADINGS[group.table]}", load)
-        yield from _group(group)
+        yield f"### {_title(group)}"
+        yield from group_parts(group)
     if report.skipped:
         yield "## Left out"
         yield "\n".join(f"- {escape(name)}: {first_line(why)}" for name, why in report.skipped.items())
@@ -104,10 +106,15 @@ def _load(group: GroupResult) -> str:
     return f"Runs of {chosen.seconds:g} s. {turns}"
 
 
-def _group(group: GroupResult) -> Iterator[str]:
+def _title(group: GroupResult) -> str:
+    quantized = "" if group.weights == "native" else f", weights in {group.weights}"
+    model = f": {SHAPES[group.model].title}{quantized}" if group.model else ""
+    return escape(group.titles[next(iter(group.titles))] + model)
+
+
+def group_parts(group: GroupResult) -> Iterator[str]:
+    """The table and what belongs to it: versions stand elsewhere."""
     peer = next(iter(group.titles))
-    model = f": {SHAPES[group.model].title}" if group.model else ""
-    yield f"### {escape(group.titles[peer])}{escape(model)}"
     taking_part = [name for name in group.titles if name not in group.failures]
     if group.cases:
         rest = [name for name in taking_part if name != peer]

@@ -15,17 +15,35 @@ import numpy.typing as npt
 from benchmarks.peers.shapes import VOCABULARY, Shape
 
 _FAINT = np.float32(0.01)
-_ITEM = 2
-"""Bytes of a bfloat16."""
+_ITEMS = {"BF16": 2, "I8": 1, "F32": 4}
+"""Bytes of the types, by safetensors' names."""
+_EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
+W8A8_CONFIG = {
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": _EIGHT_BITS | {"strategy": "channel", "dynamic": False},
+                "input_activations": _EIGHT_BITS | {"strategy": "token", "dynamic": True},
+            }
+        },
+    }
+}
+"""What config.json says of weights in 8 bits with a scale for each row, and activations with one for each token."""
 
 
 class Weight(NamedTuple):
     name: str
     shape: tuple[int, ...]
+    type: str = "BF16"
 
     @property
     def bytes(self) -> int:
-        return _ITEM * prod(self.shape)
+        return _ITEMS[self.type] * prod(self.shape)
 
 
 def weights(shape: Shape) -> Iterator[Weight]:
@@ -49,13 +67,15 @@ def weights(shape: Shape) -> Iterator[Weight]:
         yield Weight("lm_head.weight", (shape.vocabulary, hidden))
 
 
-def write_weights(shape: Shape, path: Path, seed: int = 0) -> None:
-    """The same bytes for the same seed (https://huggingface.co/docs/safetensors: length, JSON, tensors end to end)."""
+def write_weights(shape: Shape, path: Path, seed: int = 0, *, w8a8: bool = False) -> None:
+    """The same bytes for the same seed (https://huggingface.co/docs/safetensors: length, JSON, tensors end to end).
+    `w8a8`: the matrices of the layers as `W8A8_CONFIG` says."""
     offset = 0
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    for weight in weights(shape):
+    stored = [form for weight in weights(shape) for form in (_eight_bits(weight) if w8a8 else [weight])]
+    for weight in stored:
         end = offset + weight.bytes
-        entries[weight.name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [offset, end]}
+        entries[weight.name] = {"dtype": weight.type, "shape": list(weight.shape), "data_offsets": [offset, end]}
         offset = end
     head = json.dumps(entries, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
@@ -63,7 +83,23 @@ def write_weights(shape: Shape, path: Path, seed: int = 0) -> None:
     with path.open("wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for weight in weights(shape):
-            file.write(_values(weight, shape, rng).astype(ml_dtypes.bfloat16).tobytes())
+            values = _values(weight, shape, rng)
+            if w8a8 and _in_layer(weight):
+                scales = np.abs(values).max(axis=1, keepdims=True) / 127
+                file.write(np.rint(values / scales).astype(np.int8).tobytes() + scales.tobytes())
+            else:
+                file.write(values.astype(ml_dtypes.bfloat16).tobytes())
+
+
+def _in_layer(weight: Weight) -> bool:
+    return weight.name.endswith("_proj.weight")
+
+
+def _eight_bits(weight: Weight) -> list[Weight]:
+    """What is stored in its place: integers and their scales."""
+    if not _in_layer(weight):
+        return [weight]
+    return [Weight(weight.name, weight.shape, "I8"), Weight(f"{weight.name}_scale", (weight.shape[0], 1), "F32")]
 
 
 def _values(weight: Weight, shape: Shape, rng: np.random.Generator) -> npt.NDArray[np.float32]:

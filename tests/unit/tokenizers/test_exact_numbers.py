@@ -30,12 +30,17 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> BlindWriter:
     return BlindWriter(tmp_path_factory.mktemp("vocabulary"))
 
 
-@pytest.mark.parametrize(("low", "high"), [*product(SMALL, SMALL)])
-def test_patterns_of_small_bounds(low: int | None, high: int | None) -> None:
+@pytest.mark.parametrize("low", SMALL)
+def test_patterns_of_small_bounds(low: int | None) -> None:
+    for high in SMALL:
+        check_patterns(low, high)
+
+
+def check_patterns(low: int | None, high: int | None) -> None:
     integers = re.compile(integers_between(low, high) or "(?!)")
     for number in range(-130, 131):
         inside = (low is None or low <= number) and (high is None or number <= high)
-        assert bool(integers.fullmatch(str(number))) == inside
+        assert bool(integers.fullmatch(str(number))) == inside, (low, high)
     assert not any(map(integers.fullmatch, ("-0", "01", "+1", "1.0", "")))
     for out_low, out_high in product((False, True), repeat=2):
         bounds = [None if value is None else Bound(value, out) for value, out in ((low, out_low), (high, out_high))]
@@ -46,7 +51,7 @@ def test_patterns_of_small_bounds(low: int | None, high: int | None) -> None:
                 above = low is None or value > low or (value == low and not out_low)
                 below = high is None or value < high or (value == high and not out_high)
                 minus_zero = value == 0 and text.startswith("-")
-                assert bool(numbers.fullmatch(text)) == (above and below and not minus_zero)
+                assert bool(numbers.fullmatch(text)) == (above and below and not minus_zero), (low, high)
 
 
 @given(*[st.integers(-(2**70), 2**70)] * 3)

@@ -28,6 +28,8 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)
+_MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+"""By model_type of the language model."""
 
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
 """The last where the whole model was saved without a head."""
@@ -61,8 +63,12 @@ def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(inner, Mapping):
         raise UnsupportedError(f"config.json has text_config={str(inner)[:50]}, which is not an object")
     kind = inner.get("model_type")
-    if architecture == "MistralForCausalLM" and kind not in (None, "mistral"):
-        raise UnsupportedError(f"{known[0]} is supported with a text_config of Mistral's, not of {str(kind)[:50]!r}")
+    if architecture == "MistralForCausalLM" and kind is not None:
+        if kind not in _MISTRALS:
+            raise UnsupportedError(
+                f"{known[0]} is supported with a text_config of {' or '.join(_MISTRALS)}, not of {str(kind)[:50]!r}"
+            )
+        architecture = _MISTRALS[kind]
     outer = {key: value for key, value in settings.items() if key not in ("text_config", "vision_config")}
     merged = {**defaults, **outer, **inner, "architectures": [architecture]}
     if _TIED in outer:

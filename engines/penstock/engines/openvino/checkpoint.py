@@ -39,6 +39,7 @@ MTP_LAYERS = "model.mtp_layers"
 
 _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 """Of GPT-OSS; blocks and scales are MXFP4."""
+_STACKED_GRANITE = re.compile(r"(.*\.block_sparse_moe)\.(input_linear|output_linear)\.weight")
 
 
 def full_name(name: str) -> str | None:
@@ -57,13 +58,22 @@ def full_name(name: str) -> str | None:
 
 def _each_expert(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
     """Of a tensor that has all experts of a layer, each with a name of its own; else the tensor as it is."""
-    match = _STACKED.fullmatch(name)
-    if match is None or not tensor.shape or not tensor.data.size:
+    names = _names_of_stacked(name)
+    if names is None or not tensor.shape or not tensor.data.size:
         yield name, tensor
         return
-    kind = match[3] or "weight"
+    experts, part = names
     for number, data in enumerate(np.split(tensor.data, tensor.shape[0])):
-        yield f"{match[1]}.{number}.{match[2]}.{kind}", StoredTensor(tensor.dtype, tensor.shape[1:], data)
+        yield f"{experts}.{number}.{part}", StoredTensor(tensor.dtype, tensor.shape[1:], data)
+
+
+def _names_of_stacked(name: str) -> tuple[str, str] | None:
+    """What stands before an expert's number, and behind it."""
+    if (match := _STACKED.fullmatch(name)) is not None:
+        return match[1], f"{match[2]}.{match[3] or 'weight'}"
+    if (match := _STACKED_GRANITE.fullmatch(name)) is not None:
+        return f"{match[1]}.experts", f"{match[2]}.weight"
+    return None
 
 
 class Checkpoint:

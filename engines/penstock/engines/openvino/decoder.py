@@ -21,7 +21,8 @@ from penstock.engines.openvino.decoder_inputs import (
     step_inputs,
 )
 from penstock.engines.openvino.decoder_spec import MLP, Attention, Clamp, DecoderSpec, Experts, QueryGrowth
-from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i32, i64, part, parts, scaled
+from penstock.engines.openvino.expert_mix import alternating, clamped, mix
+from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i64, limited, part, parts, scaled
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Weights, round_to
@@ -62,7 +63,8 @@ def build_decoder(
 
 def check_all_used(spec: DecoderSpec, weights: Weights) -> None:
     """Raises UnsupportedError when the checkpoint holds tensors that no graph has."""
-    ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq")]
+    further = tuple(f"{spec.names.layers}.{spec.num_layers + n}." for n in range(spec.further_layers))
+    ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq") and not n.startswith(further)]
     if spec.tie_word_embeddings:
         ignored = [n for n in ignored if n != spec.names.head + ".weight"]
     if ignored:
@@ -193,11 +195,11 @@ class DecoderBuilder:
             q, k, v = _by_key_head(y, layer)
         else:
             q, k, v = self._linears(x, prefix, names.qkv, sizes, layer.qkv_bias, width)
-        q = self._rotate(q, layer, layer.num_heads, prefix + "q_norm")
-        if layer.growth is not None and layer.rope is None:
+        q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
+        if layer.growth is not None:
             q = self._grown(q, layer.growth)
-        k = self._rotate(k, layer, layer.num_kv_heads, prefix + "k_norm")
-        y = self._paged_attention((q, k, v), n, prefix)
+        k = self._rotate(k, layer, layer.num_kv_heads, prefix + names.k_norm)
+        y = self._paged_attention((q, k, limited(v, layer.limit)), n, prefix)
         return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
 
     def _paged_attention(self, qkv: tuple[Node, Node, Node], n: int, prefix: str) -> Node:
@@ -213,7 +215,7 @@ class DecoderBuilder:
 
     def _mlp(self, x: Node, n: int) -> Node:
         names, mlp = self._spec.names, self._spec.layers[n].mlp
-        prefix = f"{names.layers}.{n}.{names.mlp}."
+        prefix = f"{names.layers}.{n}." + (names.mlp and f"{names.mlp}.")
         return self._one_mlp(x, prefix, mlp) if isinstance(mlp, MLP) else self._experts(x, prefix, mlp)
 
     def _one_mlp(self, x: Node, prefix: str, mlp: MLP, gate_up: tuple[str, ...] = ()) -> Node:
@@ -234,7 +236,8 @@ class DecoderBuilder:
             return self._one_mlp(rows, own, mixture.expert, names.expert_gate_up)
 
         logits = self._route(x, prefix + names.router, mixture.count, mixture.router_bias)
-        y = _mix(x, logits, mixture, expert)
+        correction = names.correction and self._weights.vector(prefix + names.correction, mixture.count)
+        y = mix(x, logits, mixture, expert, correction or None)
         if mixture.shared is None:
             return y
         shared = self._one_mlp(x, f"{prefix}{names.shared_expert}.", mixture.shared)
@@ -247,8 +250,8 @@ class DecoderBuilder:
         names, hidden, inner = self._spec.names, self._spec.hidden_size, mlp.intermediate_size
         out = 2 * inner // len(names.gate_up)
         matrices = [self._linear(x, prefix + name, out, hidden, mlp.bias, mlp.transposed) for name in names.gate_up]
-        gate, up = matrices if len(matrices) > 1 else _alternating(matrices[0])
-        y = _clamped(gate, up, clamp)
+        gate, up = matrices if len(matrices) > 1 else alternating(matrices[0])
+        y = clamped(gate, up, clamp)
         return self._linear(y, prefix + names.down, hidden, inner, mlp.bias, mlp.transposed)
 
     def _route(self, x: Node, name: str, count: int, bias: bool) -> Node:
@@ -290,11 +293,21 @@ class DecoderBuilder:
         spec = self._spec
         if not name:
             return x
-        if spec.norm == "layer":
-            y = ops.mvn(x, i64([-1]), True, spec.norm_eps, "inside_sqrt")
-            y = ops.multiply(y, self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
-            return ops.add(y, self._weights.vector(name + ".bias", size))
-        return ops.multiply(self._rms(x), self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
+        y = self._normed(x)
+        if spec.norm == "layer without weights":
+            return y
+        y = ops.multiply(y, self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
+        return ops.add(y, self._weights.vector(name + ".bias", size)) if spec.norm == "layer" else y
+
+    def _normed(self, x: Node) -> Node:
+        if self._spec.norm == "rms":
+            return self._rms(x)
+        return ops.mvn(x, i64([-1]), True, self._spec.norm_eps, "inside_sqrt")
+
+    def _normed_heads(self, x: Node, name: str, heads: int, size: int) -> Node:
+        """[T, heads, 1, size], with weights for each head."""
+        weights = self._weights.table(name + ".weight", (heads, size))
+        return ops.multiply(self._normed(x), ops.reshape(weights, i64([1, heads, 1, size]), False))
 
     def _rms(self, x: Node) -> Node:
         """x with a mean square of 1 along its last axis."""
@@ -303,7 +316,7 @@ class DecoderBuilder:
 
     def _grown(self, q: Node, growth: QueryGrowth) -> Node:
         """Queries [T, heads * head_dim], by their positions."""
-        place = ops.add(self._inputs["position_ids"], i64(1))  # in integers: bf16 has none above 256
+        place = ops.add(self._inputs["position_ids"], i64(growth.first))  # in integers: bf16 has none above 256
         steps = ops.convert(ops.divide(place, i64(growth.every)), "f32")
         factor = ops.add(ops.multiply(ops.log(ops.add(steps, f32(1.0))), f32(growth.scale)), f32(1.0))
         return ops.multiply(q, ops.unsqueeze(factor, i64(1)))
@@ -325,24 +338,30 @@ class DecoderBuilder:
         d, rope = layer.head_dim, layer.rope
         if layer.qk_norm == "all heads":
             x = self._norm(x, norm, heads * d)
-        x = ops.reshape(x, i64([0, heads, 1, d]), True)
+        x = ops.reshape(limited(x, layer.limit), i64([0, heads, 1, d]), True)
         if layer.qk_norm == "each head":
             x = self._norm(x, norm, d)
-        if rope is None:
-            return ops.reshape(x, i64([0, heads * d]), True)
-        if layer.qk_norm == "each head, weightless":
+        elif layer.qk_norm == "each head, own weights":
+            x = self._normed_heads(x, norm, heads, d)
+        elif layer.qk_norm == "each head, weightless" and rope is not None:
             x = self._rms(x)
+        x = x if rope is None else self._turned(x, layer, rope, heads)
+        if layer.qk_norm == "each head, rotated":
+            x = self._norm(x, norm, d)
+        return ops.reshape(x, i64([0, heads * d]), True)
+
+    def _turned(self, x: Node, layer: Attention, rope: Rope, heads: int) -> Node:
+        """[T, heads, 1, head_dim], whose first values are rotated, or all of them."""
+        d, half = layer.head_dim, len(rope.inv_freq)
+        whole = x if 2 * half == d else part(x, 0, 2 * half)
         if layer.alternating_pairs:  # queries and keys may be in any order, as long as it is the same
-            x = ops.transpose(ops.reshape(x, i64([0, heads, d // 2, 2]), True), i64([0, 1, 3, 2]))
-            x = ops.reshape(x, i64([0, heads, 1, d]), True)
-        half = len(rope.inv_freq)
-        first, second = part(x, 0, half), part(x, half, 2 * half)
+            whole = ops.transpose(ops.reshape(whole, i64([0, heads, half, 2]), True), i64([0, 1, 3, 2]))
+            whole = ops.reshape(whole, i64([0, heads, 1, 2 * half]), True)
+        first, second = part(whole, 0, half), part(whole, half, 2 * half)
         turned = ops.concat([ops.multiply(second, f32(-1.0)), first], -1)
         cos, sin = self._turns[rope]
-        whole = x if 2 * half == d else part(x, 0, 2 * half)
         whole = ops.add(ops.multiply(whole, cos), ops.multiply(turned, sin))
-        x = whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
-        return ops.reshape(x, i64([0, heads * d]), True)
+        return whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
 
 
 class EmbeddingDecoderBuilder(DecoderBuilder):
@@ -365,51 +384,3 @@ def _by_key_head(y: Node, layer: Attention) -> list[Node]:
         ops.reshape(rows, i64([0, layer.num_kv_heads * count * layer.head_dim]), True)
         for rows, count in zip(parts(y, heads, 2), heads, strict=True)
     ]
-
-
-def _mix(x: Node, logits: Node, experts: Experts, expert: Callable[[Node, int], Node]) -> Node:
-    """x [T, hidden size] through the experts that `logits` [T, count] choose. `expert`: one's result, by its rows and
-    its number.
-
-    The rows are sorted by expert and split, so that each expert is an MLP over its own rows: the plugin passes by what
-    has no rows, reads the weights of chosen experts only, and multiplies them as it multiplies other matrices, in 8 and
-    4 bits, too. (Its operation for experts multiplies row by row: prompts take five times as long.)
-    """
-    scores = logits if experts.weighs_inputs else ops.softmax(logits, -1)
-    top = ops.topk(scores, i64(experts.per_token), -1, "max", "value", "i32")
-    weights, chosen = top.output(0), ops.reshape(top.output(1), i64([-1]), False)
-    if experts.normalized:
-        weights = ops.divide(weights, ops.reduce_sum(weights, i64([-1]), True))
-    size = ops.gather(ops.shape_of(chosen), i64(0), i64(0))
-    by_expert = ops.topk(chosen, size, 0, "min", "value", "i32")
-    numbers, order = by_expert.output(0), by_expert.output(1)
-    rows = ops.gather(x, ops.divide(order, i32(experts.per_token)), i64(0))
-    if experts.weighs_inputs:
-        in_order = ops.gather(ops.reshape(ops.sigmoid(weights), i64([-1, 1]), False), order, i64(0))
-        rows = ops.multiply(rows, in_order)
-    of_each = ops.variadic_split(rows, i64(0), _counts(numbers, experts.count))
-    results = ops.concat([expert(of_each.output(n), n) for n in range(experts.count)], 0)
-    places = ops.scatter_elements_update(order, order, ops.range(i32(0), size, i32(1), "i32"), i64(0))
-    back = ops.gather(results, ops.reshape(places, i64([-1, experts.per_token]), False), i64(0))
-    if not experts.weighs_inputs:
-        back = ops.multiply(back, ops.unsqueeze(weights, i64(2)))
-    return ops.reduce_sum(back, i64([1]), False)
-
-
-def _alternating(both: Node) -> list[Node]:
-    """[rows, 2 * inner] as two of [rows, inner], whose columns alternate."""
-    return [ops.slice(both, i64([first]), i64([np.iinfo(np.int64).max]), i64([2]), i64([1])) for first in (0, 1)]
-
-
-def _clamped(gate: Node, up: Node, clamp: Clamp) -> Node:
-    """[rows, inner] each."""
-    gate = ops.minimum(gate, f32(clamp.limit))
-    up = ops.add(ops.clamp(up, -clamp.limit, clamp.limit), f32(1.0))
-    return ops.multiply(up, ops.multiply(gate, ops.sigmoid(ops.multiply(gate, f32(clamp.alpha)))))
-
-
-def _counts(numbers: Node, count: int) -> Node:
-    """How often each of 0 .. count - 1 occurs in `numbers`, which are sorted."""
-    experts = i32(np.arange(count))
-    ends, begins = (ops.search_sorted(numbers, experts, right, "i64") for right in (True, False))
-    return ops.subtract(ends, begins)

@@ -7,13 +7,15 @@ from typing import Any, Literal
 
 from penstock.engines.openvino.rope import Rope
 
-Activation = Literal["silu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu", "relu"]
+Activation = Literal["silu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu", "relu", "relu2"]
 """Of MLPs, by the names that config.json has for them."""
-QKNorm = Literal["", "each head", "all heads", "each head, weightless"]
-"""Whether queries and keys are normed before they are rotated, and over what. Without weights, it is only those that
-are rotated, and makes no difference whether before or after."""
-NormKind = Literal["rms", "layer"]
-"""A layer norm has a bias, an RMS norm has none."""
+QKNorm = Literal["", "each head", "all heads", "each head, own weights", "each head, rotated", "each head, weightless"]
+"""Whether queries and keys are normed, and over what: before they are rotated, or after it ("rotated"). Heads share
+their weights, or each has its own. Without weights, it is only those that are rotated, and makes no difference whether
+before or after."""
+Scores = Literal["softmax", "sigmoid", "sparse mixer"]
+NormKind = Literal["rms", "layer", "layer without bias", "layer without weights"]
+"""A layer norm subtracts the mean, and usually has a bias; an RMS norm has none. The last has no bias either."""
 QKVRows = Literal["whole", "by key head"]
 """Order of the rows in a matrix of queries, keys and values: all queries, then all keys, then all values; or for each
 head of keys its queries, its key and its value."""
@@ -46,6 +48,8 @@ class TensorNames:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """One name: one matrix has the rows of all three."""
     o: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     """The matrix whose result is activated, and the one whose result it is multiplied by. One name: one matrix has
@@ -54,18 +58,21 @@ class TensorNames:
     expert_gate_up: tuple[str, ...] = ()
     """As `gate_up`, of an expert; (): they are called the same."""
     router: str = "gate"
-    """Of the experts; this and the next two stand behind `mlp`."""
+    """Of the experts; this and the next three stand behind `mlp`, which may be "" for that."""
+    correction: str = ""
+    """What is added to the experts' scores where they are chosen, not where they are weighed; "": nothing."""
     experts: str = "experts"
     shared_expert: str = "shared_expert"
 
 
 @dataclass(frozen=True)
 class QueryGrowth:
-    """Queries of layers that do not rotate grow with their position p, by log(1 + floor((p + 1) / every)) * scale + 1
-    (arXiv:2501.19399)."""
+    """Queries grow with their position p, by log(1 + floor((p + first) / every)) * scale + 1 (arXiv:2501.19399)."""
 
     every: int
     scale: float
+    first: int
+    """0 or 1: the number of the first position."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,8 @@ class Attention:
     """Scores fall off with distance, by a slope of each head (arXiv:2108.12409)."""
     sinks: bool = False
     """Each head has one more score among those of all tokens, which draws attention to nothing."""
+    limit: float = 0.0
+    """Values of queries (behind a norm of all heads), keys and values are no farther from zero; 0: there is none."""
     score_cap: float = 0.0
     """Scores become cap * tanh(score / cap); 0: they stay as they are."""
 
@@ -134,6 +143,14 @@ class Experts:
     expert: MLP
     normalized: bool
     """The weights of those that were chosen are made to sum to 1."""
+    scores: Scores = "softmax"
+    """Weights, made of what the router gives. "sparse mixer": as Phi-3.5-MoE has it (arXiv:2310.00811)."""
+    jitter: float = 0.0
+    """Of the sparse mixer: twice as much, relative, is far."""
+    least_sum: float = 0.0
+    """That they are divided by, if they are normalized."""
+    scale: float = 1.0
+    """Of the weights, in the end."""
     shared: MLP | None = None
     """One more expert, which every token has."""
     gated_share: bool = True
@@ -179,6 +196,8 @@ class DecoderSpec:
     transposed: bool = False
     """The matrices of the layers are stored as [in, out]."""
     head_bias: bool = False
+    further_layers: int = 0
+    """Of the checkpoint, behind the last one: for multi-token prediction, and not computed."""
 
     @property
     def num_layers(self) -> int:

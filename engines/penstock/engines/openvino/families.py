@@ -10,9 +10,15 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.model_settings import TEXT_PARTS, text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.kit.cache_size import check_model_sizes
-from penstock.engines.openvino import families_dense, families_experts  # noqa: F401  they register themselves
+from penstock.engines.openvino import (  # noqa: F401  they register themselves
+    families_dense,
+    families_experts,
+    families_kin,
+    families_shared_experts,
+)
 from penstock.engines.openvino.decoder_spec import DecoderSpec
-from penstock.engines.openvino.family import FAMILIES, LOGITS_CAP, SCORE_CAP, DecoderFamily
+from penstock.engines.openvino.families_refused import REFUSED_FAMILIES
+from penstock.engines.openvino.family import FAMILIES, LIMIT, LOGITS_CAP, SCORE_CAP, DecoderFamily
 
 _REFUSED = {
     "text_config": "multimodal models",
@@ -20,7 +26,9 @@ _REFUSED = {
     LOGITS_CAP: "soft-capped logits",
     "use_bidirectional_attention": "models that attend to later tokens",
     "qk_layernorm": "norms of queries and keys in this family",
-    "clip_qkv": "queries, keys and values with a limit",
+    "use_qk_norm": "norms of queries and keys in this family",
+    "use_cla": "layers that share keys and values",
+    LIMIT: "queries, keys and values with a limit",
     "scale_attn_by_inverse_layer_idx": "attention scaled by the layer",
     "add_cross_attention": "models that attend to an encoder",
     "apply_residual_connection_post_layernorm": "residuals behind the norm",
@@ -53,7 +61,8 @@ def _family(config: Mapping[str, Any]) -> DecoderFamily:
         if name in FAMILIES:
             return FAMILIES[name]
     remote = "; its own code (auto_map) is never run" if "auto_map" in config else ""
+    reason = next((f": {REFUSED_FAMILIES[name]}" for name in names if name in REFUSED_FAMILIES), "")
     raise UnsupportedError(
-        f"architecture {', '.join(names) or 'unnamed'} is not supported by the openvino runner{remote}; "
+        f"architecture {', '.join(names) or 'unnamed'} is not supported by the openvino runner{reason}{remote}; "
         f"supported are {', '.join((*FAMILIES, *TEXT_PARTS))}"
     )

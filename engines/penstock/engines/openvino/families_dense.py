@@ -32,8 +32,8 @@ from penstock.engines.openvino.rope import parse_ropes_of_layer_types, settings_
 
 _HIDDEN_TIMES = 4
 """MLPs of GPT-2 and those after it are this much wider than the hidden state, unless config.json says otherwise."""
-_NORMS_BEHIND = LayerNorms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
-_ONE_NORM = LayerNorms("input_layernorm", "", "input_layernorm")
+NORMS_BEHIND = LayerNorms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+ONE_NORM = LayerNorms("input_layernorm", "", "input_layernorm")
 """Attention and MLP get the same."""
 _NUMBERED_NORMS = LayerNorms("ln_1", "", "ln_2")
 
@@ -160,7 +160,7 @@ def _filled_olmo(c: Settings) -> Settings:
 
 
 def _olmo(spec: DecoderSpec) -> DecoderSpec:
-    return spec.with_layers(norms=_NORMS_BEHIND).with_attention(qk_norm="all heads")
+    return spec.with_layers(norms=NORMS_BEHIND).with_attention(qk_norm="all heads")
 
 
 @family("ExaoneForCausalLM")
@@ -192,7 +192,7 @@ def exaone4(c: Settings) -> DecoderSpec:
         max_position_embeddings=2048,
         rms_norm_eps=1e-5,
     )
-    spec = plain(c).with_layers(norms=_NORMS_BEHIND)
+    spec = plain(c).with_layers(norms=NORMS_BEHIND)
     spec = windowed(spec, _exaone4_windows(c)).with_attention(qk_norm="each head", qkv_bias=False, o_bias=False)
     return rotating(spec, c, [bool(window) or not c.get("sliding_window") for window in spec.windows])
 
@@ -223,7 +223,7 @@ def stablelm(c: Settings) -> DecoderSpec:
     spec = plain(c, eps_key="layer_norm_eps", may_be_partial=True)
     spec = spec.with_attention(qkv_bias=bool(c.get("use_qkv_bias")), o_bias=False)
     if c.get("use_parallel_residual"):
-        spec = spec.with_layers(norms=_ONE_NORM, parallel=True)
+        spec = spec.with_layers(norms=ONE_NORM, parallel=True)
     return replace(spec, norm="layer")
 
 
@@ -247,7 +247,7 @@ def phi(c: Settings) -> DecoderSpec:
     c = filled(c, hidden_act="gelu_new", max_position_embeddings=2048, layer_norm_eps=1e-5, partial_rotary_factor=0.5)
     spec = _ungated(plain(c, eps_key="layer_norm_eps", may_be_partial=True), True)
     names = TensorNames(norm="model.final_layernorm", o="dense", gate_up=("fc1",), down="fc2")
-    return replace(spec.with_layers(norms=_ONE_NORM, parallel=True), names=names, head_bias=True)
+    return replace(spec.with_layers(norms=ONE_NORM, parallel=True), names=names, head_bias=True)
 
 
 @family("GPTNeoXForCausalLM")
@@ -298,7 +298,7 @@ def falcon(c: Settings) -> DecoderSpec:
     spec = _ungated(plain(c, activation_key="activation", eps_key="layer_norm_epsilon"), bool(c.get("bias")))
     if c["parallel_attn"] or is_new:
         has_two = is_new and (c.get("num_ln_in_parallel_attn") or 2) == 2
-        norms = LayerNorms("ln_attn", "", "ln_mlp") if has_two else _ONE_NORM
+        norms = LayerNorms("ln_attn", "", "ln_mlp") if has_two else ONE_NORM
         spec = spec.with_layers(norms=norms, parallel=True)
     return replace(spec.with_attention(qkv_rows="by key head"), names=_DENSE_NAMES)
 

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import MLP, Clamp, DecoderSpec, Experts, QueryGrowth, TensorNames
-from penstock.engines.openvino.families_dense import mistral
+from penstock.engines.openvino.families_dense import NORMS_BEHIND, granite, mistral
 from penstock.engines.openvino.family import (
+    LIMIT,
     Settings,
     changed,
     count,
     every_layer,
     family,
     filled,
+    growing,
     in_gguf,
     layers_by_type,
     layers_with_rope,
@@ -23,6 +25,7 @@ from penstock.engines.openvino.family import (
     rotating,
     upper_layers,
     windowed,
+    with_limit,
 )
 
 _MOST_EXPERTS = 1024
@@ -42,7 +45,73 @@ def mixtral(c: Settings) -> DecoderSpec:
     c = filled(c, sliding_window=None, rms_norm_eps=1e-5, rope_theta=1e6, num_local_experts=8, num_experts_per_tok=2)
     spec = mistral(c)
     names = TensorNames(mlp="block_sparse_moe", gate_up=("w1", "w3"), down="w2")
-    return replace(mixed(spec, _experts(spec, c, c["intermediate_size"], normalized=True)), names=names)
+    return replace(mixed(spec, experts_of(spec, c, c["intermediate_size"], normalized=True)), names=names)
+
+
+@family("GraniteMoeForCausalLM")
+def granite_moe(c: Settings) -> DecoderSpec:
+    c = filled(c, num_local_experts=8, num_experts_per_tok=2)
+    spec = granite(c)
+    names = TensorNames() if in_gguf(c) else _GRANITE_NAMES
+    return replace(mixed(spec, experts_of(spec, c, c["intermediate_size"], normalized=True)), names=names)
+
+
+_GRANITE_NAMES = TensorNames(
+    mlp="",
+    router="block_sparse_moe.router.layer",
+    experts="block_sparse_moe.experts",
+    shared_expert="shared_mlp",
+    gate_up=("input_linear",),
+    down="output_linear",
+)
+
+
+@family("FlexOlmoForCausalLM")
+def flex_olmo(c: Settings) -> DecoderSpec:
+    c = filled(c, max_position_embeddings=4096, rope_theta=5e5, num_experts=7, num_experts_per_tok=5)
+    spec = plain(c).with_layers(norms=NORMS_BEHIND).with_attention(qk_norm="all heads")
+    experts = experts_of(spec, c, c["intermediate_size"], normalized=bool(c.get("norm_topk_prob")))
+    return mixed(spec, experts)
+
+
+@family("MiniMaxM2ForCausalLM")
+def minimax_m2(c: Settings) -> DecoderSpec:
+    c = filled(
+        c,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=196608,
+        rope_theta=5e6,
+        num_local_experts=256,
+        num_experts_per_tok=8,
+    )
+    if c.get("rotary_dim") is not None:
+        c = filled(c, partial_rotary_factor=count(c, "rotary_dim") / (c["head_dim"] or 1))
+    spec = plain(c, may_be_partial=True).with_attention(qk_norm="all heads", qkv_bias=False, o_bias=False)
+    experts = replace(experts_of(spec, c, c["intermediate_size"], normalized=True), scores="sigmoid")
+    names = TensorNames(mlp="block_sparse_moe", gate_up=("w1", "w3"), down="w2", correction="e_score_correction_bias")
+    return replace(mixed(spec, experts), names=names)
+
+
+@family("PhimoeForCausalLM")
+def phimoe(c: Settings) -> DecoderSpec:
+    c = filled(
+        c,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+        num_local_experts=16,
+        num_experts_per_tok=2,
+        router_jitter_noise=0.01,
+    )
+    if c["num_experts_per_tok"] != 2:
+        raise UnsupportedError("config.json has another number of num_experts_per_tok than 2, which Phi-MoE always has")
+    spec = windowed(plain(c), every_layer(c))
+    experts = experts_of(spec, c, c["intermediate_size"], normalized=False)
+    experts = replace(experts, scores="sparse mixer", jitter=positive(c, "router_jitter_noise"))
+    names = TensorNames(mlp="block_sparse_moe", gate_up=("w1", "w3"), down="w2")
+    return replace(mixed(spec, experts), names=names, norm="layer", head_bias=bool(c.get("lm_head_bias")))
 
 
 @family("Qwen2MoeForCausalLM")
@@ -63,8 +132,8 @@ def qwen2_moe(c: Settings) -> DecoderSpec:
     if c.get("use_sliding_window") and c.get("layer_types") is None:
         raise UnsupportedError("use_sliding_window without layer_types is not supported in Qwen2-MoE")
     spec = windowed(spec, upper_layers(c))
-    experts = _experts(spec, c, _size(c, "moe_intermediate_size"), normalized=bool(c["norm_topk_prob"]))
-    shared = replace(experts.expert, intermediate_size=_size(c, "shared_expert_intermediate_size"))
+    experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=bool(c["norm_topk_prob"]))
+    shared = replace(experts.expert, intermediate_size=size_of_expert(c, "shared_expert_intermediate_size"))
     return mixed(spec, replace(experts, shared=shared), _sparse_layers(c))
 
 
@@ -76,11 +145,11 @@ def qwen3_moe(c: Settings) -> DecoderSpec:
     spec = plain(c).with_attention(qk_norm="each head")
     if c.get("use_sliding_window"):
         spec = windowed(spec, every_layer(c))
-    experts = _experts(spec, c, _size(c, "moe_intermediate_size"), normalized=bool(c["norm_topk_prob"]))
+    experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=bool(c["norm_topk_prob"]))
     return mixed(spec, experts, _sparse_layers(c))
 
 
-@family("OlmoeForCausalLM")
+@family("OlmoeForCausalLM", known=(LIMIT,))
 def olmoe(c: Settings) -> DecoderSpec:
     c = filled(
         c,
@@ -90,8 +159,8 @@ def olmoe(c: Settings) -> DecoderSpec:
         num_experts=64,
         num_experts_per_tok=8,
     )
-    spec = plain(c).with_attention(qk_norm="all heads")
-    return mixed(spec, _experts(spec, c, c["intermediate_size"], normalized=bool(c["norm_topk_prob"])))
+    spec = with_limit(plain(c).with_attention(qk_norm="all heads"), c)
+    return mixed(spec, experts_of(spec, c, c["intermediate_size"], normalized=bool(c["norm_topk_prob"])))
 
 
 @family("GptOssForCausalLM")
@@ -118,7 +187,7 @@ def gpt_oss(c: Settings) -> DecoderSpec:
     every_other = ["full_attention" if n % 2 else "sliding_attention" for n in range(layers)]
     spec = windowed(spec, layers_by_type(c.get("layer_types") or every_other, layers, c.get("sliding_window") or 0))
     experts = replace(
-        _experts(spec, c, c["intermediate_size"], normalized=True),
+        experts_of(spec, c, c["intermediate_size"], normalized=True),
         router_bias=True,
         clamp=Clamp(positive(c, "swiglu_alpha"), positive(c, "swiglu_limit")),
     )
@@ -127,7 +196,7 @@ def gpt_oss(c: Settings) -> DecoderSpec:
     return replace(mixed(spec, replace(experts, expert=expert)), names=names)
 
 
-@family("Llama4ForCausalLM")
+@family("Llama4ForCausalLM", known=("use_qk_norm",))
 def llama4(c: Settings) -> DecoderSpec:
     """intermediate_size is that of experts there. Layers that rotate attend to nothing before their own chunk of the
     context, so it ends with the first one."""
@@ -160,10 +229,10 @@ def llama4(c: Settings) -> DecoderSpec:
         },
     )
     spec = rotating(plain(c), c, layers_with_rope(c)).with_attention(
-        alternating_pairs=True,
-        qk_norm="each head, weightless" if c["use_qk_norm"] else "",
-        growth=_llama4_growth(c) if c["attn_temperature_tuning"] else None,
+        alternating_pairs=True, qk_norm="each head, weightless" if c["use_qk_norm"] else ""
     )
+    if c["attn_temperature_tuning"]:
+        spec = growing(spec, _llama4_growth(c), [rope is None for rope in spec.ropes])
     names = TensorNames(mlp="feed_forward", router="router", expert_gate_up=("gate_up_proj",))
     return replace(_llama4_mixed(spec, c), names=names)
 
@@ -172,7 +241,7 @@ def _llama4_growth(c: Settings) -> QueryGrowth:
     every = c["floor_scale"]
     if type(every) is not int or every < 1:
         raise UnsupportedError(f"config.json has floor_scale={str(every)[:50]}, which is not a number of tokens")
-    return QueryGrowth(every, positive(c, "attn_scale"))
+    return QueryGrowth(every, positive(c, "attn_scale"), 1)
 
 
 def _llama4_mixed(spec: DecoderSpec, c: Settings) -> DecoderSpec:
@@ -185,7 +254,7 @@ def _llama4_mixed(spec: DecoderSpec, c: Settings) -> DecoderSpec:
         raise UnsupportedError(f"moe_layers is not understood: {str(chosen)[:100]}; it has numbers of layers")
     if not chosen:
         return spec
-    experts = _experts(spec, c, _size(c, "moe_intermediate_size"), normalized=False)
+    experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=False)
     experts = replace(
         experts,
         expert=replace(experts.expert, transposed=True),
@@ -215,7 +284,7 @@ def _sparse_layers(c: Settings) -> list[bool]:
     return [n not in dense and (n + 1) % step == 0 for n in range(c["num_hidden_layers"])]
 
 
-def _experts(spec: DecoderSpec, c: Settings, size: int, *, normalized: bool) -> Experts:
+def experts_of(spec: DecoderSpec, c: Settings, size: int, *, normalized: bool) -> Experts:
     """`size`: intermediate_size of an expert; else it is as the MLPs of `spec`."""
     number = c.get("num_local_experts") or c.get("num_experts") or 0
     chosen = c["num_experts_per_tok"]
@@ -226,7 +295,7 @@ def _experts(spec: DecoderSpec, c: Settings, size: int, *, normalized: bool) -> 
     return Experts(number, chosen, replace(mlp, intermediate_size=size), normalized)
 
 
-def _size(c: Settings, key: str) -> int:
+def size_of_expert(c: Settings, key: str) -> int:
     value = c[key]
     if type(value) is not int or not 0 < value <= _LARGEST_EXPERT:
         raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is not a size of an expert")

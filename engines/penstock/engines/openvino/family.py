@@ -14,7 +14,15 @@ from typing import Any, NamedTuple, get_args
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.model_settings import context_length
 from penstock.engines.kit.cache_size import check_model_sizes
-from penstock.engines.openvino.decoder_spec import MLP, Activation, Attention, DecoderSpec, Experts, LayerSpec
+from penstock.engines.openvino.decoder_spec import (
+    MLP,
+    Activation,
+    Attention,
+    DecoderSpec,
+    Experts,
+    LayerSpec,
+    QueryGrowth,
+)
 from penstock.engines.openvino.rope import Rope, parse_rope
 
 Settings = Mapping[str, Any]
@@ -33,6 +41,7 @@ FAMILIES: dict[str, DecoderFamily] = {}
 """By architecture."""
 
 SCORE_CAP, LOGITS_CAP = CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+LIMIT = "clip_qkv"
 
 
 def family(*architectures: str, known: Sequence[str] = ()) -> Callable[[ReadSettings], ReadSettings]:
@@ -134,12 +143,24 @@ def rotating(spec: DecoderSpec, c: Settings, rotates: Sequence[bool]) -> Decoder
     return _rotated(spec, [rope if turns else None for rope, turns in zip(spec.ropes, rotates, strict=True)])
 
 
+def growing(spec: DecoderSpec, growth: QueryGrowth, layers: Sequence[bool]) -> DecoderSpec:
+    """Queries of the chosen layers grow."""
+    chosen = zip(spec.layers, layers, strict=True)
+    grown = [replace(layer, mixer=replace(layer.mixer, growth=growth)) if grows else layer for layer, grows in chosen]
+    return replace(spec, layers=tuple(grown))
+
+
 def mixed(spec: DecoderSpec, experts: Experts, layers: Sequence[bool] | None = None) -> DecoderSpec:
     """With experts in place of MLPs in those `layers`; None: in all."""
     if layers is None:
         return spec.with_layers(mlp=experts)
     chosen = zip(spec.layers, layers, strict=True)
     return replace(spec, layers=tuple(replace(layer, mlp=experts) if has else layer for layer, has in chosen))
+
+
+def with_limit(spec: DecoderSpec, c: Settings) -> DecoderSpec:
+    """OLMo's limit of queries, keys and values."""
+    return spec if c.get(LIMIT) is None else spec.with_attention(limit=positive(c, LIMIT))
 
 
 def every_layer(c: Settings) -> list[int]:

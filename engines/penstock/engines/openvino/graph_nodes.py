@@ -26,6 +26,7 @@ ACTIVATIONS: dict[Activation, Callable[[Node], Node]] = {
     "gelu_fast": _gelu_tanh,
     "gelu": lambda x: ops.gelu(x, "erf"),
     "relu": ops.relu,
+    "relu2": lambda x: ops.power(ops.relu(x), f32(2.0)),
 }
 
 
@@ -59,3 +60,8 @@ def scaled(x: Node, factor: float) -> Node:
 def capped(x: Node, cap: float) -> Node:
     """cap * tanh(x / cap); 0: x as it is."""
     return ops.multiply(ops.tanh(ops.multiply(x, f32(1 / cap))), f32(cap)) if cap else x
+
+
+def limited(x: Node, limit: float) -> Node:
+    """x, no farther from zero than `limit`; 0: x as it is."""
+    return ops.clamp(x, -limit, limit) if limit else x

@@ -148,7 +148,8 @@ def _longrope(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) 
     original = int(settings["original_max_position_embeddings"])
     is_long = (settings.get("max_model_len") or 0) > original
     rope = _divided({"divisors": settings["long_factor" if is_long else "short_factor"]}, inv_freq, theta)
-    fixed = settings.get("attention_factor")
+    fixed = settings.get("long_mscale" if is_long else "short_mscale")  # of Phi-3.5-MoE
+    fixed = settings.get("attention_factor") if fixed is None else fixed
     if fixed is not None:
         return Rope(rope.inv_freq, float(fixed))
     factor = float(settings.get("factor") or settings["max_position_embeddings"] / original)

@@ -76,8 +76,10 @@ class Weights:
         self._num_layers = 1 + max((int(match[1]) for name in checkpoint if (match := _LAYER.search(name))), default=0)
 
     def vector(self, name: str, size: int, *, plus: float = 0.0) -> Node:
-        """A norm's or a bias's values and `plus`, f32 [size]."""
-        return ops.constant(self._take(name, (size,)).f32() + np.float32(plus))
+        """A norm's or a bias's values and `plus`, f32 [size]; the checkpoint may have one row of them."""
+        is_row = self._checkpoint[name].shape == (1, size)
+        values = self._take(name, (1, size) if is_row else (size,)).f32().reshape(-1)
+        return ops.constant(values + np.float32(plus))
 
     def table(self, name: str, shape: tuple[int, ...]) -> Node:
         """A small matrix, or the weights of a convolution, as they are, f32."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -19,61 +18,22 @@ from penstock.engines.replicas.state import ReplicaState, Replicated
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.requests.access import OPERATE
-from penstock.gateway.requests.call import RequestJournal
-from penstock.gateway.requests.context import RequestContext
-from penstock.gateway.requests.request_watch import RequestRow, request_row
+from penstock.gateway.requests.request_watch import RequestChoice, ServerRequests
 from penstock.gateway.transports.http.exchange import Exchange
 from penstock.gateway.transports.http.routes import SERVER, Route
 
 _LIMIT, _MAX_LIMIT = 200, 10_000
 
 
-class Chosen(msgspec.Struct):
-    """What one process has."""
-
-    in_flight: int
-    chosen: int
-    requests: list[RequestRow]
-    """The oldest first."""
-
-
-ChosenInFronts = Callable[[int, str | None, str | None], Awaitable[Sequence[Chosen]]]
-"""The same of other processes, by limit, tenant and model."""
-
-
-class RequestsInFlight:
-    """`?limit=` bounds what is shown, `?tenant=` and `?model=` choose. Never prompts."""
-
-    def __init__(self, journal: RequestJournal, front_requests: ChosenInFronts | None = None) -> None:
-        self._journal = journal
-        self._front_requests = front_requests
-
-    async def show(self, exchange: Exchange) -> None:
-        """Raises InvalidRequestError."""
-        query = exchange.query
-        limit = _limit(query.get("limit"))
-        tenant, model = query.get("tenant"), query.get("model")
-        own = [context for context in self._journal.in_flight() if context is not exchange.context]
-        parts = [chosen(own, limit, tenant, model)]
-        if self._front_requests is not None:
-            parts += await self._front_requests(limit, tenant, model)
-        requests = [request for part in parts for request in part.requests]
-        if len(parts) > 1:
-            requests.sort(key=lambda row: -row.seconds)
-        body = {
-            "in_flight": sum(part.in_flight for part in parts),
-            "chosen": sum(part.chosen for part in parts),
-            "requests": requests[:limit],
-        }
-        await exchange.respond(200, msgspec.json.encode(body))
-
-
-def chosen(in_flight: Sequence[RequestContext], limit: int, tenant: str | None, model: str | None) -> Chosen:
-    matching = [
-        context for context in in_flight if tenant in (None, context.tenant) and model in (None, context.record.model)
-    ]
-    now = time.monotonic()
-    return Chosen(len(in_flight), len(matching), [request_row(context, now) for context in matching[:limit]])
+async def _show_requests(requests: ServerRequests, exchange: Exchange) -> None:
+    """Those in flight. `?limit=` bounds what is shown, `?tenant=` and `?model=` choose. Never prompts. Raises
+    InvalidRequestError."""
+    query = exchange.query
+    limit = _limit(query.get("limit"))
+    choice = RequestChoice(limit=limit, tenant=query.get("tenant"), model=query.get("model"))
+    live = await requests.look(choice, exchange.context)
+    body = {"in_flight": live.in_flight, "chosen": live.chosen, "requests": live.requests}
+    await exchange.respond(200, msgspec.json.encode(body))
 
 
 def _limit(text: str | None) -> int:
@@ -87,13 +47,10 @@ def _limit(text: str | None) -> int:
 _INTERVAL_SECONDS = 1.0
 
 
-def operator_routes(
-    config: Config, dataplane: DataPlane, journal: RequestJournal, front_requests: ChosenInFronts | None = None
-) -> list[Route]:
-    """`front_requests`: of the requests in fronts."""
+def operator_routes(config: Config, dataplane: DataPlane, requests: ServerRequests) -> list[Route]:
     rows = (
         ("/debug/settings", partial(_show_settings, config)),
-        ("/debug/requests", RequestsInFlight(journal, front_requests).show),
+        ("/debug/requests", partial(_show_requests, requests)),
         ("/debug/scheduler", partial(_show_state, dataplane)),
         ("/debug/scheduler/stream", partial(_feed, dataplane)),
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from penstock.engines.errors import AlreadyExistsError, ModelNotFoundError, NotReadyError
 from penstock.gateway.configuration.traffic_rules import Target
 from penstock.gateway.models.entries import Entry, Kind, Served, Traffic, Upstream, upstream_of
 from penstock.gateway.models.language.models import LoadedModel, NameHolder, ServedModel
-from penstock.gateway.models.on_demand.on_demand import OnDemand
+from penstock.gateway.models.on_demand.on_demand import OnDemand, no_use
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.repository.models import LoadedVersions
 from penstock.gateway.requests.changes import Changes
@@ -73,7 +74,7 @@ class Catalogue:
         if served is not None and not isinstance(served, NameHolder) and self.deployment(name) is None:
             return  # it is of no repository
         if on_demand.is_upstream(own) if kind.pools else on_demand.may_generate(own):
-            await on_demand.use_allowed(own, context)
+            await on_demand.use(own, context)
 
     def _note(self, name: str, kind: Kind, context: RequestContext) -> Entry:
         rules = self._rules(name, context)
@@ -92,6 +93,80 @@ class Catalogue:
         entry = self._entries.get(name)
         takes_text = entry is not None and entry.upstream is not None and entry.upstream.gives_way
         return self.traffic is not None and not takes_text and self.traffic.has(name)
+
+    # The way of a request that carries tensors: what serves it, a ModelStore gives afterwards
+
+    async def admit(self, name: str, version: str, context: RequestContext, *, loads: bool = True) -> None:
+        """The steps of `find` for the model's tensors: the key may use the name, the name's rules say what has to be
+        there, and with `loads` that is loaded if need be. Nothing happens for a name that there is not: looking it up
+        says what is wrong.
+
+        Which target gets the request is chosen when it has been decoded: those of a sequence stay together, and only
+        the request tells its sequence. Raises PermissionDeniedError, NotReadyError, OverloadedError,
+        DeadlineExceededError.
+        """
+        context.principal.require_model(name)
+        if loads and self._on_demand is not None:
+            rules = self._tensor_rules(name)
+            target = name if rules is None else rules.tensors_target(name, version, context)
+            if target is not None:
+                await self._on_demand.use(target, context)
+
+    async def offers(self, name: str, context: RequestContext) -> bool:
+        """Whether `admit` may load what the name leads to, or keep it from being unloaded, so that it comes when the
+        request is there. Raises PermissionDeniedError, and NotReadyError while what could not be loaded is not tried
+        again."""
+        context.principal.require_model(name)
+        return self._on_demand is not None and await self._offers(self._on_demand, name)
+
+    async def _offers(self, on_demand: OnDemand, name: str) -> bool:
+        models = self._tensor_models(name)
+        failure: NotReadyError | None = None
+        for model in sorted(models, key=lambda model: self.deployment(model) is None):
+            try:
+                if await on_demand.offers(model):
+                    return True
+            except NotReadyError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return False
+
+    def would_load(self, name: str) -> bool:
+        """Whether a request for the tensors of this name, which does not serve, would load a model, as far as it is
+        known: what readiness says of it."""
+        with suppress(NotReadyError):
+            return self._on_demand is not None and any(map(self._on_demand.would_load, self._tensor_models(name)))
+        return False
+
+    async def use_for_model(self, name: str, deadline: float | None) -> Callable[[], None]:
+        """As `admit`, for a model of this server that asks another one; to be called at the end. Raises NotReadyError,
+        OverloadedError, DeadlineExceededError."""
+        if self._on_demand is None:
+            return no_use
+        rules = self._tensor_rules(name)
+        if rules is None:
+            return await self._on_demand.use_for_model(name, deadline)
+        models = rules.models(name)
+        if not any(map(self.deployment, models)):
+            for model in models:  # one of them tells what all are like; the request uses the one that it gets
+                (await self._on_demand.use_for_model(model, deadline))()
+                if self.deployment(model) is not None:
+                    break
+        return no_use
+
+    @property
+    def loads(self) -> bool:
+        """Whether requests load models."""
+        return self._on_demand is not None
+
+    def _tensor_rules(self, name: str) -> Traffic | None:
+        return self.traffic if self.traffic is not None and self.traffic.has(name) else None
+
+    def _tensor_models(self, name: str) -> list[str]:
+        """That the name may lead to: the model of the name itself comes last."""
+        rules = self._tensor_rules(name)
+        return [name] if rules is None else [*rules.models(name), name]
 
     def is_upstream(self, name: str, kind: Kind) -> bool:
         """Whether another server may get such requests, so that `find` comes before the body is read."""

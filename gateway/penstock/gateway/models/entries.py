@@ -190,6 +190,15 @@ class Traffic(Protocol):
         """Whether another server may get the requests of this name."""
         ...
 
+    def models(self, name: str) -> list[str]:
+        """That a name may lead to, by their own names."""
+        ...
+
+    def tensors_target(self, name: str, version: str, context: RequestContext) -> str | None:
+        """The model that has to be loaded for the tensors of a request; None: looking the name up says what is
+        wrong. `version`: "" for any."""
+        ...
+
     def first(self, name: str) -> Served | None:
         """What describes the name: its first target that is loaded; None: one that a request would load. Raises
         PenstockError where none would serve a request."""

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -116,8 +117,25 @@ class TenantRow(msgspec.Struct):
     """Of those that have ended: prompts and answers."""
 
 
+class RequestChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests that an operator looks at."""
+
+    limit: int
+    """Of those in flight."""
+    tenant: str | None = None
+    model: str | None = None
+    """None: of all."""
+    since: float | None = None
+    """Of time.monotonic(): those that have ended after that, too, from the first such look on; None: those in flight
+    alone."""
+    request: str = ""
+    """The id of the one whose details are shown."""
+
+
 class WatchedRequests(msgspec.Struct):
     in_flight: int
+    chosen: int
+    """Of those in flight."""
     requests: list[RequestRow]
     """The oldest first."""
     tenants: dict[str, TenantRow]
@@ -127,8 +145,8 @@ class WatchedRequests(msgspec.Struct):
 
 
 class RequestWatch:
-    """Costs nothing until it is looked at: then it is told of each request's beginning and end for some seconds. Lives
-    on the event loop."""
+    """Of one process. Costs nothing until a look asks for those that have ended: then it is told of each request's
+    beginning and end for some seconds. Lives on the event loop."""
 
     def __init__(self, journal: RequestJournal, drain: DrainState) -> None:
         self._journal = journal
@@ -139,20 +157,28 @@ class RequestWatch:
         self._details: deque[RequestDetail] = deque(maxlen=_MOST_DETAILED)
         self._tenants: dict[str, TenantRow] = {}
 
-    def look(self, since: float, limit: int, request: str = "") -> WatchedRequests:
-        """`since`: those that have ended after that; `request`: the id of the one whose details are wanted."""
-        now = self._looked_at = time.monotonic()
+    def look(self, choice: RequestChoice, looker: RequestContext | None = None) -> WatchedRequests:
+        """`looker`: the request that looks, which is not shown."""
+        now, since = time.monotonic(), choice.since
+        live = [context for context in self._journal.in_flight() if context is not looker]
+        if since is not None:
+            self._keep_watching(now)
+            live = [context for context in live if not _is_own(context)]
+        chosen = [context for context in live if _matches(context, choice)]
+        return WatchedRequests(
+            len(live),
+            len(chosen),
+            [_request_row(context, now) for context in chosen[: choice.limit]],
+            {} if since is None else self._by_tenant(live),
+            [] if since is None else [row for row in self._ended if row.ended_at > since],
+            self._detail(choice.request, live, now) if choice.request else None,
+        )
+
+    def _keep_watching(self, now: float) -> None:
+        self._looked_at = now
         if self._stop is None:
             self._stop = self._journal.watch(self._begin, self._end)
             asyncio.get_running_loop().call_later(_PATIENCE, self._look_again)
-        live = [context for context in self._journal.in_flight() if not _is_own(context)]
-        return WatchedRequests(
-            len(live),
-            [request_row(context, now) for context in live[:limit]],
-            self._by_tenant(live),
-            [row for row in self._ended if row.ended_at > since],
-            self._detail(request, live, now) if request else None,
-        )
 
     def cancel(self, request: str) -> bool:
         """Ends a request that is in flight here. False: there is none with this id."""
@@ -210,7 +236,45 @@ class RequestWatch:
         return next((detail for detail in reversed(self._details) if detail.id == request), None)
 
 
-def merged(parts: Sequence[WatchedRequests], limit: int) -> WatchedRequests:
+class FrontRequests(Protocol):
+    """The requests in front processes."""
+
+    async def watch_requests(self, choice: RequestChoice) -> list[WatchedRequests]:
+        """Of each front that answers."""
+        ...
+
+    async def cancel_request(self, request: str) -> bool:
+        """Whether a front had it."""
+        ...
+
+
+class ServerRequests:
+    """The requests in all processes of a server."""
+
+    def __init__(self, watch: RequestWatch, fronts: FrontRequests | None = None) -> None:
+        self._watch = watch
+        self._fronts = fronts
+
+    @property
+    def has_fronts(self) -> bool:
+        """Whether front processes have some of them."""
+        return self._fronts is not None
+
+    async def look(self, choice: RequestChoice, looker: RequestContext | None = None) -> WatchedRequests:
+        """`looker`: as RequestWatch has it."""
+        parts = [self._watch.look(choice, looker)]
+        if self._fronts is not None:
+            parts += await self._fronts.watch_requests(choice)
+        return _merged(parts, choice.limit)
+
+    async def cancel(self, request: str) -> bool:
+        """False: there is none with this id."""
+        if self._watch.cancel(request):
+            return True
+        return self._fronts is not None and await self._fronts.cancel_request(request)
+
+
+def _merged(parts: Sequence[WatchedRequests], limit: int) -> WatchedRequests:
     """Of several processes."""
     if len(parts) == 1:
         return parts[0]
@@ -223,6 +287,7 @@ def merged(parts: Sequence[WatchedRequests], limit: int) -> WatchedRequests:
     requests = sorted((row for part in parts for row in part.requests), key=lambda row: -row.seconds)
     return WatchedRequests(
         sum(part.in_flight for part in parts),
+        sum(part.chosen for part in parts),
         requests[:limit],
         _busiest(tenants),
         sorted((row for part in parts for row in part.ended), key=lambda row: row.ended_at)[-_MOST_ENDED:],
@@ -235,7 +300,7 @@ def _busiest(tenants: Mapping[str, TenantRow]) -> dict[str, TenantRow]:
     return dict(order[:_MOST_TENANTS])
 
 
-def request_row(context: RequestContext, now: float) -> RequestRow:
+def _request_row(context: RequestContext, now: float) -> RequestRow:
     record, usage = context.record, context.record.usage
     row = RequestRow(
         id=context.id,
@@ -316,6 +381,10 @@ def _detail(context: RequestContext, now: float, *, ended: bool) -> RequestDetai
         ignored=record.ignored,
         finish_reasons=record.finish_reasons,
     )
+
+
+def _matches(context: RequestContext, choice: RequestChoice) -> bool:
+    return choice.tenant in (None, context.tenant) and choice.model in (None, context.record.model)
 
 
 def _is_own(context: RequestContext) -> bool:

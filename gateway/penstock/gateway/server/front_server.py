@@ -28,7 +28,6 @@ from penstock.engines.errors import PenstockError
 from penstock.engines.host.black_box import record_into
 from penstock.engines.host.kernel_files import kernel_text
 from penstock.gateway.apis.kserve.grpc.server import http2_transport
-from penstock.gateway.apis.operator_views import chosen
 from penstock.gateway.apis.usage.ledger import usage_of
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.metrics.registry import Metrics
@@ -54,8 +53,6 @@ from penstock.gateway.processes.fronts.messages import (
     Idle,
     Keys,
     Leave,
-    Listed,
-    ListRequests,
     Logs,
     ModelReport,
     ReadAgain,
@@ -271,11 +268,8 @@ class _Front:
                         port.reload_certificates()
             case Report():
                 self._supervisor.send(self._report(message.id))
-            case ListRequests():
-                matches = chosen(self._journal.in_flight(), message.limit, message.tenant, message.model)
-                self._supervisor.send(Listed(id=message.id, chosen=matches))
             case WatchRequests():
-                watched = self._watch.look(message.since, message.limit, message.request)
+                watched = self._watch.look(message.choice)
                 self._supervisor.send(RequestsWatched(id=message.id, requests=watched))
             case CancelRequest():
                 self._supervisor.send(Cancelled(id=message.id, done=self._watch.cancel(message.request)))

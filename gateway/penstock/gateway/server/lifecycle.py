@@ -27,7 +27,7 @@ from penstock.gateway.apis.kserve.grpc.rpc import RpcGuard
 from penstock.gateway.apis.kserve.grpc.server import GrpcServer
 from penstock.gateway.apis.kserve.grpc.service import Service, build_service
 from penstock.gateway.apis.openai.tensor_models import TensorModels
-from penstock.gateway.apis.operator_views import Chosen, operator_routes
+from penstock.gateway.apis.operator_views import operator_routes
 from penstock.gateway.configuration.command_parser import as_flags
 from penstock.gateway.configuration.config import SETTINGS, Config, ConfigError, overlay
 from penstock.gateway.metrics.registry import Metrics, Source
@@ -39,7 +39,7 @@ from penstock.gateway.requests.heap import settle
 from penstock.gateway.requests.intake import WorkPools
 from penstock.gateway.requests.loading_board import LoadingBoard
 from penstock.gateway.requests.loops import loop_factory
-from penstock.gateway.requests.request_watch import RequestWatch, WatchedRequests
+from penstock.gateway.requests.request_watch import RequestChoice, RequestWatch, ServerRequests, WatchedRequests
 from penstock.gateway.requests.server_health import ServerHealth
 from penstock.gateway.requests.server_log import log_handler, set_up_log
 from penstock.gateway.requests.service_manager import ServiceManager
@@ -143,9 +143,7 @@ class Server:
         new_door = None if self._folder is None else self._folder.doors.new
         self._models = models = ServedModels(config, self._pools, board, new_door)
         health = ServerHealth(models.is_live, self._would_serve, board.texts)
-        self._kserve = build_kserve(
-            config, models.traffic.models, models.dataplane, self._pools, health, models.on_demand
-        )
+        self._kserve = build_kserve(config, models.traffic.models, models.dataplane, self._pools, health)
         if self._folder is not None:
             self._kserve = replace(self._kserve, spread=self._spread)
         self._database = open_database(config)
@@ -165,6 +163,8 @@ class Server:
         by_tensors = TensorModels(self._kserve, models.dataplane.models, self._settings)
         models.dataplane.models.changes.watch(by_tensors.look)
         self._drain = self._settings.drain
+        watch = RequestWatch(self._records.journal, self._drain)
+        self._requests = ServerRequests(watch, None if self._folder is None else self)
         self._intake = self._settings.intake
         self._guard = RpcGuard(
             self._keys,
@@ -216,16 +216,13 @@ class Server:
             budget=models.budget,
             health=self._kserve.health,
             drain=self._drain,
-            watch=RequestWatch(self._records.journal, self._drain),
-            fronts=None if self._folder is None else self,
+            requests=self._requests,
         )
         return console_routes(sources, self._keys)
 
-    async def watch_requests(self, since: float, limit: int, request: str) -> list[WatchedRequests]:
+    async def watch_requests(self, choice: RequestChoice) -> list[WatchedRequests]:
         """Implements FrontRequests."""
-        if isinstance(self._ports, OpenPorts):
-            return []
-        return await self._ports.fronts.watch_requests(since, limit, request)
+        return [] if isinstance(self._ports, OpenPorts) else await self._ports.fronts.watch_requests(choice)
 
     async def cancel_request(self, request: str) -> bool:
         """Implements FrontRequests."""
@@ -241,8 +238,7 @@ class Server:
 
     def _new_operator_port(self) -> HttpServer:
         server, dataplane = self._config.server, self._models.dataplane
-        front_requests = None if self._folder is None else self._requests_in_fronts
-        routes = operator_routes(self._config, dataplane, self._records.journal, front_requests)
+        routes = operator_routes(self._config, dataplane, self._requests)
         app = build_metrics_app(dataplane, metrics_settings(self._config, self._settings), routes)
         limits = connection_limits(self._config)
         settings = ServerSettings(host=server.address("metrics"), port=server.metrics_port, limits=limits, http2=False)
@@ -271,11 +267,6 @@ class Server:
     async def _spread(self) -> None:
         if not isinstance(self._ports, OpenPorts):
             await self._ports.spread()
-
-    async def _requests_in_fronts(self, limit: int, tenant: str | None, model: str | None) -> Sequence[Chosen]:
-        return (
-            [] if isinstance(self._ports, OpenPorts) else await self._ports.fronts.list_requests(limit, tenant, model)
-        )
 
     def _would_serve(self) -> bool:
         return self._loaded and self._models.ready and not self._drain.leaving

@@ -33,7 +33,8 @@ def _decode(kind: str, *, binary: bool) -> Work:
 def _encode(kind: str, *, binary: bool) -> Work:
     from benchmarks.micro.suite.tensors import model, response
     from penstock.classic.messages import InferRequest
-    from penstock.gateway.apis.kserve.http_infer import Inference, encode_infer
+    from penstock.gateway.apis.kserve.http_infer import encode_infer
+    from penstock.gateway.apis.kserve.infer_heads import Inference
 
     answer, served = response(kind), model(kind)
     inference = Inference(InferRequest(inputs={}), binary=binary)

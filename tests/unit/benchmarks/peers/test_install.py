@@ -187,6 +187,26 @@ def test_a_converted_model_is_there_when_it_is_complete(folder: PeersFolder, mon
     assert len(made) == 2, "it reads the model as it is"
 
 
+def test_small_forms_are_made_of_the_whole_one(folder: PeersFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def convert(argv: Sequence[object], log: Path, **more: Any) -> None:
+        commands.append([str(part) for part in argv])
+        file = next(part for part in reversed(commands[-1]) if ".part" in part)
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).touch()
+
+    monkeypatch.setattr(recipes, "run", convert)
+    recipes.convert(folder, "openvino", "tiny", "int4")
+    assert commands[-1][-3:-1] == ["--weight-format", "int4"]
+    monkeypatch.setattr(recipes, "llama_tree", lambda folder, log: Path("tree"))
+    recipes.convert(folder, "llamacpp", "tiny", "int4")
+    whole, part, kind = commands[-1][-3:]
+    assert (whole, kind) == (str(folder.converted("tiny", "gguf")), "Q4_K_M")
+    assert part.endswith(".gguf")
+    assert folder.converted("tiny", "Q4_K_M.gguf").exists()
+
+
 def test_a_command_that_fails_shows_what_it_said(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with pytest.raises(SetupError, match=r"sh failed with 3; try this\n(.*\n)*  no wheel"):

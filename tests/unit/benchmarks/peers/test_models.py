@@ -76,7 +76,7 @@ def test_weights_have_their_spread_and_norms_are_one(tmp_path: Path) -> None:
 
 
 def test_what_was_half_made_is_made_again(peers_folder: PeersFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "write_weights", lambda shape, path: path.touch())
+    monkeypatch.setattr(models, "write_weights", lambda shape, path, w8a8: path.touch())
     (peers_folder.model("tiny").with_name("tiny.part") / "x").mkdir(parents=True)
     make_model(peers_folder, "tiny")
     assert sorted(path.name for path in peers_folder.model("tiny").iterdir()) == [
@@ -87,3 +87,20 @@ def test_what_was_half_made_is_made_again(peers_folder: PeersFolder, monkeypatch
         "tokenizer_config.json",
     ]
     assert not peers_folder.model("tiny").with_name("tiny.part").exists()
+
+
+def test_weights_in_8_bits_are_those_of_the_model(tmp_path: Path) -> None:
+    """Each within half a step of its row's scale."""
+    write_weights(SMALL["qwen05b-shape"], tmp_path / "plain")
+    write_weights(SMALL["qwen05b-shape"], tmp_path / "small", w8a8=True)
+    with safe_open(tmp_path / "plain", "pt") as plain, safe_open(tmp_path / "small", "pt") as small:
+        names = set(small.keys())
+        assert {name for name in names if not name.endswith("_scale")} == set(plain.keys())
+        name = "model.layers.0.mlp.down_proj.weight"
+        weights, scales = small.get_tensor(name), small.get_tensor(f"{name}_scale")
+        assert weights.dtype == torch.int8
+        assert scales.shape == (weights.shape[0], 1)
+        off = (weights * scales - plain.get_tensor(name).float()).abs() / scales
+        assert float(off.max()) < 0.5 + 0.3, "bf16, with which it is compared, has a step of its own"
+        assert weights.abs().max() == 127
+        assert small.get_tensor("model.embed_tokens.weight").dtype == torch.bfloat16

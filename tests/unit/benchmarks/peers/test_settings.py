@@ -35,6 +35,7 @@ def test_lists_come_as_text() -> None:
         ({"dir": "d", "only": ["vlm"]}, "only: vlm is none of openvino, vllm"),
         ({"dir": "d", "models": ["gpt"]}, "models: gpt is none of tiny, qwen05b-shape"),
         ({"dir": "d", "tables": ["x", "tensors"]}, "tables: x is none of"),
+        ({"dir": "d", "weights": ["int2"]}, "weights: int2 is none of native, int8, int4"),
         ({"dir": "d", "concurrency": ["0"]}, "concurrency"),
         ({"dir": "d", "repeat": "some"}, "repeat: "),
     ],
@@ -48,6 +49,31 @@ def test_each_peer_meets_penstock_with_the_same_engine_and_with_its_own_choice()
     assert groups(only=["vllm"], models=["tiny"], concurrency=["1", "4"]) == [
         ("generation", "tiny", ("vllm", "penstock-vllm", "penstock-vllm-engine", "penstock"), 3)
     ]
+
+
+def test_each_peer_is_measured_in_the_forms_that_it_has() -> None:
+    """Small weights beside Penstock's own choice alone."""
+    found = plan(settings({"dir": "d", "tables": ["generation"], "models": ["tiny"], "weights": ["int8", "int4"]}))
+    assert [(group.weights, group.contenders) for group in found] == [
+        ("int8", ("openvino", "penstock")),
+        ("int8", ("vllm", "penstock")),
+        ("int8", ("llamacpp", "penstock")),
+        ("int4", ("openvino", "penstock")),
+        ("int4", ("llamacpp", "penstock")),
+    ]
+    assert CONTENDERS["llamacpp"].computing("int4") == "weights in Q4_K_M; {threads}"
+    assert CONTENDERS["penstock"].computing("int4") == "weights in int4; {threads}"
+
+
+@pytest.mark.parametrize(("weights", "flag"), [("native", "auto"), ("int4", "int4")])
+def test_penstock_gets_the_weights_of_the_group(weights: str, flag: str, tmp_path: Path) -> None:
+    at = Surroundings(
+        peers_folder=PeersFolder(tmp_path), model="tiny", weights=weights, cores=(0, 1), places=4, timeout=1
+    )
+    start = CONTENDERS["penstock"].start
+    assert start is not None
+    argv = list(start(at, Ports(1, 2, 3)).argv)
+    assert argv[argv.index("--weights") + 1] == flag
 
 
 def test_sampled_rows_come_last_in_the_generation_tables() -> None:

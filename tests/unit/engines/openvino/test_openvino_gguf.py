@@ -62,6 +62,15 @@ LONGROPE = {
     "short_factor": [1.0, 1.5, 2.0, 2.5],
     "long_factor": [1.0, 3.0, 9.0, 20.0],
 }
+MINISTRAL3 = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 32.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.5,
+}
 LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_max_position_embeddings": 128}
 
 
@@ -82,6 +91,22 @@ LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_m
         ("qwen3-moe", {}),
         ("olmoe", {}),
         ("gpt-oss", {"swiglu_limit": 7.0}),
+        ("ministral3", {"rope_parameters": MINISTRAL3}),
+        ("glm4", {}),
+        ("glm4-moe", {}),
+        ("ernie4.5", {"use_bias": True}),
+        ("ernie4.5-moe", {"moe_layer_interval": 1}),
+        ("hunyuan", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),
+        ("seed-oss", {"attention_out_bias": True}),
+        ("cohere", {}),
+        ("cohere2", {}),
+        ("granite-moe", {}),
+        ("granite-moe-shared", {}),
+        ("nemotron", {}),
+        ("arcee", {}),
+        ("gemma", {}),
+        ("olmo", {"clip_qkv": 0.5}),
+        ("phi-moe", {"lm_head_bias": True, "router_jitter_noise": 0.01}),
         ("stablelm", {}),
         ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": False}),
         ("stablelm", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}),

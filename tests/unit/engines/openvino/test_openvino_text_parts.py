@@ -43,6 +43,12 @@ VISION = {
     "num_attention_heads": 2,
     "image_size": 28,
 }
+GROWING = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 8,
+    "llama_4_scaling_beta": 0.5,
+}
 MODELS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "gemma3": (Gemma3ForConditionalGeneration, Gemma3Config, {"head_dim": 16, "sliding_window": 24}, VISION),
     "llama4": (
@@ -55,6 +61,12 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         Mistral3ForConditionalGeneration,
         Mistral3Config,
         {"model_type": "mistral", "head_dim": 16},
+        VISION | {"model_type": "pixtral", "head_dim": 8},
+    ),
+    "ministral3": (
+        Mistral3ForConditionalGeneration,
+        Mistral3Config,
+        {"model_type": "ministral3", "head_dim": 16, "rope_parameters": GROWING},
         VISION | {"model_type": "pixtral", "head_dim": 8},
     ),
     "qwen2.5-vl": (
@@ -128,11 +140,11 @@ def test_older_names_and_settings(tmp_path: Path, make_runner: Any) -> None:
 
 
 def test_another_text_model_than_the_usual_one(tmp_path: Path, make_runner: Any) -> None:
-    """Ministral 3 is published as Mistral 3; its queries grow with their position."""
+    """Mistral Small 3 and Ministral 3 are published under one name."""
     make(tmp_path, "mistral3")
     config = json.loads((tmp_path / "config.json").read_text())
-    edit_config(tmp_path, text_config=config["text_config"] | {"model_type": "ministral3"})
-    with pytest.raises(UnsupportedError, match="text_config of Mistral's, not of 'ministral3'"):
+    edit_config(tmp_path, text_config=config["text_config"] | {"model_type": "llama"})
+    with pytest.raises(UnsupportedError, match="text_config of mistral or ministral3, not of 'llama'"):
         make_runner(tmp_path)
 
 

@@ -374,6 +374,7 @@ def test_a_row_that_is_not_finite_counts_only_if_its_draft_was_right() -> None:
     assert (second.finite, second.token_ids) == (True, right)
 
 
+@pytest.mark.parametrize("way", ["large"], indirect=True)
 @pytest.mark.parametrize("scale", [0.0, 0.05, 0.6, 3.0, 12.0])
 @pytest.mark.parametrize(
     "settings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,6 +38,10 @@ def language_model(folder: Path, *names: str, adapters: tuple[str, ...] = (), lo
     return model
 
 
+OTHER = RequestContext(principal=Principal(models=("other",)))
+"""Of a key that may use none of these models."""
+
+
 def upstream(name: str, *apis: str, gives_way: bool = False) -> Upstream:
     return cast("Upstream", SimpleNamespace(name=name, apis=apis, gives_way=gives_way, refusal="{name} is far away"))
 
@@ -46,7 +51,7 @@ class Steps:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.taken: list[str] = []
-        self._catalogue = catalogue
+        self.catalogue = catalogue
 
     def has(self, name: str) -> bool:
         return name == "public"
@@ -56,12 +61,32 @@ class Steps:
         return Target("own")
 
     def serving(self, context: RequestContext, kind: Kind) -> Served | None:
-        return self._catalogue.own("own", kind).served
+        return self.catalogue.own("own", kind).served
+
+    def models(self, name: str) -> list[str]:
+        return ["own", "spare"]
+
+    def tensors_target(self, name: str, version: str, context: RequestContext) -> str | None:
+        self.taken.append(f"target of {name} {version}")
+        return "own" if version == "1" else None
 
     def may_generate(self, name: str) -> bool:
         return True
 
-    async def use_allowed(self, name: str, context: RequestContext) -> None:
+    async def offers(self, name: str) -> bool:
+        self.taken.append(f"offers {name}")
+        if name == "own":
+            raise NotReadyError("own is broken")
+        return name == "spare"
+
+    def would_load(self, name: str) -> bool:
+        return name == "spare"
+
+    async def use_for_model(self, name: str, deadline: float | None) -> Callable[[], None]:
+        self.taken.append(f"load {name}")
+        return lambda: self.taken.append(f"end {name}")
+
+    async def use(self, name: str, context: RequestContext) -> None:
         self.taken.append(f"load {name}")
 
 
@@ -70,11 +95,17 @@ def own(tmp_path: Path) -> LoadedModel:
     return language_model(tmp_path, "own", "alias", adapters=("adapter",))
 
 
-async def test_a_request_goes_by_permission_target_and_load_in_this_order(own: LoadedModel) -> None:
+@pytest.fixture
+def steps() -> Steps:
     catalogue = Catalogue(on_demand=cast("OnDemand", SimpleNamespace()))
-    catalogue.add(own)
     steps = Steps(catalogue)
     catalogue._on_demand, catalogue.traffic = cast("OnDemand", steps), cast("Traffic", steps)
+    return steps
+
+
+async def test_a_request_goes_by_permission_target_and_load_in_this_order(steps: Steps, own: LoadedModel) -> None:
+    catalogue = steps.catalogue
+    catalogue.add(own)
     with pytest.raises(PermissionDeniedError):
         await catalogue.find("public", Kind.CHAT, RequestContext(principal=Principal(models=("own",))))
     assert steps.taken == []
@@ -84,6 +115,53 @@ async def test_a_request_goes_by_permission_target_and_load_in_this_order(own: L
     assert (entry.name, entry.served) == ("public", NameHolder(own))
     assert catalogue.resolved("public", Kind.CHAT, context) is context.entry is entry
     assert len(steps.taken) == 2, "what is behind reads the entry in the context"
+
+
+async def test_tensors_go_by_the_same_steps(steps: Steps) -> None:
+    catalogue = steps.catalogue
+    for take in (catalogue.admit("public", "1", OTHER), catalogue.offers("public", OTHER)):
+        with pytest.raises(PermissionDeniedError):
+            await take
+    assert steps.taken == []
+    context = RequestContext(principal=Principal(models=("public",)))
+    await catalogue.admit("public", "1", context)
+    await catalogue.admit("public", "2", context)
+    assert steps.taken == ["target of public 1", "load own", "target of public 2"], "no target has the version 2"
+    await catalogue.admit("plain", "1", RequestContext())
+    assert steps.taken[3:] == ["load plain"]
+    await catalogue.admit("plain", "1", RequestContext(), loads=False)
+    assert len(steps.taken) == 4
+
+
+async def test_a_name_with_rules_offers_what_any_of_its_models_does(steps: Steps) -> None:
+    assert await steps.catalogue.offers("public", RequestContext())
+    assert steps.taken == ["offers own", "offers spare"]
+    assert not await steps.catalogue.offers("plain", RequestContext())
+    with pytest.raises(NotReadyError, match="own is broken"):
+        await steps.catalogue.offers("own", RequestContext())
+    assert [steps.catalogue.would_load(name) for name in ("public", "spare", "plain")] == [True, True, False]
+
+
+async def test_a_model_that_asks_a_name_with_rules_keeps_none_of_its_models(steps: Steps) -> None:
+    end = await steps.catalogue.use_for_model("plain", None)
+    end()
+    (await steps.catalogue.use_for_model("public", None))()
+    ends = ["load plain", "end plain", "load own", "end own", "load spare", "end spare"]
+    assert steps.taken == ends, "neither is there afterwards"
+    steps.catalogue.publish("spare", LoadedVersions({1: cast("InferModel", SimpleNamespace())}))
+    await steps.catalogue.use_for_model("public", None)
+    assert steps.taken == ends, "one that serves tells what all are like"
+
+
+async def test_without_loading_on_demand_tensors_need_the_permission_alone() -> None:
+    catalogue = Catalogue()
+    assert not catalogue.loads
+    with pytest.raises(PermissionDeniedError):
+        await catalogue.admit("m", "", OTHER)
+    await catalogue.admit("m", "", RequestContext())
+    assert not await catalogue.offers("m", RequestContext())
+    assert not catalogue.would_load("m")
+    (await catalogue.use_for_model("m", None))()
 
 
 async def test_a_key_learns_nothing_of_names_that_it_may_not_use(own: LoadedModel) -> None:

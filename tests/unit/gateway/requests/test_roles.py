@@ -13,6 +13,7 @@ from penstock.gateway.apis.operator_views import operator_routes
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.requests.access import ApiGroup, RequiredHeader, read_restrictions
 from penstock.gateway.requests.context import Role
+from penstock.gateway.requests.request_watch import RequestWatch, ServerRequests
 from penstock.gateway.server.ports.http_apps import build_app, build_metrics_app
 from penstock.gateway.transports.http.routes import Match
 from penstock.gateway.transports.http.settings import AppSettings
@@ -137,7 +138,8 @@ async def test_probes_need_no_key(route: str) -> None:
 async def test_what_operators_look_at_is_for_admins(path: str) -> None:
     settings = AppSettings(keys=api_keys({"team": "sesame"}, frozenset(Role) - {Role.ADMIN}))
     dataplane: Any = FakeDataPlane()
-    app = build_metrics_app(dataplane, settings, operator_routes(Config(), dataplane, settings.journal))
+    requests = ServerRequests(RequestWatch(settings.journal, settings.drain))
+    app = build_metrics_app(dataplane, settings, operator_routes(Config(), dataplane, requests))
     assert refused_for_role(await asked(app, f"GET {path}"))
 
 

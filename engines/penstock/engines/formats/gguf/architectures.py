@@ -21,8 +21,9 @@ Config = Mapping[str, Any]
 
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 """The one size of Gemma 2, and of Gemma 3, that scales its queries by another number than head_dim."""
+_OLMO3 = "Olmo3ForCausalLM"
 _USUAL_PATTERN = 4
-"""Of OLMo 3 and EXAONE 4: each fourth layer attends to all tokens."""
+"""Of OLMo 3, EXAONE 4 and Cohere 2: each fourth layer attends to all tokens."""
 
 
 def gemma2(settings: FileSettings, config: Config) -> Config:
@@ -64,7 +65,7 @@ def olmo2(settings: FileSettings, config: Config) -> Config:
     """OLMo 3 has the same name, and windows."""
     if "sliding_window" not in config:
         return {}
-    return {"architectures": ["Olmo3ForCausalLM"], "layer_types": _layer_types(settings, config)}
+    return {"architectures": [_OLMO3], "layer_types": _layer_types(settings, config)}
 
 
 def exaone4(settings: FileSettings, config: Config) -> Config:
@@ -146,6 +147,86 @@ def falcon(settings: FileSettings, config: Config) -> Config:
     }
 
 
+def mistral3(settings: FileSettings, config: Config) -> Config:
+    """The file has Ministral 3's growth of queries and its factor of attention; Mistral Small 3 has neither."""
+    growth, weight = settings.get("attention.temperature_scale"), settings.get("rope.scaling.yarn_log_multiplier")
+    rope = config.get("rope_scaling")
+    if not growth or not rope:
+        return {"architectures": ["MistralForCausalLM"], "sliding_window": config.get("sliding_window")}
+    mscale = {} if weight is None else {"mscale": 1.0, "mscale_all_dim": weight}
+    return {"rope_scaling": {"rope_theta": config["rope_theta"], **rope, **mscale, "llama_4_scaling_beta": growth}}
+
+
+def ernie4_5(settings: FileSettings, config: Config) -> Config:
+    return {"use_bias": config["attention_bias"]}
+
+
+def ernie4_5_moe(settings: FileSettings, config: Config) -> Config:
+    return {
+        **ernie4_5(settings, config),
+        "moe_num_experts": settings.count("expert_count"),
+        "moe_k": settings.count("expert_used_count"),
+        "moe_intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "moe_num_shared_experts": settings.count("expert_shared_count", 0),
+        "moe_layer_interval": settings.count("interleave_moe_layer_step", 1),
+        "moe_layer_start_index": settings.count("leading_dense_block_count", 0),
+    }
+
+
+def glm4moe(settings: FileSettings, config: Config) -> Config:
+    """Its blocks are layers, and behind them those for multi-token prediction."""
+    further = settings.count("nextn_predict_layers", 0)
+    return {
+        "num_hidden_layers": max(config["num_hidden_layers"] - further, 0),
+        "num_nextn_predict_layers": further,
+        "use_qk_norm": settings.has("attn_q_norm.weight"),
+        "n_routed_experts": settings.count("expert_count"),
+        "num_experts_per_tok": settings.count("expert_used_count"),
+        "n_shared_experts": settings.count("expert_shared_count", 0),
+        "moe_intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "first_k_dense_replace": settings.count("leading_dense_block_count", 0),
+        "norm_topk_prob": settings.get("expert_weights_norm") is not False,
+        "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
+    }
+
+
+def seed_oss(settings: FileSettings, config: Config) -> Config:
+    return {"attention_out_bias": settings.has("attn_output.bias")}
+
+
+def command_r(settings: FileSettings, config: Config) -> Config:
+    return {"logit_scale": settings.number("logit_scale"), "use_qk_norm": settings.has("attn_q_norm.weight")}
+
+
+def cohere2(settings: FileSettings, config: Config) -> Config:
+    return {"logit_scale": settings.number("logit_scale"), "sliding_window_pattern": _USUAL_PATTERN}
+
+
+def granitemoe(settings: FileSettings, config: Config) -> Config:
+    shared: Config = {}
+    if settings.has("ffn_gate_shexp.weight"):
+        size = settings.rows_of("ffn_gate_shexp")
+        shared = {"architectures": ["GraniteMoeSharedForCausalLM"], "shared_intermediate_size": size}
+    return {
+        **granite(settings, config),
+        **_experts(settings, "num_local_experts"),
+        "intermediate_size": settings.rows_of("ffn_gate_exps"),
+        **shared,
+    }
+
+
+def phimoe(settings: FileSettings, config: Config) -> Config:
+    return {
+        **_experts(settings, "num_local_experts"),
+        "intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "lm_head_bias": "output.bias" in settings.tensors,
+    }
+
+
+def olmo(settings: FileSettings, config: Config) -> Config:
+    return {"clip_qkv": settings.get("attention.clamp_kqv")}
+
+
 def bloom(settings: FileSettings, config: Config) -> Config:
     return {"seq_length": config["max_position_embeddings"]}
 
@@ -185,6 +266,8 @@ _SHARED_EXPERT = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     **{f"{part}_shexp": name.replace("mlp.", "mlp.shared_expert.") for part, name in _MLP.items()},
 }
+_NORMS_OF_SEED = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+_SHARED_EXPERTS = {f"{part}_shexp": name.replace("mlp.", "mlp.shared_experts.") for part, name in _MLP.items()}
 _DENSE = {
     "attn_qkv": "self_attention.query_key_value",
     "attn_output": "self_attention.dense",
@@ -237,6 +320,9 @@ def _of_experts(names: Mapping[str, str]) -> Mapping[str, str]:
 
 
 _EXPERTS = _of_experts({part: name.replace("mlp.", "mlp.experts.{}.") for part, name in _MLP.items()})
+_MIXTRAL_EXPERTS = _of_experts(
+    {part: f"block_sparse_moe.experts.{{}}.{name}" for part, name in zip(_MLP, ("w1", "w3", "w2"), strict=True)}
+)
 _ROUTED = _named(_ATTENTION, _TWO_NORMS, _SHARED_EXPERT, {"ffn_gate_inp": "mlp.gate"})
 _LLAMA = Architecture("LlamaForCausalLM", pairs_interleaved=True)
 _FALCON = Architecture(
@@ -291,6 +377,85 @@ ARCHITECTURES = {
         ),
         _EXPERTS,
         settings=gpt_oss,
+    ),
+    "mistral3": replace(_LLAMA, hugging_face="Ministral3ForCausalLM", settings=mistral3),
+    "glm4": Architecture(
+        "Glm4ForCausalLM",
+        _named(
+            _ATTENTION,
+            {
+                "attn_norm": "input_layernorm",
+                "post_attention_norm": "post_self_attn_layernorm",
+                "ffn_norm": "post_attention_layernorm",
+                "post_ffw_norm": "post_mlp_layernorm",
+                "ffn_up": "mlp.gate_up_proj",
+                "ffn_down": "mlp.down_proj",
+            },
+        ),
+    ),
+    "glm4moe": Architecture(
+        "Glm4MoeForCausalLM",
+        _named(
+            _ATTENTION,
+            _MLP,
+            {
+                "attn_norm": "input_layernorm",
+                "post_attention_norm": "post_attention_layernorm",
+                "ffn_gate_inp": "mlp.gate",
+                "exp_probs_b": "mlp.gate.e_score_correction_bias",
+            },
+            _SHARED_EXPERTS,
+        ),
+        _EXPERTS,
+        settings=glm4moe,
+    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", settings=ernie4_5),
+    "ernie4_5-moe": Architecture(
+        "Ernie4_5_MoeForCausalLM",
+        _named(
+            _ATTENTION,
+            _MLP,
+            _TWO_NORMS,
+            {"ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.moe_statics.e_score_correction_bias"},
+            _SHARED_EXPERTS,
+        ),
+        _EXPERTS,
+        settings=ernie4_5_moe,
+    ),
+    "hunyuan-dense": Architecture(
+        "HunYuanDenseV1ForCausalLM",
+        _named(
+            _ATTENTION,
+            _MLP,
+            _TWO_NORMS,
+            {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        ),
+    ),
+    "seed_oss": Architecture("SeedOssForCausalLM", _named(_ATTENTION, _MLP, _NORMS_OF_SEED), settings=seed_oss),
+    "command-r": Architecture(
+        "CohereForCausalLM",
+        _named(_ATTENTION, _MLP, {"attn_norm": "input_layernorm"}),
+        eps_key="layer_norm_eps",
+        settings=command_r,
+    ),
+    "cohere2": Architecture(
+        "Cohere2ForCausalLM",
+        _named(_ATTENTION, _MLP, {"attn_norm": "input_layernorm"}),
+        eps_key="layer_norm_eps",
+        settings=cohere2,
+    ),
+    "granitemoe": replace(
+        _LLAMA, hugging_face="GraniteMoeForCausalLM", block_parts=_ROUTED, expert_parts=_EXPERTS, settings=granitemoe
+    ),
+    "nemotron": Architecture("NemotronForCausalLM", eps_key="norm_eps", norms_plus_one=True),
+    "arcee": replace(_LLAMA, hugging_face="ArceeForCausalLM"),
+    "gemma": Architecture("GemmaForCausalLM", norms_plus_one=True),
+    "olmo": replace(_LLAMA, hugging_face="OlmoForCausalLM", eps_key="layer_norm_eps", settings=olmo),
+    "phimoe": Architecture(
+        "PhimoeForCausalLM",
+        _named(_ATTENTION, _TWO_NORMS, {"ffn_gate_inp": "block_sparse_moe.gate"}),
+        _MIXTRAL_EXPERTS,
+        settings=phimoe,
     ),
     "stablelm": Architecture("StableLmForCausalLM", eps_key="layer_norm_eps", settings=stablelm),
     "starcoder2": Architecture(
@@ -352,12 +517,7 @@ _VARIANTS = {
             _LLAMA,
             hugging_face="MixtralForCausalLM",
             block_parts=_named(_ATTENTION, _TWO_NORMS, {"ffn_gate_inp": "block_sparse_moe.gate"}),
-            expert_parts=_of_experts(
-                {
-                    part: f"block_sparse_moe.experts.{{}}.{name}"
-                    for part, name in zip(_MLP, ("w1", "w3", "w2"), strict=True)
-                }
-            ),
+            expert_parts=_MIXTRAL_EXPERTS,
             settings=mixtral,
         ),
     ),
@@ -373,3 +533,10 @@ def find_architecture(name: object, tensors: Container[str]) -> Architecture | N
     """By general.architecture and the names of the file's tensors."""
     tensor, variant = _VARIANTS.get(str(name), ("", None))
     return variant if tensor in tensors else ARCHITECTURES.get(str(name))
+
+
+def hugging_face_names() -> set[str]:
+    """What config.json calls the architectures that are read."""
+    variants = [variant for _, variant in _VARIANTS.values()]
+    names = {architecture.hugging_face for architecture in (*ARCHITECTURES.values(), *variants)}
+    return names | {_OLMO3}

@@ -22,8 +22,8 @@ from penstock.engines.formats.safetensors_file import Shape, StoredTensor
 _FLOATS = ("F32", "F16", "BF16")
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _FUSED, _SEPARATE = "attn_qkv", ("attn_q", "attn_k", "attn_v")
-_SINKS = "self_attn.sinks.weight"
-"""Which Hugging Face calls a parameter of its own."""
+_PARAMETERS = ("self_attn.sinks.weight", "e_score_correction_bias.bias")
+"""Which Hugging Face calls parameters of their own."""
 ROPE_FACTORS = "rope_freqs.weight"
 """What the frequencies of rotary embedding are divided by: settings, that llama.cpp writes as a tensor."""
 ROPE_FACTORS_BY_LENGTH = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -65,12 +65,18 @@ def named_tensors(
     stays as it is, and is refused as a tensor that no part of the model uses."""
     tensors_by_name: dict[str, StoredTensor | BlockTensor | Mxfp4Tensor] = {}
     for name, blocks in tensors.items():
-        if name not in (ROPE_FACTORS, *ROPE_FACTORS_BY_LENGTH):
-            for renamed, part in _parts(name, blocks, architecture, config):
-                tensors_by_name[renamed.removesuffix(".weight") if renamed.endswith(_SINKS) else renamed] = _tensor(
-                    part, renamed, architecture, config
-                )
+        if name in (ROPE_FACTORS, *ROPE_FACTORS_BY_LENGTH) or _is_further(name, config):
+            continue
+        for renamed, part in _parts(name, blocks, architecture, config):
+            called = renamed.rpartition(".")[0] if renamed.endswith(_PARAMETERS) else renamed
+            tensors_by_name[called] = _tensor(part, renamed, architecture, config)
     return tensors_by_name
+
+
+def _is_further(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether it is of a layer behind the last one, for multi-token prediction."""
+    match, layers = _BLOCK.fullmatch(name), config["num_hidden_layers"]
+    return match is not None and layers <= int(match[1]) < layers + config.get("num_nextn_predict_layers", 0)
 
 
 def _parts(
@@ -136,7 +142,7 @@ def _tensor(
         rows = rows[order]
     if part.endswith("shared_expert_gate") and len(shape) == 1:
         shape = (1, *shape)
-    if architecture.norms_plus_one and part.endswith("norm"):
+    if architecture.norms_plus_one and name.endswith("norm.weight"):
         values = StoredTensor(blocks.dtype, shape, rows.reshape(-1)).f32() - np.float32(1)
         return StoredTensor("F32", shape, values.view(np.uint8))
     return StoredTensor(blocks.dtype, shape, rows.reshape(-1))

@@ -16,6 +16,7 @@ from penstock.engines.contract.engine_view import EngineView
 from penstock.engines.contract.step_ring import StepRow
 from penstock.engines.errors import PenstockError
 from penstock.gateway.apis.console.views import ConsoleSources, Look
+from penstock.gateway.requests.request_watch import RequestChoice
 
 _INTERVAL = 0.5
 """Seconds between two updates."""
@@ -25,6 +26,7 @@ _ENGINE_SECONDS = 0.9
 """For which what an engine has shown is good enough for another console."""
 _PATIENCE = 2.0
 """Seconds that an engine may take to show something."""
+_MOST_REQUESTS = 100
 _MOST_STEPS = 120
 """Of one update."""
 
@@ -73,7 +75,9 @@ class ConsoleFeed:
         if look.view == "live":
             sections["engine"] = await self._engine(look.model, stream)
         if look.view in ("live", "request"):
-            watched = await sources.requests(stream.ended_at, look.request)
+            watched = await sources.requests.look(
+                RequestChoice(limit=_MOST_REQUESTS, since=stream.ended_at, request=look.request)
+            )
             stream.ended_at = max((row.ended_at for row in watched.ended), default=stream.ended_at)
             sections["requests"] = watched
         if look.view not in ("live", "request", "playground"):
@@ -83,7 +87,7 @@ class ConsoleFeed:
 
     def _server(self) -> dict[str, Any]:
         version = {"version": self._sources.version, "may_act": self._may_act}
-        return version | self._sources.server() | {"fronts": self._sources.fronts is not None}
+        return version | self._sources.server() | {"fronts": self._sources.requests.has_fronts}
 
     async def _engine(self, name: str, stream: _Progress) -> dict[str, Any]:
         entry = self._sources.engine_of(name)

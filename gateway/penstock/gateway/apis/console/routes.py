@@ -148,7 +148,7 @@ class _Console:
         """Ends a request that is in flight. Raises NotFoundError."""
         self._guard.check_action(exchange)
         body = decode_json(await exchange.body(_MOST_BODY), CancelBody)
-        if not await self._sources.cancel(body.id):
+        if not await self._sources.requests.cancel(body.id):
             raise NotFoundError(f"No request `{body.id[:128]}` is in flight.")
         await exchange.respond(200, b'{"cancelled":true}', headers=_HEADERS)
 

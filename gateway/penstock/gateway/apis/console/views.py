@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.gateway.apis.kserve.store import ModelStore
 from penstock.gateway.apis.operator_views import snapshot
@@ -16,10 +16,9 @@ from penstock.gateway.models.memory.budget import MemoryBudget
 from penstock.gateway.models.traffic.routes import shown as shown_rule
 from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.requests.call import DrainState
-from penstock.gateway.requests.request_watch import RequestWatch, WatchedRequests, merged
+from penstock.gateway.requests.request_watch import ServerRequests
 from penstock.gateway.requests.server_health import ServerHealth
 
-_MOST_REQUESTS = 100
 _MOST_MODELS = 500
 _MOST_EVENTS = 50
 
@@ -36,14 +35,6 @@ class Look:
     """Whose details; "": none's."""
 
 
-class FrontRequests(Protocol):
-    """The requests in front processes."""
-
-    async def watch_requests(self, since: float, limit: int, request: str) -> list[WatchedRequests]: ...
-
-    async def cancel_request(self, request: str) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSources:
     """What the console looks at. Nothing is computed until one of these methods is called."""
@@ -55,8 +46,7 @@ class ConsoleSources:
     budget: MemoryBudget
     health: ServerHealth
     drain: DrainState
-    watch: RequestWatch
-    fronts: FrontRequests | None = None
+    requests: ServerRequests
 
     def server(self) -> dict[str, Any]:
         return {
@@ -119,18 +109,6 @@ class ConsoleSources:
     def rules(self) -> dict[str, Any]:
         rules = [shown_rule(public) for _, public in sorted(self.traffic.names.items())]
         return {"rules": rules, "events": list(self.traffic.events)[-_MOST_EVENTS:]}
-
-    async def requests(self, since: float, request: str) -> WatchedRequests:
-        """Of all processes."""
-        parts = [self.watch.look(since, _MOST_REQUESTS, request)]
-        if self.fronts is not None:
-            parts += await self.fronts.watch_requests(since, _MOST_REQUESTS, request)
-        return merged(parts, _MOST_REQUESTS)
-
-    async def cancel(self, request: str) -> bool:
-        if self.watch.cancel(request):
-            return True
-        return self.fronts is not None and await self.fronts.cancel_request(request)
 
     def engine_of(self, name: str) -> tuple[str, LoadedModel] | None:
         """The loaded language model with this name, or the first one."""

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
-from penstock.gateway.apis.kserve.store import ModelStore
+from penstock.gateway.apis.kserve.store import ModelNames, ModelStore
 from penstock.gateway.apis.kserve.tensor_plane import TensorPlane
 from penstock.gateway.apis.kserve.tracing import Tracing
-from penstock.gateway.models.on_demand.on_demand import OnDemand
 from penstock.gateway.requests.intake import WorkPools
 from penstock.gateway.requests.server_health import ServerHealth
 
@@ -28,6 +27,7 @@ async def nobody_else() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KServe:
+    names: ModelNames
     models: ModelStore
     shared_memory: SharedMemoryRegions
     tracing: Tracing
@@ -41,13 +41,11 @@ class KServe:
     """Names of the headers that go to the model as parameters."""
     health: ServerHealth = field(default_factory=ServerHealth)
     pools: WorkPools = field(default_factory=WorkPools)
-    on_demand: OnDemand | None = None
-    """Where requests load models."""
     spread: Callable[[], Awaitable[None]] = nobody_else
     """After shared memory or the settings of traces have changed: returns when every process that answers requests
     knows, since a caller's next request may reach any of them."""
     plane: TensorPlane = field(init=False)
 
     def __post_init__(self) -> None:
-        plane = TensorPlane(self.models, self.on_demand, self.shared_memory, self.tracing, self.pools.tensors)
+        plane = TensorPlane(self.names, self.models, self.shared_memory, self.tracing, self.pools.tensors)
         object.__setattr__(self, "plane", plane)

@@ -9,13 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, NamedTuple
 
-import msgspec
-import numpy as np
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET
 
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest, Parameter
@@ -23,12 +18,27 @@ from penstock.classic.model_config import datatype_name
 from penstock.classic.tensors import NUMPY_TYPES, Tensor, element_count, from_buffer, to_buffer
 from penstock.engines.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedError
 from penstock.gateway.apis.kserve.context import KServe
+from penstock.gateway.apis.kserve.infer_heads import (
+    KNOWN_BYTES,
+    AnsweredOutput,
+    HttpForm,
+    InferAnswerHead,
+    Inference,
+    InputHead,
+    InputParameters,
+    OutputHead,
+    RegionParameters,
+    encode_head,
+    is_plain_answer,
+    known_head,
+    plain_answer_head,
+    read_head,
+)
 from penstock.gateway.apis.kserve.infer_json import from_json, to_json
-from penstock.gateway.apis.kserve.parameters import MAX_MEMBERS, boolean, forwarded_http, take_parameters
+from penstock.gateway.apis.kserve.parameters import boolean, forwarded_http, take_parameters
 from penstock.gateway.apis.kserve.parameters import from_json as parameter_from_json
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
-from penstock.gateway.apis.kserve.tensor_plane import LONG_BODY, LONG_TEXT, Moments, OutputForm, TensorPlane
-from penstock.gateway.requests.bounded_json import decode_json
+from penstock.gateway.apis.kserve.tensor_plane import LONG_BODY, LONG_TEXT, Moments, TensorPlane
 from penstock.gateway.requests.call import ServedCall
 from penstock.gateway.transports.http.compression import accepted_coding, compress, content_coding
 from penstock.gateway.transports.http.exchange import Exchange
@@ -142,64 +152,6 @@ async def _respond(exchange: Exchange, parts: list[bytes], plane: TensorPlane) -
 # The body of a request
 
 _MAX_CLASSES = 2**31
-_FALSE = Raw(b"false")
-
-
-class _Region(Struct):
-    """The parameters with which a tensor lies in shared memory."""
-
-    shared_memory_region: str | UnsetType = UNSET
-    shared_memory_offset: int = 0
-    shared_memory_byte_size: int | UnsetType = UNSET
-
-
-class _InputParameters(_Region):
-    binary_data_size: int | UnsetType = UNSET
-
-
-class _OutputParameters(_Region):
-    binary_data: bool | UnsetType = UNSET
-    classification: int = 0
-
-
-class _Input(Struct):
-    name: str
-    shape: tuple[int, ...]
-    datatype: str
-    data: Raw | UnsetType = UNSET
-    parameters: _InputParameters | None = None
-
-
-class _Output(Struct):
-    name: str
-    parameters: _OutputParameters | None = None
-
-
-class _Body(Struct):
-    """Clients that write every field of a schema write null for those that they do not use."""
-
-    inputs: list[_Input]
-    id: str | None = None
-    parameters: dict[str, Raw] | None = None
-    outputs: list[_Output] | None = None
-
-
-@dataclass(slots=True)
-class HttpForm(OutputForm):
-    """A JSON array, or with `binary` the elements behind the JSON."""
-
-    binary: bool = False
-
-
-@dataclass(slots=True)
-class Inference:
-    """A request as it came over HTTP: what the model is asked, and how the answer is to be written."""
-
-    request: InferRequest
-    forms: dict[str, HttpForm] = field(default_factory=dict)
-    """Of the outputs that were asked for by name."""
-    binary: bool = False
-    """The form of all others."""
 
 
 def parse_infer(body: bytes, header_length: int | None, model: InferModel, regions: SharedMemoryRegions) -> Inference:
@@ -214,12 +166,12 @@ def parse_infer(body: bytes, header_length: int | None, model: InferModel, regio
         raise InvalidRequestError(f"inference header size should be in range (0, {size}), got: {header_length}")
     else:
         head = body[:header_length]
-    if header_length < size and header_length <= _KNOWN_BYTES:
-        parsed, plain = _known_head(head)
+    if header_length < size and header_length <= KNOWN_BYTES:
+        parsed, plain = known_head(head)
         if plain is not None and plain.body_size == size:
             return plain.inference(body)
     else:
-        parsed = decode_json(head, _Body, most_members=MAX_MEMBERS)
+        parsed = read_head(head)
     inputs = _Inputs(memoryview(body), header_length, model.name, regions)
     request = InferRequest(inputs=inputs.take_all(parsed.inputs), id=parsed.id or "")
     inference = Inference(request)
@@ -235,75 +187,6 @@ def parse_infer(body: bytes, header_length: int | None, model: InferModel, regio
     return inference
 
 
-# Clients send the same head again and again, with other elements behind it: what stands in it is read once.
-
-_KNOWN_BYTES, _KNOWN_HEADS = 1024, 64
-"""Heads that are remembered: how long they may be, and how many of requests and of answers."""
-
-
-class _PlainInput(NamedTuple):
-    name: str
-    datatype: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    start: int
-    """In the body."""
-
-
-class _PlainHead(NamedTuple):
-    """One of binary numbers, with nothing in it that the model or the caller has a say in."""
-
-    inputs: tuple[_PlainInput, ...]
-    body_size: int
-    forms: dict[str, HttpForm]
-    binary: bool
-
-    def inference(self, body: bytes) -> Inference:
-        inputs = {}
-        for name, datatype, dtype, shape, start in self.inputs:
-            array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, body, start)
-            inputs[name] = Tensor(name, datatype, array if array.flags.aligned else array.copy())
-        return Inference(InferRequest(inputs=inputs, outputs=tuple(self.forms)), self.forms, self.binary)
-
-
-def _read_head(head: bytes) -> tuple[_Body, _PlainHead | None]:
-    """Raises InvalidRequestError."""
-    parsed = decode_json(head, _Body, most_members=MAX_MEMBERS)
-    return parsed, _plain_head(parsed, len(head))
-
-
-_known_head = lru_cache(_KNOWN_HEADS)(_read_head)
-
-
-def _plain_head(parsed: _Body, start: int) -> _PlainHead | None:
-    """None for any other head, a wrong one included."""
-    parameters = parsed.parameters or {}
-    binary = parameters.get("binary_data_output", _FALSE)
-    if parsed.id or parameters.keys() - {"binary_data_output"} or bytes(binary) not in (b"true", b"false"):
-        return None
-    inputs: dict[str, _PlainInput] = {}
-    for entry in parsed.inputs:
-        dtype, options = NUMPY_TYPES.get(entry.datatype), entry.parameters
-        if dtype is None or entry.datatype == "BYTES" or entry.name in inputs or options is None:
-            return None
-        if entry.data is not UNSET or options.shared_memory_region is not UNSET or options.binary_data_size is UNSET:
-            return None
-        try:
-            count = element_count(entry.shape, entry.name)
-        except InvalidRequestError:
-            return None
-        if not count or options.binary_data_size != count * dtype.itemsize:
-            return None
-        inputs[entry.name] = _PlainInput(entry.name, entry.datatype, dtype, entry.shape, start)
-        start += options.binary_data_size
-    outputs = parsed.outputs or []
-    if any(output.parameters is not None for output in outputs):
-        return None
-    is_binary = bytes(binary) == b"true"
-    forms = {output.name: HttpForm(binary=is_binary) for output in outputs}
-    return _PlainHead(tuple(inputs.values()), start, forms, is_binary) if len(forms) == len(outputs) else None
-
-
 class _Inputs:
     """Takes the inputs of one request from its body, the binary ones in turn."""
 
@@ -313,7 +196,7 @@ class _Inputs:
         self._model = model
         self._regions = regions
 
-    def take_all(self, inputs: Sequence[_Input]) -> dict[str, Tensor]:
+    def take_all(self, inputs: Sequence[InputHead]) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for entry in inputs:
             if entry.name in tensors:
@@ -323,7 +206,7 @@ class _Inputs:
             raise InvalidRequestError(f"unexpected additional input data for model '{self._model}'")
         return tensors
 
-    def _take(self, entry: _Input) -> Tensor:
+    def _take(self, entry: InputHead) -> Tensor:
         parameters = entry.parameters
         if parameters is None:
             if entry.data is UNSET:
@@ -355,7 +238,7 @@ class _Inputs:
         return self._body[start : self._position]
 
 
-def _input_memory(entry: _Input, parameters: _InputParameters, regions: SharedMemoryRegions) -> memoryview:
+def _input_memory(entry: InputHead, parameters: InputParameters, regions: SharedMemoryRegions) -> memoryview:
     """Checked against the shape before it is read."""
     memory = _memory(entry.name, parameters, regions)
     dtype = NUMPY_TYPES.get(entry.datatype)
@@ -368,7 +251,7 @@ def _input_memory(entry: _Input, parameters: _InputParameters, regions: SharedMe
     return memory.read()
 
 
-def _memory(name: str, parameters: _Region, regions: SharedMemoryRegions) -> SharedMemorySlice:
+def _memory(name: str, parameters: RegionParameters, regions: SharedMemoryRegions) -> SharedMemorySlice:
     region, size = parameters.shared_memory_region, parameters.shared_memory_byte_size
     if region is UNSET or size is UNSET:
         raise InvalidRequestError(
@@ -377,7 +260,7 @@ def _memory(name: str, parameters: _Region, regions: SharedMemoryRegions) -> Sha
     return regions.slice(region, parameters.shared_memory_offset, size)
 
 
-def _form(output: _Output, binary: bool, regions: SharedMemoryRegions) -> HttpForm:
+def _form(output: OutputHead, binary: bool, regions: SharedMemoryRegions) -> HttpForm:
     parameters = output.parameters
     if parameters is None:
         return HttpForm(binary=binary)
@@ -446,24 +329,6 @@ def _filled(dims: Sequence[int], count: int, name: str) -> list[int]:
 
 # The body of an answer
 
-_encode = msgspec.json.Encoder().encode
-
-
-class _AnsweredOutput(Struct, omit_defaults=True):
-    name: str
-    datatype: str
-    shape: Sequence[int]
-    parameters: dict[str, int] | UnsetType = UNSET
-    data: list[Any] | Raw | UnsetType = UNSET
-
-
-class _AnswerHead(Struct, omit_defaults=True, kw_only=True):
-    id: str = ""
-    model_name: str
-    model_version: str
-    parameters: dict[str, Parameter] = {}
-    outputs: list[_AnsweredOutput]
-
 
 def encode_infer(
     inference: Inference, model: InferModel, tensors: Iterable[Tensor], parameters: dict[str, Parameter]
@@ -473,9 +338,9 @@ def encode_infer(
     Outputs that go to shared memory are written there. Raises InvalidRequestError for what cannot be sent as asked.
     """
     tensors = list(tensors)
-    if _is_plain(inference, tensors, parameters):
+    if is_plain_answer(inference, tensors, parameters):
         shown = tuple([(tensor.name, tensor.datatype, tensor.array.shape, tensor.array.nbytes) for tensor in tensors])
-        head = _plain_answer_head(model.name, model.version, shown)
+        head = plain_answer_head(model.name, model.version, shown)
         return [head, *map(to_buffer, tensors)]
     parts = [b""]
     outputs = []
@@ -484,11 +349,11 @@ def encode_infer(
         form = forms.get(tensor.name) if forms else None
         if form is not None and form.memory is not None:
             form.memory.write(to_buffer(tensor))
-            outputs.append(_AnsweredOutput(tensor.name, tensor.datatype, tensor.array.shape))
+            outputs.append(AnsweredOutput(tensor.name, tensor.datatype, tensor.array.shape))
         else:
             outputs.append(_output(tensor, inference.binary if form is None else form.binary, parts))
-    parts[0] = _encode(
-        _AnswerHead(
+    parts[0] = encode_head(
+        InferAnswerHead(
             id=inference.request.id,
             model_name=model.name,
             model_version=str(model.version),
@@ -499,26 +364,9 @@ def encode_infer(
     return parts
 
 
-def _is_plain(inference: Inference, tensors: Sequence[Tensor], parameters: dict[str, Parameter]) -> bool:
-    """Nothing but numbers behind the head, which says the same for every answer of these shapes."""
-    if not inference.binary or inference.request.id or parameters:
-        return False
-    if not all(form.binary and form.memory is None for form in inference.forms.values()):
-        return False
-    return all(tensor.datatype != "BYTES" for tensor in tensors)
-
-
-@lru_cache(_KNOWN_HEADS)
-def _plain_answer_head(model: str, version: int, outputs: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> bytes:
-    answered = [
-        _AnsweredOutput(name, datatype, shape, {"binary_data_size": size}) for name, datatype, shape, size in outputs
-    ]
-    return _encode(_AnswerHead(model_name=model, model_version=str(version), outputs=answered))
-
-
-def _output(tensor: Tensor, binary: bool, parts: list[bytes]) -> _AnsweredOutput:
+def _output(tensor: Tensor, binary: bool, parts: list[bytes]) -> AnsweredOutput:
     if not binary:
-        return _AnsweredOutput(tensor.name, tensor.datatype, tensor.array.shape, UNSET, to_json(tensor))
+        return AnsweredOutput(tensor.name, tensor.datatype, tensor.array.shape, UNSET, to_json(tensor))
     data = to_buffer(tensor)
     parts.append(data)
-    return _AnsweredOutput(tensor.name, tensor.datatype, tensor.array.shape, {"binary_data_size": len(data)})
+    return AnsweredOutput(tensor.name, tensor.datatype, tensor.array.shape, {"binary_data_size": len(data)})

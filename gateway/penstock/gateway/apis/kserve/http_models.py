@@ -72,7 +72,7 @@ async def config(context: KServe, exchange: Exchange, name: str, version: str) -
 
 
 async def _described(context: KServe, exchange: Exchange, name: str, version: str) -> InferModel:
-    if context.on_demand is not None:
+    if context.names.loads:
         exchange.read_deadline()  # of the load
     return await context.plane.describe(name, version, exchange.context)
 

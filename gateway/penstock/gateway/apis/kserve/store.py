@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from penstock.classic.base import InferModel
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import NotReadyError
-from penstock.gateway.requests.context import Principal, Role
+from penstock.gateway.requests.context import Principal, RequestContext, Role
 
 ModelState = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 
@@ -45,6 +45,20 @@ class ServedByModels(ABC):
     @abstractmethod
     def serving_models(self) -> list[InferModel]:
         """Those of them that are there."""
+
+
+class ModelNames(Protocol):
+    """Whose a name is that a request for tensors has: the catalogue (`models/catalogue.py`), which says of each
+    function what it does."""
+
+    @property
+    def loads(self) -> bool: ...
+
+    async def admit(self, name: str, version: str, context: RequestContext, *, loads: bool = True) -> None: ...
+
+    async def offers(self, name: str, context: RequestContext) -> bool: ...
+
+    def would_load(self, name: str) -> bool: ...
 
 
 class ModelStore(Protocol):

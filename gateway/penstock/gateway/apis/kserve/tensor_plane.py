@@ -16,10 +16,9 @@ from penstock.classic.messages import InferRequest, InferResponse
 from penstock.classic.tensors import Tensor
 from penstock.gateway.apis.kserve.classification import Labels, classified
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions, SharedMemorySlice
-from penstock.gateway.apis.kserve.store import ModelStore
+from penstock.gateway.apis.kserve.store import ModelNames, ModelStore
 from penstock.gateway.apis.kserve.tracing import RequestTrace, Tracing
-from penstock.gateway.models.on_demand.on_demand import OnDemand
-from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.requests.context import RequestContext, Role
 from penstock.gateway.requests.intake import WorkPool
 from penstock.gateway.requests.record import Stage
 
@@ -82,15 +81,14 @@ class TensorPlane:
 
     def __init__(
         self,
+        names: ModelNames,
         models: ModelStore,
-        on_demand: OnDemand | None,
         regions: SharedMemoryRegions,
         tracing: Tracing,
         pool: WorkPool,
     ) -> None:
-        """`on_demand`: where requests load models."""
         self._models = models
-        self._on_demand = on_demand
+        self._names = names
         self._regions = regions
         self._tracing = tracing
         self._pool = pool
@@ -99,32 +97,21 @@ class TensorPlane:
     async def find_before_body(self, name: str, version: str, context: RequestContext) -> InferModel | None:
         """The model, before its request is there. None where requests load models: `find` gives it, once the request
         is there. Raises PenstockError."""
-        if self._on_demand is not None and await self._on_demand.offers(name, context.principal):
-            return None
-        return self._usable(name, version, context)
+        return None if await self._names.offers(name, context) else self._models.model(name, version)
 
     async def find(self, name: str, version: str, context: RequestContext) -> InferModel:
         """The model that serves the request, which is loaded for it if need be. Raises PenstockError."""
-        if self._on_demand is not None:
-            await self._on_demand.use(name, context, version)
-        return self._usable(name, version, context)
-
-    def _usable(self, name: str, version: str, context: RequestContext) -> InferModel:
-        """Of a model that a caller may not use, errors about the request would tell the inputs."""
-        model = self._models.model(name, version)
-        context.principal.require_model(model.name)
-        return model
+        await self._names.admit(name, version, context)
+        return self._models.model(name, version)
 
     async def describe(self, name: str, version: str, context: RequestContext) -> InferModel:
-        """The model, to say what it is; loaded for those who may use it. Raises PenstockError."""
-        context.principal.require_model(name)
-        if self._on_demand is not None:
-            await self._on_demand.describe(name, context)
+        """The model, to say what it is; loaded for those who may ask it. Raises PenstockError."""
+        await self._names.admit(name, version, context, loads=Role.INFERENCE in context.principal.roles)
         return self._models.model(name, version)
 
     def would_load(self, name: str) -> bool:
         """Whether a request would load this model, which does not serve."""
-        return self._on_demand is not None and self._on_demand.offers_now(name)
+        return self._names.would_load(name)
 
     def regions(self, context: RequestContext, hold: Callable[[int], None]) -> SharedMemoryRegions:
         """Those of the request's caller. `hold` is told of the bytes of each tensor before it is read."""

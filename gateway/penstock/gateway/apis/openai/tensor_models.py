@@ -194,7 +194,6 @@ class TensorModel:
 
     async def _chat_prompt(self, request: ChatRequest, exchange: Exchange) -> str:
         """Raises PenstockError."""
-        exchange.context.principal.require_model(self.name)
         return await self._kserve.pools.text.run(
             sum(len(str(message.content)) for message in request.messages), self._rendered, request, exchange.context
         )

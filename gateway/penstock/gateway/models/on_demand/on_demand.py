@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
 
 from penstock.engines.errors import (
     DeadlineExceededError,
@@ -36,18 +35,6 @@ logger = logging.getLogger("penstock")
 
 Check = Callable[[Collection[str]], object]
 """Raises MemoryBudgetError if a model would not fit even without these."""
-
-
-class PublicNames(Protocol):
-    """Names with traffic rules."""
-
-    def targets(self, name: str) -> list[str]:
-        """The models that a name may lead to; empty for one without a rule."""
-        ...
-
-    def target(self, name: str, version: str, context: RequestContext) -> str | None:
-        """The model that has to be loaded for a request; None: looking the name up says what is wrong."""
-        ...
 
 
 FOR_ROOM = "unloaded to make room"
@@ -78,7 +65,8 @@ _together: ContextVar[frozenset[str]] = ContextVar("models_that_are_loaded_toget
 
 
 class OnDemand:
-    """Lives on the event loop. `attach` comes before everything else."""
+    """Knows models by their own names: who may use them, and what traffic rules make of a public name, is the
+    catalogue's matter. Lives on the event loop. `attach` comes before everything else."""
 
     def __init__(self, settings: OnDemandSettings | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings or OnDemandSettings()
@@ -99,43 +87,21 @@ class OnDemand:
         self._idle_changed = asyncio.Event()
         """A model that has its own idle time may be due earlier than was known."""
         self.counts = Counts()
-        self.public: PublicNames | None = None
-        """None while no name has a traffic rule."""
 
     def attach(self, loads: Loads) -> None:
         self._loads = loads
 
-    # What the fronts ask
+    # What the catalogue asks
 
-    async def offers(self, name: str, caller: Principal) -> bool:
-        """Whether a request for this model would load it. Raises NotReadyError, with the reason, while one that could
-        not be loaded is not tried again."""
-        if not caller.may_use(name):
-            return False
-        targets = self._targets(name)
-        if any(map(self._loads.serves, targets)):
+    async def offers(self, name: str) -> bool:
+        """Whether a request would have this model, which serves or would be loaded for it. Raises NotReadyError, with
+        the reason, while one that could not be loaded is not tried again."""
+        if self._loads.serves(name):
             return True
-        failure: NotReadyError | None = None
-        for target in targets:
-            try:
-                if target not in self._held_out and await self._loads.exists(target):
-                    self._check_failure(target)
-                    return True
-            except NotReadyError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return False
-
-    def _targets(self, name: str) -> list[str]:
-        """Of a name without a traffic rule the model itself; that of one with a rule comes last."""
-        return [name] if self.public is None else [*self.public.targets(name), name]
-
-    def offers_now(self, name: str) -> bool:
-        """The same for anybody, as far as it is known: what readiness says of a model that is not loaded."""
-        with suppress(NotReadyError):
-            return any(map(self.would_load, self._targets(name)))
-        return False
+        if name in self._held_out or not await self._loads.exists(name):
+            return False
+        self._check_failure(name)
+        return True
 
     def would_load(self, name: str, *, generates: bool = False) -> bool:
         """Whether a request would load this model, which is not loaded, as far as it is known. `generates`: only
@@ -163,19 +129,12 @@ class OnDemand:
         """Whether it is known to be another server's."""
         return self._loads.is_upstream(name)
 
-    async def use(self, name: str, context: RequestContext, version: str = "") -> None:
-        """Returns when the model serves; it stays until the request has ended. For a model that there is not, or that
-        the caller may not use, nothing happens: looking it up says what is wrong.
+    async def use(self, name: str, context: RequestContext) -> None:
+        """Returns when the model serves; it stays until the request has ended. For a model that there is not, nothing
+        happens: looking it up says what is wrong.
 
         Raises QueueFullError, NotReadyError, DeadlineExceededError, and what the load raised.
         """
-        if context.principal.may_use(name):
-            target = name if self.public is None else self.public.target(name, version, context)
-            if target is not None:
-                await self.use_allowed(target, context)
-
-    async def use_allowed(self, name: str, context: RequestContext) -> None:
-        """As `use`, for a model that the caller may use, by its own name or by a public one."""
         if not context.uses(name):
             end = await self._use(name, context.deadline, waits=self.is_closing(name))
             if end is not None:
@@ -185,11 +144,7 @@ class OnDemand:
         """What ends the use; None: there is no such model. `waits`: also for a model that serves. Raises as `use`."""
         if self._loads.serves(name) and not waits:
             return self._used(name)
-        if not self._loads.serves(name):
-            if name in self._held_out or not await self._loads.exists(name):
-                return None
-            self._check_failure(name)
-        return await self._wait(name, deadline)
+        return await self._wait(name, deadline) if await self.offers(name) else None
 
     def keep(self, name: str, seconds: float | None, caller: Principal) -> bool:
         """How long the model stays without a request from now on, in place of `idle_seconds`, until it is unloaded;
@@ -209,24 +164,10 @@ class OnDemand:
         until = self._residents.idle_until(name, self._idle_seconds)
         return None if math.isinf(until) else max(0.0, until - self._clock())
 
-    async def describe(self, name: str, context: RequestContext) -> None:
-        """As `use`, for those who ask what a model is: those who may not ask the model itself load nothing."""
-        if Role.INFERENCE in context.principal.roles:
-            await self.use(name, context)
-
     async def use_for_model(self, name: str, deadline: float | None) -> Callable[[], None]:
         """As `use`, for a model that asks another one; to be called at the end. Nobody holds such requests back: those
         of the model that asks would not end."""
-        targets = [] if self.public is None else self.public.targets(name)
-        if not targets:
-            return await self._use(name, deadline, waits=False) or no_use
-        if not any(map(self._loads.serves, targets)):
-            for target in targets:  # one of them tells what all are like; the request uses the one that it gets
-                end = await self._use(target, deadline, waits=False)
-                if end is not None:
-                    end()
-                    break
-        return no_use
+        return await self._use(name, deadline, waits=False) or no_use
 
     # What the repository tells
 

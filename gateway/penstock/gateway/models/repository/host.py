@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from penstock.classic.base import InferModel, Metric, reports_ready
 from penstock.classic.messages import InferRequest
 from penstock.engines.errors import NotReadyError, PenstockError
 from penstock.gateway.apis.kserve.store import ModelStore
-from penstock.gateway.models.on_demand.on_demand import OnDemand, no_use
+from penstock.gateway.models.on_demand.on_demand import no_use
 
 
 class MetricFamilies(Protocol):
@@ -22,16 +22,26 @@ class MetricFamilies(Protocol):
     ) -> Metric: ...
 
 
+UseModel = Callable[[str, float | None], Awaitable[Callable[[], None]]]
+"""`Catalogue.use_for_model`."""
+
+
+async def _nothing_is_loaded(name: str, deadline: float | None) -> Callable[[], None]:
+    return no_use
+
+
 class RepositoryHost:
     """The Host of models that live in a ModelStore."""
 
-    def __init__(self, store: ModelStore, metrics: MetricFamilies | None, on_demand: OnDemand | None = None) -> None:
+    def __init__(
+        self, store: ModelStore, metrics: MetricFamilies | None, use_model: UseModel = _nothing_is_loaded
+    ) -> None:
         self._store = store
         self._public = store
         self.is_public: Callable[[str], bool] = lambda name: False
         """Whether a name has traffic rules."""
         self._metrics = metrics
-        self._on_demand = on_demand
+        self._use_model = use_model
 
     def route(self, public: ModelStore, is_public: Callable[[str], bool]) -> None:
         """From now on requests of models find what clients find in `public`: also names that several models serve."""
@@ -55,9 +65,7 @@ class RepositoryHost:
             return False
 
     async def use_model(self, name: str, deadline: float | None) -> Callable[[], None]:
-        if self._on_demand is None:
-            return no_use
-        return await self._on_demand.use_for_model(name, deadline)
+        return await self._use_model(name, deadline)
 
     async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         await self._store.load(name, config=config, files=files or None)

@@ -25,14 +25,6 @@ class KnownModels:
         self.added: set[str] = set()
         """Models that belong to no repository."""
 
-    def model(self, name: str, version: str) -> InferModel:
-        """Raises ModelNotFoundError or NotReadyError, in Triton's words. `version`: "" for the newest."""
-        serving = self._catalogue.deployment(name)
-        model = None if serving is None else serving.by_version.get(version)
-        if model is None:
-            raise self._missing(name, version)
-        return model
-
     def versions(self, name: str) -> list[int]:
         serving = self._catalogue.deployment(name)
         return sorted(serving.models) if serving is not None else []
@@ -83,8 +75,8 @@ class KnownModels:
         """The models that ensembles which serve are made of."""
         return set().union(*(composing(serving) for _, serving in self._catalogue.deployments()))
 
-    def _missing(self, name: str, version: str) -> PenstockError:
-        """What is wrong with a request's name or version, in Triton's words."""
+    def missing(self, name: str, version: str) -> PenstockError:
+        """What is wrong with the name or version of a request that no model serves, in Triton's words."""
         number = check_version(version) if version else 0
         entry = self.entries.get(name)
         known = entry.versions if entry is not None else {}

@@ -85,11 +85,11 @@ class ModelRepository:
         self._on_demand = on_demand
         self._cache = cache
         self._observe = observe
-        self.host = RepositoryHost(self, metrics, on_demand)
+        self._catalogue = Catalogue(board, on_demand) if catalogue is None else catalogue
+        self.host = RepositoryHost(self, metrics, self._catalogue.use_for_model)
         self._listing = RepositoryListing(repositories)
         ensembles = EnsembleLoader(self, self._load_composing)
         self._loading = ModelLoading(settings, loaders, self.host, ensembles, cache, observe)
-        self._catalogue = Catalogue() if catalogue is None else catalogue
         self._known = KnownModels(self._listing, self._catalogue, board or LoadingBoard())
         self._dependencies = Dependencies(self._catalogue.deployment)
         self._kept: frozenset[str] = frozenset()
@@ -111,7 +111,11 @@ class ModelRepository:
     # What serves
 
     def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
-        return self._known.model(name, version)
+        serving = self._catalogue.deployment(name)
+        model = None if serving is None else serving.by_version.get(version)
+        if model is None:
+            raise self._known.missing(name, version)
+        return model
 
     def versions(self, name: str) -> list[int]:
         return self._known.versions(name)

@@ -75,7 +75,7 @@ def choose(key: bytes, weights: Iterable[tuple[str, float]]) -> str | None:
     for name, weight in weights:
         if weight > 0:
             time = -math.log(fraction(key, name)) / weight
-            if chosen is None or time < best:
+            if chosen is None or (time, name) < (best, chosen):  # two can be infinite
                 best, chosen = time, name
     return chosen
 

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import msgspec
 
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NotReadyError, PenstockError
-from penstock.gateway.apis.kserve.store import ModelStore
 from penstock.gateway.configuration.traffic_rules import Target
 from penstock.gateway.models.entries import Kind, Served, Upstream, UpstreamAnswer, UpstreamChat, upstream_of
 from penstock.gateway.models.language.dataplane import DataPlane
@@ -24,6 +23,7 @@ from penstock.gateway.models.language.prompts import ChatValues
 from penstock.gateway.models.on_demand.on_demand import OnDemand
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.traffic.shadows import Result
+from penstock.gateway.models.traffic.store import TrafficStore
 from penstock.gateway.models.traffic.table import PublicName, TargetChoice, TrafficTable, choice_in
 from penstock.gateway.models.traffic.text_shadows import AskInside, LanguageCall, begin_shadow, begin_text_shadow
 from penstock.gateway.requests.context import RequestContext
@@ -35,12 +35,17 @@ class TrafficRouting:
     """Implements Traffic. Targets are models and their versions, never public names: no circles."""
 
     def __init__(
-        self, table: TrafficTable, dataplane: DataPlane, store: ModelStore, on_demand: OnDemand | None = None
+        self,
+        table: TrafficTable,
+        dataplane: DataPlane,
+        tensors: TrafficStore,
+        on_demand: OnDemand | None = None,
     ) -> None:
+        """`tensors`: the same names as KServe has them."""
         self._table = table
         self._dataplane = dataplane
         self._models = dataplane.models
-        self._store = store
+        self._tensors = tensors
         self._on_demand = on_demand
         self.ask_inside: AskInside | None = None
         """For shadows of requests that another server answers, or is to answer as well; None: they have none."""
@@ -91,6 +96,13 @@ class TrafficRouting:
         public.unavailable = {id: error.message for id, error in missing.items()}
         return available
 
+    def models(self, name: str) -> list[str]:
+        reachable = self._table.names[name].route.reachable()
+        return list(dict.fromkeys(target.model for target in reachable.values()))
+
+    def tensors_target(self, name: str, version: str, context: RequestContext) -> str | None:
+        return self._tensors.target(self._table.names[name], version, context)
+
     # What a target is
 
     def serving(self, context: RequestContext, kind: Kind) -> Served:
@@ -114,9 +126,9 @@ class TrafficRouting:
         if kind.pools:
             return self._pooling_model(target)
         version = "" if target.version is None else str(target.version)
-        if not version and (self._models.model(target.model) or not self._store.versions(target.model)):
+        if not version and (self._models.model(target.model) or not self._tensors.own.versions(target.model)):
             return self._models.own_language(target.model)
-        model = self._store.model(target.model, version)
+        model = self._tensors.own.model(target.model, version)
         if not isinstance(model, LanguageModel):
             raise InvalidRequestError(f"The model `{target.id}` generates no text.", param="model")
         return NameHolder(model.loaded_model)
@@ -195,7 +207,7 @@ class TrafficRouting:
     async def _shadow(self, target: Target, context: RequestContext) -> NameHolder:
         """Which is loaded first if need be. Raises PenstockError."""
         if self._on_demand is not None and self._own(target, Kind.TOKENS) is None:
-            await self._on_demand.use_allowed(target.model, context)
+            await self._on_demand.use(target.model, context)
         served = self._resolve(target, Kind.TOKENS)
         assert isinstance(served, NameHolder)
         return served

@@ -99,9 +99,8 @@ class TrafficService:
         self.models = TrafficStore(models, self.table, self._in_other_apis, on_demand)
         """For the KServe fronts, in place of `models`."""
         self.metrics = TrafficMetrics(self.table)
-        self._routing = TrafficRouting(self.table, dataplane, models, on_demand)
+        self._routing = TrafficRouting(self.table, dataplane, self.models, on_demand)
         self._catalogue = dataplane.models
-        self._on_demand = on_demand
         self.table.on_change(self._wire)
 
     def answer_by(self, endpoints: Mapping[str, Handle], settings: AppSettings) -> None:
@@ -122,5 +121,3 @@ class TrafficService:
         """Before the first rule nobody asks here."""
         if self.table.names:
             self._catalogue.traffic = self._routing
-            if self._on_demand is not None:
-                self._on_demand.public = self.models

@@ -20,26 +20,25 @@ _LEAST_IDLE = 60.0
 
 
 class TrafficStore:
-    """Implements ModelStore and PublicNames. Targets are names and versions of `models`, never public names: no
-    circles."""
+    """Implements ModelStore. Targets are names and versions of `own`, never public names: no circles."""
 
     def __init__(
         self,
-        models: ModelStore,
+        own: ModelStore,
         table: TrafficTable,
         in_other_apis: Callable[[str], bool],
         on_demand: OnDemand | None = None,
     ) -> None:
         """`in_other_apis`: whether the other APIs have a model of this name that KServe never has."""
-        self._models = models
+        self.own = own
         self._in_other_apis = in_other_apis
         self._table = table
         self._on_demand = on_demand
 
     def model(self, name: str, version: str = "", request: InferRequest | None = None) -> InferModel:
         public = self._table.names.get(name)
-        if public is None or (version and self._models.versions(name)):
-            return self._models.model(name, version, request)
+        if public is None or (version and self.own.versions(name)):
+            return self.own.model(name, version, request)
         targets = self.available(public)
         matches = {id: target for id, target in targets.items() if version in ("", str(target.version))}
         if not matches:
@@ -95,11 +94,11 @@ class TrafficStore:
 
     def _would_load(self, on_demand: OnDemand, public: PublicName, id: str) -> bool:
         name = public.route.targets[id].model
-        return not self._models.versions(name) and on_demand.would_load(name)
+        return not self.own.versions(name) and on_demand.would_load(name)
 
     def find(self, target: Target) -> InferModel:
         """Raises PenstockError where it would not serve a request now."""
-        model = self._models.model(target.model, "" if target.version is None else str(target.version))
+        model = self.own.model(target.model, "" if target.version is None else str(target.version))
         if not model.ready:
             raise NotReadyError(f"model '{target.id}' is not at ready state")
         return model
@@ -109,7 +108,7 @@ class TrafficStore:
         if shadow is None:
             raise NotReadyError("the shadow has gone")
         if self._on_demand is not None:
-            await self._on_demand.use_allowed(shadow.model, context)
+            await self._on_demand.use(shadow.model, context)
         return self.find(shadow)
 
     def _chosen(
@@ -162,7 +161,7 @@ class TrafficStore:
         if isinstance(context, RequestContext):
             for other in {target.model for target in public.route.targets.values()} - {name}:
                 context.end_use(other)  # it was only looked at, and must not keep the target out
-            await self._on_demand.use_allowed(name, context)
+            await self._on_demand.use(name, context)
         else:
             end = await self._on_demand.use_for_model(name, request.deadline)
         targets = self.available(public)
@@ -171,17 +170,10 @@ class TrafficStore:
             raise NotReadyError(f"model '{id}' is not at ready state: {public.unavailable.get(id, 'it has gone')}")
         return targets[id], end
 
-    # What loading on demand asks
-
-    def targets(self, name: str) -> list[str]:
-        public = self._table.names.get(name)
-        return (
-            [] if public is None else list(dict.fromkeys(target.model for target in public.route.reachable().values()))
-        )
-
-    def target(self, name: str, version: str, context: RequestContext) -> str | None:
-        public = self._table.names.get(name)
-        if public is None or (version and (self._models.versions(name) or self._is_stored(name))):
+    def target(self, public: PublicName, version: str, context: RequestContext) -> str | None:
+        """As Traffic.tensors_target."""
+        name = public.rule.name
+        if version and (self.own.versions(name) or self._is_stored(name)):
             return name
         targets = self.available(public)
         only = (
@@ -195,7 +187,7 @@ class TrafficStore:
         return None if chosen is None else public.route.targets[chosen].model
 
     def _is_stored(self, name: str) -> bool:
-        return self._on_demand is not None and self._on_demand.offers_now(name)
+        return self._on_demand is not None and self._on_demand.would_load(name)
 
     def _nothing(self, public: PublicName, version: str = "") -> PenstockError:
         name = public.rule.name
@@ -207,7 +199,7 @@ class TrafficStore:
     # What there is
 
     def versions(self, name: str) -> list[int]:
-        own = self._models.versions(name)
+        own = self.own.versions(name)
         public = self._table.names.get(name)
         if own or public is None:
             return own
@@ -215,11 +207,11 @@ class TrafficStore:
 
     def models(self) -> Iterable[InferModel]:
         """The targets among them; public names have no models of their own."""
-        return self._models.models()
+        return self.own.models()
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         """A public name has one line, without a version, that says what serves it."""
-        lines = self._models.index(ready=ready)
+        lines = self.own.index(ready=ready)
         known = {line.name for line in lines}
         for name, public in sorted(self._table.names.items()):
             line = None if name in known else self._line(public)
@@ -240,14 +232,14 @@ class TrafficStore:
     # What changes it
 
     async def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        await self._models.load(name, config=config, files=files)
+        await self.own.load(name, config=config, files=files)
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        await self._models.unload(name, unload_dependents=unload_dependents)
+        await self.own.unload(name, unload_dependents=unload_dependents)
 
     @property
     def ready(self) -> bool:
-        return self._models.ready
+        return self.own.ready
 
 
 def _idle_seconds(model: TargetModel) -> float:

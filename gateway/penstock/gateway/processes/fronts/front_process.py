@@ -39,8 +39,6 @@ from penstock.gateway.processes.fronts.messages import (
     Holds,
     Idle,
     Leave,
-    Listed,
-    ListRequests,
     Report,
     Reported,
     RequestsWatched,
@@ -60,6 +58,7 @@ from penstock.gateway.processes.model_host.host import HostedFront, ModelHost
 from penstock.gateway.processes.model_host.messages import UpMessage
 from penstock.gateway.requests.call import DrainState
 from penstock.gateway.requests.quota import Quota
+from penstock.gateway.requests.request_watch import RequestChoice
 from penstock.gateway.transports.grpc.server import FindHandler
 
 logger = logging.getLogger("penstock")
@@ -213,7 +212,7 @@ class FrontProcess:
                 self.reported = message
                 self.on_report(message)
                 self._answer(message)
-            case Listed() | RequestsWatched() | Cancelled():
+            case RequestsWatched() | Cancelled():
                 self._answer(message)
             case Idle():
                 self._drain.wait_no_more(self)
@@ -248,16 +247,9 @@ class FrontProcess:
         """Whether it has said in this time what it has counted."""
         return await self._ask(Report(id=next(self._numbers)), seconds) is not None
 
-    async def list_requests(self, limit: int, tenant: str | None, model: str | None, seconds: float) -> Listed | None:
+    async def watch_requests(self, choice: RequestChoice, seconds: float) -> RequestsWatched | None:
         """None: it does not say that in this time."""
-        request = ListRequests(id=next(self._numbers), limit=limit, tenant=tenant, model=model)
-        answer = await self._ask(request, seconds)
-        return answer if isinstance(answer, Listed) else None
-
-    async def watch_requests(self, since: float, limit: int, request: str, seconds: float) -> RequestsWatched | None:
-        """None: it does not say that in this time."""
-        question = WatchRequests(id=next(self._numbers), since=since, limit=limit, request=request)
-        answer = await self._ask(question, seconds)
+        answer = await self._ask(WatchRequests(id=next(self._numbers), choice=choice), seconds)
         return answer if isinstance(answer, RequestsWatched) else None
 
     async def cancel_request(self, request: str, seconds: float) -> bool:
@@ -265,9 +257,7 @@ class FrontProcess:
         answer = await self._ask(CancelRequest(id=next(self._numbers), request=request), seconds)
         return isinstance(answer, Cancelled) and answer.done
 
-    async def _ask(
-        self, message: Report | ListRequests | WatchRequests | CancelRequest, seconds: float
-    ) -> Answer | None:
+    async def _ask(self, message: Report | WatchRequests | CancelRequest, seconds: float) -> Answer | None:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answers[message.id] = answer
         self.send(message)

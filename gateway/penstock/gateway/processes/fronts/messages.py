@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from penstock.engines.door.spec import DoorAddress
-from penstock.gateway.apis.operator_views import Chosen
 from penstock.gateway.apis.usage.ledger import RequestUsage
 from penstock.gateway.configuration.config import Config
 from penstock.gateway.models.language.models import TextSettings
@@ -13,7 +12,7 @@ from penstock.gateway.processes.fronts.counts import Counts, Samples
 from penstock.gateway.processes.fronts.passing import FromAnswering, FromPassing
 from penstock.gateway.processes.model_host.messages import DownMessage, UpMessage
 from penstock.gateway.requests.context import Role
-from penstock.gateway.requests.request_watch import WatchedRequests
+from penstock.gateway.requests.request_watch import RequestChoice, WatchedRequests
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -130,23 +129,11 @@ class Report(_Message, frozen=True, kw_only=True):
     id: int
 
 
-class ListRequests(_Message, frozen=True, kw_only=True):
-    """Asks for `Listed`."""
-
-    id: int
-    limit: int
-    tenant: str | None
-    model: str | None
-
-
 class WatchRequests(_Message, frozen=True, kw_only=True):
-    """Asks for `RequestsWatched`: the requests of the front, and those that have ended `since`."""
+    """Asks for `RequestsWatched`."""
 
     id: int
-    since: float
-    limit: int
-    request: str
-    """The id of the one whose details are wanted."""
+    choice: RequestChoice
 
 
 class CancelRequest(_Message, frozen=True, kw_only=True):
@@ -180,7 +167,6 @@ FromSupervisor = (
     | ReadAgain
     | Logs
     | Report
-    | ListRequests
     | WatchRequests
     | CancelRequest
     | Leave
@@ -254,11 +240,6 @@ class Reported(_Message, frozen=True, kw_only=True):
     statistics: list[ModelReport]
 
 
-class Listed(_Message, frozen=True, kw_only=True):
-    id: int
-    chosen: Chosen
-
-
 class RequestsWatched(_Message, frozen=True, kw_only=True):
     id: int
     requests: WatchedRequests
@@ -280,7 +261,7 @@ class Counted(_Message, frozen=True, kw_only=True):
     usage: RequestUsage
 
 
-Answer = Reported | Listed | RequestsWatched | Cancelled
+Answer = Reported | RequestsWatched | Cancelled
 """To what the supervisor asks."""
 FromFront = Serving | Failed | Holds | Ask | Spent | Ended | Counted | Answer | Idle
 

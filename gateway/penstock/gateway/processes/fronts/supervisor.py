@@ -15,14 +15,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from penstock.engines.errors import EngineError, PenstockError
 from penstock.gateway.apis.kserve.store import ModelStore
-from penstock.gateway.apis.operator_views import Chosen
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
 from penstock.gateway.processes.fronts.counts import Sums, add, samples_of
 from penstock.gateway.processes.fronts.front_process import FrontProcess, Services
 from penstock.gateway.processes.fronts.messages import FromSupervisor, Reported, Table
 from penstock.gateway.processes.fronts.model_table import ModelTable, Used
 from penstock.gateway.requests.acceptor import listener
-from penstock.gateway.requests.request_watch import WatchedRequests
+from penstock.gateway.requests.request_watch import RequestChoice, WatchedRequests
 
 logger = logging.getLogger("penstock")
 
@@ -244,18 +243,13 @@ class Fronts:
         restarts = CounterMetricFamily("penstock_front_restarts", text, value=self._restarts)
         families.update({family.name: family for family in (fronts, restarts)})
 
-    async def list_requests(self, limit: int, tenant: str | None, model: str | None) -> list[Chosen]:
-        """Of each front that answers."""
-        lists = [front.list_requests(limit, tenant, model, _ASK_SECONDS) for front in self.serving]
-        return [listed.chosen for listed in await asyncio.gather(*lists) if listed is not None]
-
-    async def watch_requests(self, since: float, limit: int, request: str) -> list[WatchedRequests]:
-        """Of each front that answers."""
-        questions = [front.watch_requests(since, limit, request, _ASK_SECONDS) for front in self.serving]
+    async def watch_requests(self, choice: RequestChoice) -> list[WatchedRequests]:
+        """As FrontRequests has it."""
+        questions = [front.watch_requests(choice, _ASK_SECONDS) for front in self.serving]
         return [answer.requests for answer in await asyncio.gather(*questions) if answer is not None]
 
     async def cancel_request(self, request: str) -> bool:
-        """Whether a front had it."""
+        """As FrontRequests has it."""
         return any(await asyncio.gather(*(front.cancel_request(request, _ASK_SECONDS) for front in self.serving)))
 
     # The end

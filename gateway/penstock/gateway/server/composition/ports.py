@@ -26,7 +26,6 @@ from penstock.gateway.apis.usage.ledger import UsageLedger
 from penstock.gateway.configuration.config import Config, ConfigError
 from penstock.gateway.metrics.registry import Metrics
 from penstock.gateway.models.language.dataplane import DataPlane
-from penstock.gateway.models.on_demand.on_demand import OnDemand
 from penstock.gateway.requests.acceptor import connections_within_limit
 from penstock.gateway.requests.access import ApiKeys, Restrictions, key_digest, key_id, read_restrictions
 from penstock.gateway.requests.call import RequestJournal
@@ -50,11 +49,11 @@ def build_kserve(
     dataplane: DataPlane,
     pools: WorkPools,
     health: ServerHealth,
-    on_demand: OnDemand | None = None,
 ) -> KServe:
     """What the KServe fronts share. Raises ConfigError."""
     server = config.server
     return KServe(
+        names=dataplane.models,
         models=models,
         shared_memory=SharedMemoryRegions(server.allow_client_shm),
         tracing=build_tracing(server.trace_config),
@@ -65,7 +64,6 @@ def build_kserve(
         header_forward_pattern=_header_pattern("http-header-forward-pattern", server.http_header_forward_pattern),
         health=health,
         pools=pools,
-        on_demand=on_demand,
     )
 
 

@@ -23,7 +23,7 @@ from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.requests.access import ApiKeys
 from penstock.gateway.requests.context import USER_ROLES
 from penstock.gateway.requests.exposure import check_exposure, shows_console
-from penstock.gateway.requests.request_watch import RequestWatch
+from penstock.gateway.requests.request_watch import RequestWatch, ServerRequests
 from penstock.gateway.requests.server_health import ServerHealth
 from penstock.gateway.server.ports.http_apps import build_app
 from penstock.gateway.transports.http.settings import AppSettings
@@ -57,7 +57,7 @@ class Console:
             budget=MemoryBudget(available=lambda: 1 << 30),
             health=ServerHealth(loading=lambda: {"<b>slow": "reading weights, 40 %"}),
             drain=self.settings.drain,
-            watch=self.watch,
+            requests=ServerRequests(self.watch),
         )
         routes = console_routes(self.sources, self.settings.keys)
         self.app = build_app(dataplane, self.settings, extra_routes=routes)

@@ -12,7 +12,8 @@ import pytest
 
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError, NotFoundError, PenstockError, UnsupportedError
-from penstock.gateway.apis.kserve.http_infer import HttpForm, Inference, encode_infer, parse_infer
+from penstock.gateway.apis.kserve.http_infer import encode_infer, parse_infer
+from penstock.gateway.apis.kserve.infer_heads import HttpForm, Inference
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 from support.kserve import FakeModel, FakeModelStore, add_sub, identity
 from support.kserve_http import kserve_context

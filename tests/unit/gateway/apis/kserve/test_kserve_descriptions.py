@@ -14,6 +14,7 @@ from penstock.gateway.apis.kserve.errors import kserve_error_body, kserve_grpc_s
 from penstock.gateway.apis.kserve.http_models import counters, model_metadata, server_metadata, statistics
 from penstock.gateway.apis.kserve.shared_memory import SharedMemoryRegions
 from penstock.gateway.errors import HttpError
+from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.requests.context import ANYONE
 from support.kserve import FakeModelStore, add_sub, identity
 
@@ -21,7 +22,7 @@ from support.kserve import FakeModelStore, add_sub, identity
 def context(*, allow_shared_memory: bool = False, **options: Any) -> KServe:
     parts: Any = dict.fromkeys(("tracing", "logs"))
     regions = SharedMemoryRegions(allow_shared_memory)
-    return KServe(models=FakeModelStore(), shared_memory=regions, **parts, **options)
+    return KServe(names=Catalogue(), models=FakeModelStore(), shared_memory=regions, **parts, **options)
 
 
 def test_the_server_names_the_extensions_that_it_has() -> None:

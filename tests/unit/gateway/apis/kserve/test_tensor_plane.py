@@ -87,9 +87,10 @@ async def test_the_model_that_serves_now_gets_the_request() -> None:
 async def test_a_model_that_a_caller_may_not_use_tells_nothing() -> None:
     plane = kserve_context(FakeModelStore(one())).plane
     context = RequestContext(principal=Principal(tenant="t", models=("other",)))
-    for find in (plane.find, plane.find_before_body):
-        with pytest.raises(PermissionDeniedError):
-            await find("m", "", context)
+    for find in (plane.find, plane.find_before_body, plane.describe):
+        for name in ("m", "nothing"):
+            with pytest.raises(PermissionDeniedError):
+                await find(name, "", context)
 
 
 def test_regions_are_the_caller_s_where_there_may_be_any() -> None:

@@ -195,4 +195,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestRepositoryStates = Machine.TestCase
-TestRepositoryStates.settings = settings(max_examples=150, stateful_step_count=50)
+TestRepositoryStates.settings = settings(max_examples=100, stateful_step_count=40)

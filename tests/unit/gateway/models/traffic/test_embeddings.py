@@ -14,6 +14,7 @@ from penstock.gateway.configuration.traffic_rules import ShadowRule, TrafficRule
 from penstock.gateway.models.entries import Kind, Upstream
 from penstock.gateway.models.pooling.model import PoolingModel
 from penstock.gateway.models.traffic.routing import TrafficRouting
+from penstock.gateway.models.traffic.store import TrafficStore
 from penstock.gateway.models.traffic.table import TrafficTable
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.transports.http.exchange import Exchange
@@ -30,7 +31,8 @@ class Server(Setup):
         self.models = self.plane.models
         self.models.add(served(self.tokenizer, "second", self.second))
         self.table = TrafficTable()
-        self.models.traffic = TrafficRouting(self.table, self.dataplane, FakeModelStore())
+        tensors = TrafficStore(FakeModelStore(), self.table, lambda name: False)
+        self.models.traffic = TrafficRouting(self.table, self.dataplane, tensors)
 
     async def ask(self, context: RequestContext) -> PoolingModel:
         model = self.plane.model("public", context)

@@ -1,0 +1,70 @@
+"""Architectures of causal language models that have no family here, with the reason."""
+
+from __future__ import annotations
+
+_STATE = "its layers keep a state of their own beside keys and values"
+_LATENT = "its attention keeps compressed keys and values (MLA), for which there is no operation"
+_INDEXED = "its attention reads tokens that an index chooses, for which there is no operation"
+_ENCODER = "it is a part of a model with an encoder, or attends to later tokens"
+_MEDIA = "it reads or writes images or sound"
+_OLD = "there is no family for it: models before 2023, with positions or layers of their own"
+_RARE = "there is no family for it yet"
+_LAYERS = "its layers give each other keys and values, or embeddings of their own"
+
+_BY_REASON = {
+    _STATE: (
+        "BailingHybridForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM",
+        "GraniteMoeHybridForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
+        "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM",
+        "Lfm3ForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
+        "OlmoHybridForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+        "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM",
+        "ZambaForCausalLM", "ZayaForCausalLM", "xLSTMForCausalLM",
+    ),
+    _LATENT: (
+        "AXK1ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
+        "LongcatFlashForCausalLM", "MiniCPM3ForCausalLM", "YoutuForCausalLM",
+    ),
+    _INDEXED: (
+        "AXK2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "Dots3NoteForCausalLM",
+        "GlmMoeDsaForCausalLM", "HYV4ForCausalLM", "MiniMaxM3VLForCausalLM",
+    ),
+    _ENCODER: (
+        "BartForCausalLM", "BertGenerationDecoder", "BertLMHeadModel", "BigBirdForCausalLM",
+        "BigBirdPegasusForCausalLM", "BlenderbotForCausalLM", "BlenderbotSmallForCausalLM", "CamembertForCausalLM",
+        "CpmAntForCausalLM", "Data2VecTextForCausalLM", "ElectraForCausalLM", "ErnieForCausalLM",
+        "Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM", "MBartForCausalLM", "MarianForCausalLM",
+        "MegatronBertForCausalLM", "MvpForCausalLM", "PLBartForCausalLM", "PegasusForCausalLM",
+        "ProphetNetForCausalLM", "RemBertForCausalLM", "RoCBertForCausalLM", "RoFormerForCausalLM",
+        "RobertaForCausalLM", "RobertaPreLayerNormForCausalLM", "TrOCRForCausalLM", "WhisperForCausalLM",
+        "XLMRobertaForCausalLM", "XLMRobertaXLForCausalLM", "XLMWithLMHeadModel", "XLNetLMHeadModel",
+        "XmodForCausalLM",
+    ),
+    _MEDIA: (
+        "Apertus1p5TextForCausalLM", "AriaTextForCausalLM", "CohereCompassForCausalLM", "Emu3ForCausalLM",
+        "FuyuForCausalLM", "GitForCausalLM", "GotOcr2ForConditionalGeneration", "MllamaForCausalLM",
+        "MoshiForCausalLM", "MossTranscribeDiarizeForConditionalGeneration", "MusicgenForCausalLM",
+        "MusicgenMelodyForCausalLM", "Phi4MultimodalForCausalLM",
+    ),
+    _LAYERS: (
+        "DoryForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "Gemma4ForCausalLM",
+        "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
+        "HrmTextForCausalLM",
+    ),
+    _OLD: (
+        "BioGptForCausalLM", "CTRLLMHeadModel", "CodeGenForCausalLM", "GPTBigCodeForCausalLM", "GPTJForCausalLM",
+        "GPTNeoForCausalLM", "GPTNeoXJapaneseForCausalLM", "MptForCausalLM", "OPTForCausalLM",
+        "OpenAIGPTLMHeadModel", "PersimmonForCausalLM", "ReformerModelWithLMHead", "XGLMForCausalLM",
+    ),
+    _RARE: (
+        "AfmoeForCausalLM", "ApertusForCausalLM", "BeamForCausalLM", "BitNetForCausalLM", "BltForCausalLM",
+        "Cohere2MoeForCausalLM", "CwmForCausalLM", "DbrxForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM",
+        "FlintForCausalLM", "GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM", "HeliumForCausalLM",
+        "HyperCLOVAXForCausalLM", "Jais2ForCausalLM", "JetMoeForCausalLM", "Kolibri1ForCausalLM",
+        "LagunaForCausalLM", "MellumForCausalLM", "MiMoV2FlashForCausalLM", "ModernBertDecoderForCausalLM",
+        "NanoChatForCausalLM", "VaultGemmaForCausalLM",
+    ),
+}  # fmt: skip
+
+REFUSED_FAMILIES = {name: reason for reason, names in _BY_REASON.items() for name in names}
+"""Reason by architecture."""

@@ -18,8 +18,8 @@ from penstock.engines.scheduler.pending import ImageEncoding
 
 logger = logging.getLogger(__name__)
 
-_LONGEST = 120.0
-"""Seconds, with the time in line: on a slow machine a large image takes some ten."""
+_SECONDS_OF_TILE = 10.0
+"""Most, for each tile in line. Two cores need about two for a tile of 512 x 512 pixels in f32."""
 _MAX_PENDING_BYTES = 256 << 20
 """Of the pixels of all images that wait to be encoded, unless they are those of one request: many seconds of work."""
 _MAX_CACHED_BYTES = 128 << 20
@@ -33,7 +33,7 @@ def image_encodings(runner: ModelRunner, intake: QueueIntake, clock: Callable[[]
     """None: the model reads text only."""
     if runner.info.image_tile is None or not isinstance(runner, ImageHost):
         return None
-    return ImageEncodings(runner, intake, clock)
+    return ImageEncodings(runner, runner.info.image_tile.pixel_bytes, intake, clock)
 
 
 class ImageEncodings:
@@ -42,11 +42,13 @@ class ImageEncodings:
     def __init__(
         self,
         host: ImageHost,
+        tile_bytes: int,
         intake: QueueIntake,
         clock: Callable[[], float],
         max_cached_bytes: int = _MAX_CACHED_BYTES,
     ) -> None:
         self._host = host
+        self._tile_bytes = tile_bytes
         self._intake = intake
         self._clock = clock
         self._max_cached_bytes = max_cached_bytes
@@ -94,7 +96,7 @@ class ImageEncodings:
                 self._end(done.key, done.encoding, done.result)
         now = self._clock() if self._pending else 0.0
         for key, encoding in [one for one in self._pending.items() if one[1].give_up_at <= now]:
-            self._end(key, encoding, OverloadedError(f"An image was not encoded within {_LONGEST:g} s."))
+            self._end(key, encoding, OverloadedError("An image was not encoded in time."))
         return ()
 
     def close(self) -> None:
@@ -111,9 +113,10 @@ class ImageEncodings:
         return cached
 
     def _begin(self, key: _Key, pixels: bytes) -> None:
-        encoding = ImageEncoding(self._clock() + _LONGEST)
-        self._pending[key] = encoding
         self._pending_bytes += len(pixels)
+        tiles_in_line = self._pending_bytes // self._tile_bytes
+        encoding = ImageEncoding(self._clock() + _SECONDS_OF_TILE * tiles_in_line)
+        self._pending[key] = encoding
         self.under_way.add(encoding)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "images")

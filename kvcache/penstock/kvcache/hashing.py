@@ -98,7 +98,7 @@ class Attachment(NamedTuple):
 
     start: int
     """The first of these positions."""
-    count: int
+    length: int
     key: bytes
     """Equal only where the contents are equal."""
     offset: int = 0
@@ -143,15 +143,15 @@ class AttachedChain(HashChain):
         """Of the attachments, what block `index` holds; starts count from the block's own first position."""
         begin, end, parts = index * self.block_size, (index + 1) * self.block_size, []
         for number in range(max(0, bisect_right(self._starts, begin) - 1), bisect_right(self._starts, end - 1)):
-            start, count, key, offset = self._attachments[number]
-            first, stop = max(start, begin), min(start + count, end)
+            start, length, key, offset = self._attachments[number]
+            first, stop = max(start, begin), min(start + length, end)
             if first < stop:
                 parts.append(Attachment(first - begin, stop - first, key, offset + first - start))
         return parts
 
 
 def _written(part: Attachment) -> bytes:
-    return array("Q", (part.start, part.count, part.offset, len(part.key))).tobytes() + part.key
+    return array("Q", (part.start, part.length, part.offset, len(part.key))).tobytes() + part.key
 
 
 Chains = tuple[HashChain, ...]

@@ -81,7 +81,7 @@ def test_what_is_attached_counts_from_its_first_block_on(start: int, equal: int)
 
 def test_where_and_which_part_of_it_stands_counts() -> None:
     image = Attachment(5, 20, b"a")
-    for other in (image._replace(start=6), image._replace(count=19, offset=0), image._replace(offset=1)):
+    for other in (image._replace(start=6), image._replace(length=19), image._replace(offset=1)):
         assert shared(image, other=(other,)) < 8
     assert shared(image, other=(Attachment(5, 3, b"a"), Attachment(8, 17, b"a", 3))) == 8, "cut at a block's border"
     assert shared(image, other=(image._replace(start=6),)) == 1

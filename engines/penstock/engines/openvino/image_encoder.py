@@ -18,14 +18,12 @@ from penstock.engines.contract.loading import Loading, Report
 from penstock.engines.contract.model_info import ImageTile
 from penstock.engines.contract.step import ImageRows
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.formats.model_files import read_json_if_any
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.device import ThreadPlan, all_threads, compiled
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, f32, i64
-from penstock.engines.openvino.numerics import ModelFacts, Numerics, Wish
-from penstock.engines.openvino.trials import settle
+from penstock.engines.openvino.numerics import Dtype, Numerics
 from penstock.engines.openvino.weights import Weights
 
 _ARCHITECTURES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
@@ -116,10 +114,11 @@ def _check(spec: VisionSpec, channels: int) -> None:
 class ImageEncoder:
     """Used by one thread at a time, beside the decoder."""
 
-    def __init__(self, config: OpenVINOConfig, spec: VisionSpec, report: Report) -> None:
-        """Raises UnsupportedError for a checkpoint that it cannot run, EngineError for a broken one."""
+    def __init__(self, config: OpenVINOConfig, spec: VisionSpec, dtype: Dtype, report: Report) -> None:
+        """`dtype`: what it is computed in. Raises UnsupportedError for a checkpoint that it cannot run, EngineError for
+        a broken one."""
         self.tile = spec.tile
-        self._source = _open(config, spec, report)
+        self._source = _open(config, spec, dtype, report)
         plan = ThreadPlan(config.threads or all_threads(usable_cores()))
         with compiled(self._source, [plan], report) as [model]:
             self._request = model.create_infer_request()
@@ -136,12 +135,6 @@ class ImageEncoder:
     def _encode_tile(self, tile: np.ndarray[Any, Any]) -> ImageRows:
         self._request.infer([tile])
         return np.array(self._request.get_output_tensor(0).data, np.float32)
-
-
-def load_image_encoder(config: OpenVINOConfig, report: Report) -> ImageEncoder | None:
-    """Of the model in the config's folder. None: it reads text only. Raises as `vision_spec` and `ImageEncoder`."""
-    spec = vision_spec(read_json_if_any(config.model_dir / "config.json"))
-    return None if spec is None else ImageEncoder(config, spec, report)
 
 
 @dataclass(frozen=True)
@@ -164,11 +157,10 @@ class _Source:
         self.weights.release_pages()
 
 
-def _open(config: OpenVINOConfig, spec: VisionSpec, report: Report) -> _Source:
+def _open(config: OpenVINOConfig, spec: VisionSpec, dtype: Dtype, report: Report) -> _Source:
     checkpoint = Checkpoint(config.model_dir, _own_name)
     if checkpoint.is_quantized:
         raise UnsupportedError("the checkpoint has an image encoder with quantized weights")
-    dtype = settle(Wish.of(config), ModelFacts()).dtype
     numerics = Numerics(dtype=dtype, activations=dtype, kv=None, integers=None)
     return _Source(numerics, spec, Weights(checkpoint, "auto", report), checkpoint)
 

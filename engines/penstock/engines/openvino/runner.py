@@ -13,13 +13,14 @@ from penstock.engines.contract.loading import Report, silent
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ImageRows
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.formats.model_files import read_json_if_any
 from penstock.engines.host.memory import available_memory
 from penstock.engines.kit.adapter_slots import WithAdapters, load_configured
 from penstock.engines.kit.cache_size import num_blocks
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.drafting import draft_model_of, load_drafts, open_drafts
-from penstock.engines.openvino.image_encoder import load_image_encoder
+from penstock.engines.openvino.image_encoder import ImageEncoder, vision_spec
 from penstock.engines.openvino.loading import load_decoder, open_decoder
 from penstock.engines.openvino.lora import OpenVINOAdapters
 from penstock.engines.openvino.process_memory import collapse_filled_memory
@@ -43,8 +44,11 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         _check_release()
         started = time.monotonic()
         head = open_drafts(config, report)
-        images = load_image_encoder(config, report)
-        source = open_decoder(config, report, head.tap if head else None, sees=images is not None)
+        vision = vision_spec(read_json_if_any(config.model_dir / "config.json"))
+        source = open_decoder(config, report, head.tap if head else None, sees=vision is not None)
+        images = None
+        if vision is not None and source.embedding_width:  # not with an exported graph
+            images = ImageEncoder(config, vision, source.numerics.dtype, report)
         loaded = load_decoder(config, source, report)
         draft = load_drafts(config, head, loaded, report)
         collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))

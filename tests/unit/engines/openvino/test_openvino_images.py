@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,27 @@ def test_images_that_do_not_fit_their_words(spans: Any, size: int, message: str,
     error = driver.ends[request].error
     assert error is not None
     assert message in error.message
+
+
+def test_an_encoding_that_takes_too_long_is_given_up(seeing: Any, make_runner: Any) -> None:
+    """The next image is encoded once the thread is free; what comes too late is kept for nobody."""
+    folder, model = seeing
+    runner = make_runner(folder)
+    encode, may_go_on = runner.encode_image, threading.Event()
+
+    def encode_late(pixels: bytes) -> Any:
+        assert may_go_on.wait(60)
+        return encode(pixels)
+
+    runner.encode_image = encode_late
+    driver = Driver(runner, max_num_seqs=1)
+    tokens, images = with_images(words(3, 1), tiles(1))
+    [late] = driver.add(tokens, COUNT, images=images)
+    driver.step()
+    driver.now += 1000
+    driver.run(lambda: late in driver.ends)
+    error = driver.ends[late].error
+    assert error is not None
+    assert (error.code, error.message) == ("overloaded", "An image was not encoded in time.")
+    may_go_on.set()
+    assert answer(driver, tokens, images) == reference_tokens_with_images(model, tokens, [tiles(1)], COUNT)

@@ -14,7 +14,15 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.kvcache.cache_log import CacheLog
-from penstock.kvcache.hashing import BlockHasher, Chains, HashChain, group_and_hash, group_key
+from penstock.kvcache.hashing import (
+    AttachedChain,
+    Attachment,
+    BlockHasher,
+    Chains,
+    HashChain,
+    group_and_hash,
+    group_key,
+)
 from penstock.kvcache.integrity import require
 from penstock.kvcache.pool import BlockHash, BlockPool
 from penstock.kvcache.prefixes import ComputingPrompts, PrefixMatcher
@@ -59,11 +67,16 @@ class KVCacheManager:
         self.computing = ComputingPrompts(self.pool, enabled=enable_prefix_caching)
         self._prefixes = PrefixMatcher(self.groups, self.pool)
 
-    def chains(self, *, adapter: str = "", salt: str = "") -> Chains:
-        """Hash chains for a new sequence of tokens, whose owner keeps them as long as it appends to the sequence."""
+    def chains(self, *, adapter: str = "", salt: str = "", attachments: Sequence[Attachment] = ()) -> Chains:
+        """Hash chains for a new sequence of tokens, whose owner keeps them as long as it appends to the sequence.
+        `attachments`: as `AttachedChain` has them."""
         root = self._hasher.root(adapter=adapter, salt=salt)
         sizes = {group.block_size for group in self.groups}
-        by_size = {size: HashChain(self._hasher, root, size, adapter=adapter) for size in sizes}
+        by_size: dict[int, HashChain]
+        if attachments:
+            by_size = {s: AttachedChain(self._hasher, root, s, attachments, adapter=adapter) for s in sizes}
+        else:
+            by_size = {size: HashChain(self._hasher, root, size, adapter=adapter) for size in sizes}
         return tuple(by_size[group.block_size] for group in self.groups)
 
     @property

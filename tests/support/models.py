@@ -68,6 +68,10 @@ from transformers import (
     HunYuanMoEV1ForCausalLM,
     HYV3Config,
     HYV3ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -191,6 +195,11 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Gemma3TextConfig,
         {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 24},
     ),
+    "lfm2": (
+        Lfm2ForCausalLM,
+        Lfm2Config,
+        {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    ),
     "qwen3-moe": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig,
@@ -239,6 +248,18 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
         GptOssForCausalLM,
         GptOssConfig,
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24, "head_dim": 16, "swiglu_limit": 1.0},
+    ),
+    "lfm2-moe": (
+        Lfm2MoeForCausalLM,
+        Lfm2MoeConfig,
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.5,
+        },
     ),
     "llama4": (
         Llama4ForCausalLM,

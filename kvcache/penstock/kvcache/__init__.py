@@ -6,6 +6,7 @@ from penstock.kvcache.integrity import IntegrityError
 from penstock.kvcache.manager import KVCacheManager
 from penstock.kvcache.pool import BlockHash, BlockPool
 from penstock.kvcache.retention import Retention
+from penstock.kvcache.states import HybridCacheManager, StateGroup
 from penstock.kvcache.table import NO_BLOCK, BlockTables, Growth, KVGroup, largest_chunk, longest_request
 from penstock.kvcache.tier import BlockSave, BlockSource, BlockTier
 
@@ -26,10 +27,12 @@ __all__ = [
     "CacheLog",
     "Growth",
     "HashChain",
+    "HybridCacheManager",
     "IntegrityError",
     "KVCacheManager",
     "KVGroup",
     "Retention",
+    "StateGroup",
     "largest_chunk",
     "longest_request",
 ]

@@ -79,6 +79,16 @@ class KVCacheManager:
             by_size = {size: HashChain(self._hasher, root, size, adapter=adapter) for size in sizes}
         return tuple(by_size[group.block_size] for group in self.groups)
 
+    @property
+    def num_free(self) -> int:
+        """What can be allocated, of all kinds together."""
+        return self.pool.num_free
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody holds anything."""
+        return self.pool.num_free == self.pool.num_blocks and not self.holders
+
     def keep_log(self) -> CacheLog:
         """Notes what enters and leaves the prefix cache from now on. The caller has to empty the log after each
         step."""
@@ -361,6 +371,14 @@ class KVCacheManager:
         parent.capacity = min(parent.capacity, num_computed // self._prefixes.unit * self._prefixes.unit)
         self.holders.add(tables)
         return tables, tuple(child.chain for child in children)
+
+    def checkpoint_before(self, num_tokens: int) -> int:
+        """The last position up to this one from which a sequence can be computed on."""
+        return num_tokens
+
+    def rewind(self, tables: BlockTables, num_computed: int) -> int:
+        """Steps are lost that wrote behind the first `num_computed` positions. Returns where to compute on from."""
+        return num_computed
 
     def free(self, tables: BlockTables) -> None:
         """Gives the blocks back, last block first: a prefix's tail is evicted before its head."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.kvcache import KVGroup, longest_request
+from penstock.kvcache import KVGroup, StateGroup, longest_request
 
 
 class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +57,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """At least one; each has a block table of its own for each request, all take their blocks from one pool."""
     num_blocks: int
     """Of the pool, for all groups together."""
+    states: StateGroup | None = None
+    """Of recurrent layers; None: the model has none."""
     eos_token_ids: tuple[int, ...]
     runner: str
     """The runner's name and its settings, for logs and /version: "openvino bf16, kv u8, 2 threads"."""
@@ -84,6 +86,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """None: the runner does not count it."""
     chunk: int = 0
     """Most tokens of one request in a step, which windows need blocks for. The scheduler knows, a runner does not."""
+
+    @property
+    def tables(self) -> tuple[KVGroup, ...]:
+        """Shapes of a request's tables: of blocks, one for each of `kv_groups`, and of rows of states behind them."""
+        return self.kv_groups if self.states is None else (*self.kv_groups, self.states.table)
 
     @property
     def block_size(self) -> int:

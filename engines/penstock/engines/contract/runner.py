@@ -40,7 +40,8 @@ class ModelRunner(Protocol):
 
     def reset(self) -> None:
         """Forgets all requests and all steps under way, and returns when none of them can write to the KV cache any
-        more. What the cache held before those steps stays there. If it raises, this process computes no more."""
+        more. What the cache held before those steps stays there, except in rows of recurrent states that they were to
+        write: the scheduler goes back to a checkpoint. If it raises, this process computes no more."""
         ...
 
     def close(self) -> None: ...

@@ -35,7 +35,7 @@ class RequestTable:
         # One more than the longest request: the last token may be sampled without ever being computed.
         self.tokens: npt.NDArray[np.int32] = np.zeros((num_rows, longest + 1), np.int32)
         self.block_tables: list[npt.NDArray[np.int32]] = [
-            np.zeros((num_rows, -(-longest // group.block_size)), np.int32) for group in info.kv_groups
+            np.zeros((num_rows, -(-longest // group.block_size)), np.int32) for group in info.tables
         ]
         self.num_tokens: Ints = np.zeros(num_rows, np.int64)
         self.num_prompt_tokens: Ints = np.zeros(num_rows, np.int64)
@@ -50,7 +50,7 @@ class RequestTable:
         """Ids of requests that get a vector, or logprobs of their prompt."""
         self.embeddings: dict[int, list[EmbeddingSpan]] = {}
         """By row, of requests that have some."""
-        self._groups = info.kv_groups
+        self._groups = info.tables
         self._eos_token_ids = info.eos_token_ids
         self._vocab_size = info.vocab_size
         self._adapter_slot = adapter_slot

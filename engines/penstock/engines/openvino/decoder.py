@@ -10,7 +10,6 @@ import openvino as ov
 import openvino.opset15 as ops
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.kit.cache_size import group_layers
 from penstock.engines.openvino.attention import paged_attention
 from penstock.engines.openvino.decoder_inputs import (
     EMBEDDINGS,
@@ -20,10 +19,19 @@ from penstock.engines.openvino.decoder_inputs import (
     group_suffix,
     step_inputs,
 )
-from penstock.engines.openvino.decoder_spec import MLP, Attention, Clamp, DecoderSpec, Experts, QueryGrowth
+from penstock.engines.openvino.decoder_spec import (
+    MLP,
+    Attention,
+    Clamp,
+    DecoderSpec,
+    Experts,
+    QueryGrowth,
+    ShortConvolution,
+)
 from penstock.engines.openvino.expert_mix import alternating, clamped, mix
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i64, limited, part, parts, scaled
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
+from penstock.engines.openvino.recurrent import CONV_TABLE, STATE_INPUTS, paged_convolution
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Weights, round_to
 
@@ -89,7 +97,7 @@ class DecoderBuilder:
         self._weights = weights
         self._inputs: dict[str, Node] = {}
         self._turns: dict[Rope, tuple[Node, Node]] = {}
-        groups = group_layers(spec.windows)
+        groups = spec.groups
         self._num_groups = len(groups)
         self._group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
         self.lora = LoraGraph(precision, self._add_input) if lora else None
@@ -128,6 +136,9 @@ class DecoderBuilder:
         """Makes what all layers need."""
         for name, (dtype, shape) in step_inputs(self._num_groups).items():
             self._add_input(name, dtype, shape)
+        if self._spec.is_hybrid:
+            for name, (dtype, shape) in STATE_INPUTS.items():
+                self._add_input(name, dtype, shape)
         self._turns = {rope: self._rotations(rope) for rope in dict.fromkeys(self._spec.ropes) if rope is not None}
 
     def _chosen(self, x: Node) -> Node:
@@ -173,7 +184,7 @@ class DecoderBuilder:
         layer, scale = self._spec.layers[n], self._spec.residual_scale
         norms = layer.norms
         normed = self._layer_norm(x, n, norms.before_attention)
-        y = self._attention(normed, n)
+        y = self._mixer(normed, n)
         if layer.parallel:
             if norms.before_mlp != norms.before_attention:
                 normed = self._layer_norm(x, n, norms.before_mlp)
@@ -185,9 +196,24 @@ class DecoderBuilder:
     def _layer_norm(self, x: Node, n: int, name: str) -> Node:
         return self._norm(x, name and f"{self._spec.names.layers}.{n}.{name}", self._spec.hidden_size)
 
+    def _mixer(self, x: Node, n: int) -> Node:
+        mixer = self._spec.layers[n].mixer
+        return self._attention(x, n) if isinstance(mixer, Attention) else self._convolution(x, n, mixer)
+
+    def _convolution(self, x: Node, n: int, layer: ShortConvolution) -> Node:
+        names, hidden = self._spec.names, self._spec.hidden_size
+        prefix = f"{names.layers}.{n}.{names.convolution}."
+        matrix = self._linear(x, prefix + "in_proj", 3 * hidden, hidden, layer.bias)
+        before, behind, values = parts(matrix, (hidden,) * 3, 1)
+        table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, hidden, layer.kernel])
+        kernel = self._weights.kernel(prefix + "conv.weight", hidden, layer.kernel)
+        bias = self._weights.vector(prefix + "conv.bias", hidden) if layer.bias else None
+        y = paged_convolution(ops.multiply(before, values), table, kernel, bias, self._inputs)
+        return self._linear(ops.multiply(behind, y), prefix + "out_proj", hidden, hidden, layer.bias)
+
     def _attention(self, x: Node, n: int, width: int = 0) -> Node:
         """`width` of x; 0: that of the hidden state."""
-        names, hidden, layer = self._spec.names, self._spec.hidden_size, self._spec.layers[n].mixer
+        names, hidden, layer = self._spec.names, self._spec.hidden_size, self._spec.attention[n]
         prefix = f"{names.layers}.{n}.{names.attention}."
         sizes = (layer.q_size, layer.kv_size, layer.kv_size)
         if len(names.qkv) == 1 and layer.qkv_rows == "by key head":
@@ -203,7 +229,7 @@ class DecoderBuilder:
         return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
 
     def _paged_attention(self, qkv: tuple[Node, Node, Node], n: int, prefix: str) -> Node:
-        layer, suffix = self._spec.layers[n].mixer, group_suffix(self._group_of[n], self._num_groups)
+        layer, suffix = self._spec.attention[n], group_suffix(self._group_of[n], self._num_groups)
         caches = [self._add_input(f"{kind}_cache.{n}", ov.Type.dynamic, [-1] * 4) for kind in ("key", "value")]
         inputs = {name: self._inputs[name + suffix] for name in GROUP_INPUTS}
         inputs["subsequence_begins"] = self._inputs["subsequence_begins"]

@@ -10,6 +10,8 @@ max_context_len [] i32; those of a group with a window leave out the blocks behi
 A model that reads images has two more inputs: embeddings [E, hidden size] f32, and embeddings_at [E] i64, which of the
 T tokens are read as these.
 
+A model with recurrent layers has the inputs that `recurrent` names, and tables of states.
+
 A draft head has one more input, features [T, W] f32, and hidden is what its next guess is made of. The model whose
 tokens it guesses has features as its last output.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from penstock.engines.kit.cache_size import LayerGroup, group_layers
 from penstock.engines.openvino.rope import Rope
 
 Activation = Literal["silu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu", "relu", "relu2"]
@@ -50,6 +51,7 @@ class TensorNames:
     o: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    convolution: str = "conv"
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     """The matrix whose result is activated, and the one whose result it is multiplied by. One name: one matrix has
@@ -161,8 +163,18 @@ class Experts:
     clamp: Clamp | None = None
 
 
-Mixer = Attention
-"""The part of a layer that looks at other tokens. Other kinds, such as recurrent ones, are classes beside it."""
+@dataclass(frozen=True)
+class ShortConvolution:
+    """LFM2's recurrent layer. One matrix gives three values of each channel: the product of the first and the third is
+    folded over the newest tokens, and the second multiplies the result."""
+
+    kernel: int
+    """Tokens."""
+    bias: bool = False
+
+
+Mixer = Attention | ShortConvolution
+"""The part of a layer that looks at other tokens."""
 
 
 @dataclass(frozen=True)
@@ -205,13 +217,30 @@ class DecoderSpec:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """`Attention.window` of each layer."""
-        return tuple(layer.mixer.window for layer in self.layers)
+        """`Attention.window` of each layer that has attention."""
+        return tuple(layer.window for layer in self.attention.values())
 
     @property
     def ropes(self) -> tuple[Rope | None, ...]:
-        """`Attention.rope` of each layer."""
-        return tuple(layer.mixer.rope for layer in self.layers)
+        """`Attention.rope` of each layer that has attention."""
+        return tuple(layer.rope for layer in self.attention.values())
+
+    @property
+    def attention(self) -> dict[int, Attention]:
+        """By the layer's number."""
+        return {n: layer.mixer for n, layer in enumerate(self.layers) if isinstance(layer.mixer, Attention)}
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Some layers have states in place of keys and values."""
+        return len(self.attention) < self.num_layers
+
+    @property
+    def groups(self) -> list[LayerGroup]:
+        """Of the layers that have attention, by their numbers."""
+        numbers = list(self.attention)
+        groups = group_layers(self.windows)
+        return [LayerGroup(group.window, tuple(numbers[n] for n in group.layers)) for group in groups]
 
     @property
     def experts(self) -> Experts | None:
@@ -224,9 +253,10 @@ class DecoderSpec:
 
     def with_attention(self, **changes: Any) -> DecoderSpec:
         """Fields of all layers' attention changed."""
-        return replace(
-            self, layers=tuple(replace(layer, mixer=replace(layer.mixer, **changes)) for layer in self.layers)
-        )
+        layers = list(self.layers)
+        for n, attention in self.attention.items():
+            layers[n] = replace(layers[n], mixer=replace(attention, **changes))
+        return replace(self, layers=tuple(layers))
 
     def with_mlp(self, **changes: Any) -> DecoderSpec:
         """Fields of all layers' MLPs changed."""

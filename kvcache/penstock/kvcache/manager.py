@@ -72,12 +72,15 @@ class KVCacheManager:
         `attachments`: as `AttachedChain` has them."""
         root = self._hasher.root(adapter=adapter, salt=salt)
         sizes = {group.block_size for group in self.groups}
-        by_size: dict[int, HashChain]
-        if attachments:
-            by_size = {s: AttachedChain(self._hasher, root, s, attachments, adapter=adapter) for s in sizes}
-        else:
-            by_size = {size: HashChain(self._hasher, root, size, adapter=adapter) for size in sizes}
+        by_size = {size: self._new_chain(root, size, adapter, attachments) for size in sizes}
         return tuple(by_size[group.block_size] for group in self.groups)
+
+    def _new_chain(
+        self, root: BlockHash, block_size: int, adapter: str, attachments: Sequence[Attachment]
+    ) -> HashChain:
+        if attachments:
+            return AttachedChain(self._hasher, root, block_size, attachments, adapter=adapter)
+        return HashChain(self._hasher, root, block_size, adapter=adapter)
 
     @property
     def num_free(self) -> int:

@@ -227,10 +227,9 @@ def _noted(part: ContentPart, where: str, context: RequestContext) -> dict[str, 
 
 
 def _shown_image(part: ContentPart, where: str, context: RequestContext) -> dict[str, Any]:
-    url, detail = part.image_url, part.detail
-    if isinstance(url, dict):
-        url, detail = url.get("url"), url.get("detail", detail)
-    return {"type": "image", "image": image_of_url(url, detail, f"{where}.image_url")}
+    fields: dict[str, Any] = part.image_url if isinstance(part.image_url, dict) else {"url": part.image_url}
+    image = image_of_url(fields.get("url"), fields.get("detail", part.detail), f"{where}.image_url")
+    return {"type": "image", "image": image}
 
 
 def _document(data: object) -> str | None:

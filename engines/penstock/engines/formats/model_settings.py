@@ -22,6 +22,7 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
     "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
     "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
+    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", {}),
 }
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)

@@ -202,6 +202,18 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Lfm2Config,
         {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     ),
+    "qwen3.5": (
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+    ),
     "qwen3-moe": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig,
@@ -250,18 +262,6 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
         GptOssForCausalLM,
         GptOssConfig,
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24, "head_dim": 16, "swiglu_limit": 1.0},
-    ),
-    "qwen3.5": (
-        Qwen3_5ForCausalLM,
-        Qwen3_5TextConfig,
-        {
-            "num_hidden_layers": 4,
-            "head_dim": 32,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 24,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-        },
     ),
     "lfm2-moe": (
         Lfm2MoeForCausalLM,

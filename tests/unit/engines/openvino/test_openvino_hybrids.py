@@ -17,6 +17,8 @@ from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.recurrent import state_inputs, state_interval
 from penstock.engines.openvino.runner import check_hybrid
 from penstock.engines.scheduler.config import SchedulerConfig
+from support.engine import Driver as EngineDriver
+from support.engine import Failing
 from support.models import SHAPE, load_reference, make_model, reference_tokens
 from support.runner import Driver, prompt
 
@@ -166,3 +168,22 @@ def test_which_layers_have_attention() -> None:
     assert list(parse_config(CONFIG | {"full_attn_idxs": [1]}).attention) == [1]
     assert list(parse_config(CONFIG | {"layer_types": ["conv", "conv", "full_attention"]}).attention) == [2]
     assert not parse_config(CONFIG).is_hybrid
+
+
+def test_logprobs_of_a_prompt_whose_steps_are_lost(tmp_path: Path, make_runner: Any) -> None:
+    """What lies behind the last checkpoint is computed again, and counts once."""
+    make_model(tmp_path, "lfm2")
+    runner = make_runner(tmp_path, state_interval=64)
+    found = []
+    for marker in (None, 299):
+        driver = EngineDriver(
+            runner if marker is None else Failing(runner, marker), max_num_seqs=4, max_num_batched_tokens=44
+        )
+        driver.add(prompt(150, 2), 4, prompt_logprobs=1)
+        driver.step()
+        if marker is not None:
+            driver.add([marker, 7], 4)
+        infos = [output.prompt for _ in range(40) for output in driver.step() if output.prompt is not None]
+        found.append(next(info.logprobs for info in infos if info.logprobs))
+    assert len(found[0]) == 149
+    assert [one.token_id for one in found[1]] == [one.token_id for one in found[0]]

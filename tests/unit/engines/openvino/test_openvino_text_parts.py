@@ -26,7 +26,7 @@ from transformers import (
 from penstock.engines.errors import UnsupportedError
 from support.engine import Driver as EngineDriver
 from support.models import (
-    OTHER_FAMILIES,
+    FAMILIES,
     SHAPE,
     edit_config,
     make_adapter,
@@ -81,7 +81,7 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "qwen3.5": (
         Qwen3_5ForConditionalGeneration,
         Qwen3_5Config,
-        OTHER_FAMILIES["qwen3.5"][2],
+        FAMILIES["qwen3.5"][2],
         {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
     ),
 }

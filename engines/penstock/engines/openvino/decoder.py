@@ -25,13 +25,20 @@ from penstock.engines.openvino.decoder_spec import (
     Clamp,
     DecoderSpec,
     Experts,
+    GatedDelta,
     QueryGrowth,
     ShortConvolution,
 )
 from penstock.engines.openvino.expert_mix import alternating, clamped, mix
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i64, limited, part, parts, scaled
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
-from penstock.engines.openvino.recurrent import CONV_TABLE, STATE_INPUTS, paged_convolution
+from penstock.engines.openvino.recurrent import (
+    CONV_TABLE,
+    DELTA_TABLE,
+    STATE_INPUTS,
+    paged_convolution,
+    paged_delta_net,
+)
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Weights, round_to
 
@@ -198,7 +205,9 @@ class DecoderBuilder:
 
     def _mixer(self, x: Node, n: int) -> Node:
         mixer = self._spec.layers[n].mixer
-        return self._attention(x, n) if isinstance(mixer, Attention) else self._convolution(x, n, mixer)
+        if isinstance(mixer, Attention):
+            return self._attention(x, n)
+        return self._convolution(x, n, mixer) if isinstance(mixer, ShortConvolution) else self._delta_net(x, n, mixer)
 
     def _convolution(self, x: Node, n: int, layer: ShortConvolution) -> Node:
         names, hidden = self._spec.names, self._spec.hidden_size
@@ -211,21 +220,48 @@ class DecoderBuilder:
         y = paged_convolution(ops.multiply(before, values), table, kernel, bias, self._inputs)
         return self._linear(ops.multiply(behind, y), prefix + "out_proj", hidden, hidden, layer.bias)
 
+    def _delta_net(self, x: Node, n: int, layer: GatedDelta) -> Node:
+        names, hidden, heads = self._spec.names, self._spec.hidden_size, layer.value_heads
+        prefix, size = f"{names.layers}.{n}.{names.delta_net}.", sum(layer.sizes)
+        table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, size, layer.kernel])
+        kernel = self._weights.kernel(prefix + "conv1d.weight", size, layer.kernel)
+        y = self._linear(x, prefix + "in_proj_qkv", size, hidden, False)
+        y = ops.swish(paged_convolution(y, table, kernel, None, self._inputs))
+        q, k, v = parts(y, layer.sizes, 1)
+        q, k = (_unit(ops.reshape(part, i64([0, layer.key_heads, layer.key_dim]), True)) for part in (q, k))
+        v = ops.reshape(v, i64([0, heads, layer.value_dim]), True)
+        beta = ops.sigmoid(self._linear(x, prefix + "in_proj_b", heads, hidden, False))
+        step = ops.add(
+            self._linear(x, prefix + "in_proj_a", heads, hidden, False), self._weights.vector(prefix + "dt_bias", heads)
+        )
+        pace = ops.negative(ops.exp(self._weights.vector(prefix + "A_log", heads)))
+        shape = [-1, heads, layer.value_dim, layer.key_dim]
+        states = self._add_input(f"{DELTA_TABLE}{n}", ov.Type.dynamic, shape)
+        y = paged_delta_net(q, k, v, states, ops.multiply(pace, ops.softplus(step)), beta, self._inputs)
+        y = ops.multiply(self._rms(y), self._weights.vector(prefix + "norm.weight", layer.value_dim))
+        y = ops.reshape(y, i64([0, layer.sizes[2]]), True)
+        gate = ops.swish(self._linear(x, prefix + "in_proj_z", layer.sizes[2], hidden, False))
+        return self._linear(ops.multiply(y, gate), prefix + "out_proj", hidden, layer.sizes[2], False)
+
     def _attention(self, x: Node, n: int, width: int = 0) -> Node:
         """`width` of x; 0: that of the hidden state."""
         names, hidden, layer = self._spec.names, self._spec.hidden_size, self._spec.attention[n]
         prefix = f"{names.layers}.{n}.{names.attention}."
-        sizes = (layer.q_size, layer.kv_size, layer.kv_size)
+        sizes = (layer.q_size * (1 + layer.gated), layer.kv_size, layer.kv_size)
         if len(names.qkv) == 1 and layer.qkv_rows == "by key head":
             y = self._linear(x, prefix + names.qkv[0], sum(sizes), hidden, layer.qkv_bias)
             q, k, v = _by_key_head(y, layer)
         else:
             q, k, v = self._linears(x, prefix, names.qkv, sizes, layer.qkv_bias, width)
+        if layer.gated:
+            q, gate = _by_head(q, layer)
         q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
         if layer.growth is not None:
             q = self._grown(q, layer.growth)
         k = self._rotate(k, layer, layer.num_kv_heads, prefix + names.k_norm)
         y = self._paged_attention((q, k, limited(v, layer.limit)), n, prefix)
+        if layer.gated:
+            y = ops.multiply(y, ops.sigmoid(gate))
         return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
 
     def _paged_attention(self, qkv: tuple[Node, Node, Node], n: int, prefix: str) -> Node:
@@ -400,6 +436,21 @@ class EmbeddingDecoderBuilder(DecoderBuilder):
 
     def _embed(self) -> Node:
         return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._inputs[EMBEDDINGS], i64(0))
+
+
+_LEAST_SQUARE = 1e-6
+
+
+def _unit(x: Node) -> Node:
+    """x with a length of 1 along its last axis."""
+    square = ops.reduce_sum(ops.multiply(x, x), i64([-1]), True)
+    return ops.divide(x, ops.sqrt(ops.add(square, f32(_LEAST_SQUARE))))
+
+
+def _by_head(y: Node, layer: Attention) -> list[Node]:
+    """Queries and gates [T, heads * head_dim] out of rows that have each head's one after the other."""
+    both = ops.reshape(y, i64([0, layer.num_heads, 2 * layer.head_dim]), True)
+    return [ops.reshape(x, i64([0, layer.q_size]), True) for x in parts(both, (layer.head_dim,) * 2, 2)]
 
 
 def _by_key_head(y: Node, layer: Attention) -> list[Node]:

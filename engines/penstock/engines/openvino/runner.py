@@ -58,7 +58,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         kv_groups = tuple(KVGroup(loaded.block_size, group.window) for group in source.groups)
         block_bytes = loaded.block_bytes + (draft.block_bytes if draft else 0)
         free = available_memory() - self._adapters.reserved_bytes
-        space = StateSpace.of(config, loaded.state_interval, loaded.row_bytes)
+        space = StateSpace.of(config, loaded.state_interval, loaded.row_bytes, free)
         count = num_blocks(
             config,
             kv_groups,

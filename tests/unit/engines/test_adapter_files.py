@@ -229,7 +229,7 @@ def test_weights_that_are_no_weights(data: bytes, tmp_path: Path) -> None:
         read_adapter(tmp_path, 16)
 
 
-SHARED_FOLDER = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED_FOLDER = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def check_reading(folder: Path) -> None:

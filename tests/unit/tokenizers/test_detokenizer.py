@@ -72,7 +72,7 @@ def ids_of(loaded: dict[str, Tokenizer]) -> dict[str, st.SearchStrategy[list[int
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_any_ids_in_any_split(
     loaded: dict[str, Tokenizer], ids_of: dict[str, st.SearchStrategy[list[int]]], kind: str, data: st.DataObject
@@ -96,7 +96,7 @@ def test_any_text_in_any_split(loaded: dict[str, Tokenizer], kind: str, data: st
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "unigram_fallback"])
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.binary(max_size=12))
 def test_any_bytes(loaded: dict[str, Tokenizer], kind: str, data: bytes) -> None:
     tokenizer = loaded[kind]

@@ -65,7 +65,7 @@ def in_pieces(backend: tokenizers.Tokenizer, text: str, size: int, special: bool
 
 
 @pytest.mark.parametrize(("split", "form"), EVERYWHERE)
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(text=HARD_TEXTS, size=st.integers(1, 32), special=st.booleans())
 def test_pieces_have_the_tokens_of_the_whole(split, form, text, size, special):
     backend = trained(split, form)

@@ -15,9 +15,9 @@ _BY_REASON = {
     _STATE: (
         "BailingHybridForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM",
         "GraniteMoeHybridForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
-        "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM",
+        "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM",
         "Lfm3ForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
-        "OlmoHybridForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+        "OlmoHybridForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM",
         "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM",
         "ZambaForCausalLM", "ZayaForCausalLM", "xLSTMForCausalLM",
     ),

@@ -62,7 +62,7 @@ def argmax_after(context: list[int]) -> int:
     return int(logits_after(context, [0]).argmax())
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     requests=REQUESTS,
     num_blocks=st.integers(18, 60),

@@ -69,7 +69,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     requests=REQUESTS,
     groups=st.sampled_from(list(GROUPS)),

@@ -42,7 +42,9 @@ from penstock.gateway.models.memory.budget import CacheWish, Demand, MemoryNeeds
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 _PACKED_WORDS = (".qweight", ".weight_packed")
 """Ends of the names of matrices whose weights are packed into words."""
-_OTHER_CACHES = ("kv_lora_rank", "layer_block_type", "hybrid_override_pattern", "attn_layer_indices", "ssm_cfg")
+_OTHER_CACHES = (
+    *("kv_lora_rank", "layer_block_type", "hybrid_override_pattern", "attn_layer_indices", "ssm_cfg", "conv_L_cache"),
+)
 """Keys of models that keep something else than keys and values of each head in each layer."""
 
 

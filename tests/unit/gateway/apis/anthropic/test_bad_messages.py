@@ -203,7 +203,7 @@ FIELDS = st.sampled_from(sorted({*(field.name for field in msgspec.structs.field
 
 
 @pytest.mark.parametrize("path", [PATH, COUNT])
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(changes=st.dictionaries(FIELDS, JSON, max_size=3))
 def test_whatever_the_fields_hold_it_is_never_the_servers_fault(path: str, changes: dict[str, Any]) -> None:
     app = build_app(FakeDataPlane(models=(PARSED,)), AppSettings())

@@ -309,7 +309,7 @@ FIELDS = st.sampled_from(sorted({*ChatRequest.__struct_fields__, *CompletionRequ
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(changes=st.dictionaries(FIELDS, VALUES, max_size=3))
 def test_whatever_the_fields_hold_it_is_never_the_servers_fault(path: str, changes: dict[str, Any]) -> None:
     body = {**(chat() if path == CHAT else text()), **changes}
@@ -317,7 +317,7 @@ def test_whatever_the_fields_hold_it_is_never_the_servers_fault(path: str, chang
     assert result.status in (200, 400, 404)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(body=st.binary(max_size=60) | st.text(alphabet='{}[]":,\\u0dmodeltiny1-.e', max_size=60).map(str.encode))
 def test_whatever_the_bytes_are_it_is_never_the_servers_fault(body: bytes) -> None:
     result = asyncio.run(call(build_app(FakeDataPlane(), AppSettings()), TEXT, body))

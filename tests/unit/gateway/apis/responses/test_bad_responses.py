@@ -302,7 +302,7 @@ JSON = st.recursive(
 FIELDS = st.sampled_from(sorted({*(field.name for field in msgspec.structs.fields(ResponsesRequest)), *UNSUPPORTED}))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(changes=st.dictionaries(FIELDS, JSON, max_size=3))
 def test_whatever_the_fields_hold_it_is_never_the_servers_fault(changes: dict[str, Any]) -> None:
     app = build_app(FakeDataPlane(models=(PARSED,)), AppSettings())

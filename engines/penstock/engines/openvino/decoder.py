@@ -11,7 +11,14 @@ import openvino.opset15 as ops
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.attention import paged_attention
-from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, group_suffix, step_inputs
+from penstock.engines.openvino.decoder_inputs import (
+    EMBEDDINGS,
+    EMBEDDINGS_AT,
+    FEATURES,
+    GROUP_INPUTS,
+    group_suffix,
+    step_inputs,
+)
 from penstock.engines.openvino.decoder_spec import (
     MLP,
     Attention,
@@ -51,12 +58,19 @@ class FeatureTap:
 
 
 def build_decoder(
-    spec: DecoderSpec, weights: Weights, precision: str, *, lora: bool = False, tap: FeatureTap | None = None
+    spec: DecoderSpec,
+    weights: Weights,
+    precision: str,
+    *,
+    lora: bool = False,
+    tap: FeatureTap | None = None,
+    takes_embeddings: bool = False,
 ) -> tuple[ov.Model, dict[str, Projection]]:
     """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
-    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. Raises UnsupportedError when the
+    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `takes_embeddings`: there are inputs for
+    those of images. Raises UnsupportedError when the
     checkpoint holds tensors that this graph would ignore."""
-    builder = DecoderBuilder(spec, weights, precision, lora, tap)
+    builder = (EmbeddingDecoderBuilder if takes_embeddings else DecoderBuilder)(spec, weights, precision, lora, tap)
     model = builder.build()
     check_all_used(spec, weights)
     return model, builder.lora.projections if builder.lora else {}
@@ -201,7 +215,7 @@ class DecoderBuilder:
         matrix = self._linear(x, prefix + "in_proj", 3 * hidden, hidden, layer.bias)
         before, behind, values = parts(matrix, (hidden,) * 3, 1)
         table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, hidden, layer.kernel])
-        kernel = self._weights.kernel(prefix + "conv.weight", hidden, layer.kernel)
+        kernel = self._weights.table(prefix + "conv.weight", (hidden, 1, layer.kernel))
         bias = self._weights.vector(prefix + "conv.bias", hidden) if layer.bias else None
         y = paged_convolution(ops.multiply(before, values), table, kernel, bias, self._inputs)
         return self._linear(ops.multiply(behind, y), prefix + "out_proj", hidden, hidden, layer.bias)
@@ -410,6 +424,18 @@ class DecoderBuilder:
         cos, sin = self._turns[rope]
         whole = ops.add(ops.multiply(whole, cos), ops.multiply(turned, sin))
         return whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
+
+
+class EmbeddingDecoderBuilder(DecoderBuilder):
+    """Some of its tokens are read as embeddings that the step has."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._add_input(EMBEDDINGS, np.float32, [-1, self._spec.hidden_size])
+        self._add_input(EMBEDDINGS_AT, np.int64, [-1])
+
+    def _embed(self) -> Node:
+        return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._inputs[EMBEDDINGS], i64(0))
 
 
 _LEAST_SQUARE = 1e-6

@@ -224,7 +224,7 @@ class DecoderBuilder:
         names, hidden, heads = self._spec.names, self._spec.hidden_size, layer.value_heads
         prefix, size = f"{names.layers}.{n}.{names.delta_net}.", sum(layer.sizes)
         table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, size, layer.kernel])
-        kernel = self._weights.kernel(prefix + "conv1d.weight", size, layer.kernel)
+        kernel = self._weights.table(prefix + "conv1d.weight", (size, 1, layer.kernel))
         y = self._linear(x, prefix + "in_proj_qkv", size, hidden, False)
         y = ops.swish(paged_convolution(y, table, kernel, None, self._inputs))
         q, k, v = parts(y, layer.sizes, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import openvino as ov
@@ -26,6 +26,7 @@ from penstock.engines.openvino.decoder_spec import (
     DecoderSpec,
     Experts,
     GatedDelta,
+    Latent,
     QueryGrowth,
     ShortConvolution,
 )
@@ -247,6 +248,8 @@ class DecoderBuilder:
         """`width` of x; 0: that of the hidden state."""
         names, hidden, layer = self._spec.names, self._spec.hidden_size, self._spec.attention[n]
         prefix = f"{names.layers}.{n}.{names.attention}."
+        if layer.latent is not None:
+            return self._latent_attention(x, n, prefix, layer.latent)
         sizes = (layer.q_size * (1 + layer.gated), layer.kv_size, layer.kv_size)
         if len(names.qkv) == 1 and layer.qkv_rows == "by key head":
             y = self._linear(x, prefix + names.qkv[0], sum(sizes), hidden, layer.qkv_bias)
@@ -263,6 +266,41 @@ class DecoderBuilder:
         if layer.gated:
             y = ops.multiply(y, ops.sigmoid(gate))
         return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
+
+    def _latent_attention(self, x: Node, n: int, prefix: str, latent: Latent) -> Node:
+        layer, hidden = self._spec.attention[n], self._spec.hidden_size
+        heads, d = layer.num_heads, layer.head_dim
+        q = ops.reshape(self._latent_queries(x, prefix, layer, latent), i64([0, heads, 1, d]), True)
+        name, sizes = prefix + "kv_a_proj_with_mqa", (latent.rank, latent.rotated)
+        compressed, shared = parts(self._linear(x, name, sum(sizes), hidden, layer.qkv_bias), sizes, 1)
+        compressed = self._latent_norm(compressed, prefix + "kv_a_layernorm", latent.rank, latent)
+        plain = d - latent.rotated
+        both = self._linear(compressed, prefix + "kv_b_proj", heads * (plain + latent.value_size), latent.rank, False)
+        both = ops.reshape(both, i64([0, heads, 1, plain + latent.value_size]), True)
+        turning = replace(layer, head_dim=latent.rotated)
+        assert layer.rope is not None
+        shared = self._turned(ops.reshape(shared, i64([0, 1, 1, latent.rotated]), True), turning, layer.rope, 1)
+        k = ops.concat([part(both, 0, plain), ops.tile(shared, i64([1, heads, 1, 1]))], -1)
+        q = ops.concat([part(q, 0, plain), self._turned(part(q, plain, d), turning, layer.rope, heads)], -1)
+        missing = i64([0, 0, 0, d - latent.value_size])
+        v = ops.pad(part(both, plain, plain + latent.value_size), i64([0, 0, 0, 0]), missing, "constant", f32(0.0))
+        whole = [ops.reshape(one, i64([0, heads * d]), True) for one in (q, k, v)]
+        y = ops.reshape(self._paged_attention((whole[0], whole[1], whole[2]), n, prefix), i64([0, heads, 1, d]), True)
+        inner = heads * latent.value_size
+        y = ops.reshape(part(y, 0, latent.value_size), i64([0, inner]), True)
+        return self._linear(y, prefix + self._spec.names.o, hidden, inner, layer.o_bias)
+
+    def _latent_queries(self, x: Node, prefix: str, layer: Attention, latent: Latent) -> Node:
+        """[T, heads * head_dim], not yet rotated."""
+        hidden, rank = self._spec.hidden_size, latent.query_rank
+        if not rank:
+            return self._linear(x, prefix + "q_proj", layer.q_size, hidden, False)
+        compressed = self._linear(x, prefix + "q_a_proj", rank, hidden, layer.qkv_bias)
+        compressed = self._latent_norm(compressed, prefix + "q_a_layernorm", rank, latent)
+        return self._linear(compressed, prefix + "q_b_proj", layer.q_size, rank, False)
+
+    def _latent_norm(self, x: Node, name: str, size: int, latent: Latent) -> Node:
+        return ops.multiply(self._rms(x, latent.norm_eps), self._weights.vector(name + ".weight", size))
 
     def _paged_attention(self, qkv: tuple[Node, Node, Node], n: int, prefix: str) -> Node:
         layer, suffix = self._spec.attention[n], group_suffix(self._group_of[n], self._num_groups)
@@ -371,10 +409,10 @@ class DecoderBuilder:
         weights = self._weights.table(name + ".weight", (heads, size))
         return ops.multiply(self._normed(x), ops.reshape(weights, i64([1, heads, 1, size]), False))
 
-    def _rms(self, x: Node) -> Node:
-        """x with a mean square of 1 along its last axis."""
+    def _rms(self, x: Node, eps: float = 0.0) -> Node:
+        """x with a mean square of 1 along its last axis. `eps` 0: that of the other norms."""
         variance = ops.reduce_mean(ops.power(x, f32(2.0)), i64([-1]), True)
-        return ops.multiply(x, ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(self._spec.norm_eps)))))
+        return ops.multiply(x, ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(eps or self._spec.norm_eps)))))
 
     def _grown(self, q: Node, growth: QueryGrowth) -> Node:
         """Queries [T, heads * head_dim], by their positions."""

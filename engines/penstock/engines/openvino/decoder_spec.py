@@ -79,6 +79,23 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Queries, keys and values come out of compressed ones (arXiv:2405.04434). They are kept as any other keys and
+    values, each value with zeros behind it up to the size of a head."""
+
+    query_rank: int
+    """Size of the compressed query; 0: queries are not compressed."""
+    rank: int
+    """Size of what keys and values come out of."""
+    rotated: int
+    """Values of a head that are rotated, its last ones; all heads of keys have the same there."""
+    value_size: int
+    """Of a head's value."""
+    norm_eps: float
+    """Of the norms of what is compressed."""
+
+
+@dataclass(frozen=True)
 class Attention:
     """Paged attention of one layer."""
 
@@ -105,6 +122,7 @@ class Attention:
     """Each head has one more score among those of all tokens, which draws attention to nothing."""
     gated: bool = False
     """Behind each head's queries, their matrix has a gate: the head's result is multiplied by its sigmoid."""
+    latent: Latent | None = None
     limit: float = 0.0
     """Values of queries (behind a norm of all heads), keys and values are no farther from zero; 0: there is none."""
     score_cap: float = 0.0

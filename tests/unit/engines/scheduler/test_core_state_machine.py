@@ -421,4 +421,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = machine_settings(120, 30)
+TestEngineMachine.settings = machine_settings(200, 30)

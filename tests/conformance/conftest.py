@@ -29,7 +29,7 @@ from penstock.engines.simulated import (
 )
 from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.runner import TorchRunner
-from penstock.kvcache import KVGroup
+from penstock.kvcache import KVGroup, StateGroup
 from support.adapters import save_adapter
 from support.conformance import Oracle, close_drivers
 from support.engine import is_runner
@@ -46,6 +46,8 @@ from support.simulated import generate, vector
 
 MakeAdapter = Callable[[str], tuple[Path, Oracle]]
 
+BLOCK = 32
+"""Tokens of a block, in every engine."""
 NUM_BLOCKS = 24
 POOLS = {"mistral": 10, "gemma3": 56}
 """Blocks of models that need fewer of them for a request, or several tables: as scarce as elsewhere."""
@@ -72,6 +74,16 @@ class Candidate:
     """Of an engine with room for two LoRA adapters: makes one that will be loaded under this key, the folder and what
     it gives. Keys are of the form NAME:NUMBER; adapters of one name are the same."""
 
+    def hit(self, num_tokens: int) -> int:
+        """How many of so many cached tokens of a longer prompt are found: whole blocks, up to a checkpoint."""
+        states = self.engine.info.states
+        unit = BLOCK if states is None else states.interval
+        return num_tokens // unit * unit
+
+    @property
+    def ends_hits_at_borders(self) -> bool:
+        return self.whole_block_hits or self.engine.info.states is not None
+
     @property
     def abilities(self) -> dict[str, bool]:
         """What not every engine has."""
@@ -81,6 +93,7 @@ class Candidate:
             "our scheduler": runner,
             "steps in flight": is_runner(engine) and engine.max_steps_in_flight > 1,
             "drafts": runner and info.supports_drafts,
+            "forced tokens": runner and (info.supports_drafts or info.states is not None),
             "vectors": runner and info.supports_pooling,
             "grammars": info.supports_grammars,
             "logprobs": info.supports_logprobs,
@@ -247,6 +260,7 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
     "simulated-attached": _attached(_simulated()),
     "simulated-windows": _simulated(kv_groups=(KVGroup(32), KVGroup(16, 48))),
     "simulated-windows-alone": _simulated(kv_groups=(KVGroup(32, 40),), num_blocks=10),
+    "simulated-states": _simulated(states=StateGroup(64, 40)),
     "simulated-few-words": _simulated(first_token_id=381),
     "simulated-engine": _simulated(own_scheduler=True),
     "simulated-thread": _simulated(own_scheduler=True, own_thread=True),
@@ -265,9 +279,9 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
 
 VARIANTS = {
     f"{engine}-{family}" for engine in ("openvino", "torch", "vllm") for family in FAMILIES.keys() - {"llama", "gemma3"}
-} - {"vllm-qwen2"} | {"torch-gemma3"}
+} - {"vllm-qwen2", "openvino-lfm2"} | {"torch-gemma3"}
 """They differ from another candidate in the model alone: only tests marked `every_family` run on them. (vllm-qwen2 is
-the one with adapters, openvino-gemma3 the one with several groups.)"""
+the one with adapters, openvino-gemma3 the one with several groups, openvino-lfm2 the one with recurrent layers.)"""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

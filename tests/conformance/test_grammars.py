@@ -146,7 +146,7 @@ def test_forced_tokens_that_go_together_change_nothing(candidate, params, monkey
             for output in driver.step():
                 logprobs.setdefault(output.id, []).extend(one.token_id for one in output.logprobs or [])
         found.append((driver.tokens, {key: end.finish_reason for key, end in driver.ends.items()}, logprobs))
-        jumps = candidate.abilities["drafts"] and jump_ahead and "logprobs" not in params
+        jumps = candidate.abilities["forced tokens"] and jump_ahead and "logprobs" not in params
         assert (driver.stats.forced_tokens > 0) == jumps
     assert found[0] == found[1]
 

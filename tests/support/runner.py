@@ -29,7 +29,7 @@ class Tracked:
     tokens: list[int]
     num_prompt_tokens: int
     tables: list[list[int]]
-    """Blocks, for each group of layers."""
+    """Blocks, for each group of layers, and rows of states behind them."""
     computed: int = 0
 
     @property
@@ -64,7 +64,7 @@ class Driver:
         computed: int = 0,
     ) -> Tracked:
         """Announces a request with the next step. `blocks`: its table, of a model with one group of layers."""
-        tables = [list(blocks)] if blocks is not None else [self._blocks(len(tokens)) for _ in self._groups]
+        tables = [list(blocks)] if blocks is not None else [self._blocks(len(tokens), group) for group in self._groups]
         prompt = len(tokens) if num_prompt_tokens is None else num_prompt_tokens
         request = Tracked(list(tokens), prompt, tables, computed)
         self.requests[request_id] = request
@@ -113,10 +113,10 @@ class Driver:
 
     @property
     def _groups(self) -> tuple[KVGroup, ...]:
-        return self.runner.info.kv_groups
+        return self.runner.info.tables
 
-    def _blocks(self, tokens: int) -> list[int]:
-        return [self._block() for _ in range(-(-tokens // self.runner.info.block_size))]
+    def _blocks(self, tokens: int, group: KVGroup) -> list[int]:
+        return [self._block() for _ in range(-(-tokens // group.block_size))]
 
     def _block(self) -> int:
         if self.next_block >= self.runner.info.num_blocks:

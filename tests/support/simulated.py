@@ -37,6 +37,11 @@ def _next(found: Sequence[int], token: int, adapter: str, groups: Sequence[KVGro
     return _mix(total, position)
 
 
+def groups_of(info: ModelInfo) -> tuple[KVGroup, ...]:
+    """A recurrent state is what a window of one earlier position would see."""
+    return info.kv_groups if info.states is None else (*info.kv_groups, KVGroup(1, 2))
+
+
 def generate(
     info: ModelInfo,
     prompt: Sequence[int],
@@ -48,19 +53,19 @@ def generate(
     seed: int = 0,
 ) -> list[int]:
     """The first `count` tokens behind a prompt; greedy ones without `params`."""
-    span = info.vocab_size - first_token_id
-    found = digests(prompt, adapter, info.kv_groups)
+    span, groups = info.vocab_size - first_token_id, groups_of(info)
+    found = digests(prompt, adapter, groups)
     tokens: list[int] = []
     for number in range(count):
         digest = found[-1]
         if params is not None and params.temperature > 0:
             digest = _mix(digest ^ seed, number)
         tokens.append(first_token_id + (digest >> 13) % span)
-        found.append(_next(found, tokens[-1], adapter, info.kv_groups))
+        found.append(_next(found, tokens[-1], adapter, groups))
     return tokens
 
 
 def vector(info: ModelInfo, prompt: Sequence[int]) -> list[float]:
     """What a pooling request gives."""
-    digest = digests(prompt, "", info.kv_groups)[-1]
+    digest = digests(prompt, "", groups_of(info))[-1]
     return [(_mix(digest, n) >> 48) / 2**15 - 1 for n in range(16)]

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "tokenizers": {"tokenizers"},
 }
 NEEDS_TORCH = (
+    "loadtest/benchmarks/architectures/",
     "engines/penstock/classic/pytorch/program/",
     "engines/penstock/engines/tensorrt_llm/",
     "engines/penstock/engines/torch/",

@@ -200,7 +200,7 @@ def load_runner(spec: EngineSpec, report: Report = silent) -> ModelRunner:
 
 _OF_THE_MACHINE = {"model_dir", "draft_model_dir", "threads", "num_blocks", "kv_cache_memory", "memory_share"}
 _OF_THE_MACHINE |= {"device", "weights_cache", "adapters", "max_loras", "faults", "latency", "max_num_seqs"}
-_OF_THE_MACHINE |= {"max_num_batched_tokens", "max_steps_in_flight"}
+_OF_THE_MACHINE |= {"max_num_batched_tokens", "max_steps_in_flight", "state_interval"}
 """Options of runners that change neither what the tokens are nor how they are hashed."""
 
 

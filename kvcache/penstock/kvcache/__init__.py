@@ -1,16 +1,18 @@
 """The paged KV cache's book-keeping: blocks, pool, prefix cache, block tables. Block ids only, never tensors."""
 
 from penstock.kvcache.cache_log import BlocksRemoved, BlocksStored, CacheCleared, CacheEntry, CacheLog
-from penstock.kvcache.hashing import BlockHasher, HashChain
+from penstock.kvcache.hashing import Attachment, BlockHasher, HashChain
 from penstock.kvcache.integrity import IntegrityError
 from penstock.kvcache.manager import KVCacheManager
 from penstock.kvcache.pool import BlockHash, BlockPool
 from penstock.kvcache.retention import Retention
+from penstock.kvcache.states import HybridCacheManager, StateGroup
 from penstock.kvcache.table import NO_BLOCK, BlockTables, Growth, KVGroup, largest_chunk, longest_request
 from penstock.kvcache.tier import BlockSave, BlockSource, BlockTier
 
 __all__ = [
     "NO_BLOCK",
+    "Attachment",
     "BlockHash",
     "BlockHasher",
     "BlockPool",
@@ -25,10 +27,12 @@ __all__ = [
     "CacheLog",
     "Growth",
     "HashChain",
+    "HybridCacheManager",
     "IntegrityError",
     "KVCacheManager",
     "KVGroup",
     "Retention",
+    "StateGroup",
     "largest_chunk",
     "longest_request",
 ]

@@ -10,7 +10,7 @@ from penstock.kvcache.integrity import require
 from penstock.kvcache.pool import BlockHash, BlockPool
 from penstock.kvcache.table import BlockTables, KVGroup
 
-_NONE: tuple[BlockHash, ...] = ()
+NO_HASHES: tuple[BlockHash, ...] = ()
 
 
 class PrefixMatcher:
@@ -23,7 +23,9 @@ class PrefixMatcher:
         """A prefix is a multiple of this many tokens long."""
         self._has_windows = any(group.window for group in groups)
 
-    def match(self, token_ids: Sequence[int], chains: Chains, limit: int, beside: Container[BlockHash] = _NONE) -> int:
+    def match(
+        self, token_ids: Sequence[int], chains: Chains, limit: int, beside: Container[BlockHash] = NO_HASHES
+    ) -> int:
         """Tokens of the longest known prefix, at most `limit`: every group has what the token behind it reads, in the
         pool or `beside` it."""
         length = limit // self.unit * self.unit

@@ -101,7 +101,7 @@ class BlockTable:
 class BlockTables:
     """All that a request holds. Only `KVCacheManager` changes it."""
 
-    __slots__ = ("capacity", "copies", "loads", "next_publish", "next_trim", "tables")
+    __slots__ = ("capacity", "copies", "loads", "next_publish", "next_trim", "states", "tables")
 
     def __init__(self, tables: list[BlockTable]) -> None:
         self.tables = tables
@@ -118,11 +118,14 @@ class BlockTables:
         cache."""
         self.next_trim = sys.maxsize
         """`KVCacheManager.trim` has something to do once this many tokens are computed; never without a window."""
+        self.states: BlockTable | None = None
+        """Rows of recurrent states (`HybridCacheManager`)."""
 
     @property
     def block_ids(self) -> tuple[list[int], ...]:
-        """Copies, one for each group."""
-        return tuple([list(table.block_ids) for table in self.tables])
+        """Copies, one for each group, and the rows of states behind them."""
+        tables = self.tables if self.states is None else [*self.tables, self.states]
+        return tuple([list(table.block_ids) for table in tables])
 
 
 class Growth(NamedTuple):

@@ -13,6 +13,7 @@ from benchmarks.peers.main import measure
 from benchmarks.peers.notes import case_name
 from benchmarks.peers.results import PeersReport
 from benchmarks.peers.settings import settings
+from benchmarks.peers.short_table import INVALID
 from benchmarks.peers.tables import group_parts
 from penstock.gateway.commands.doctor.machine_checks import cpu_class, memory_speed
 from penstock.loadtest.errors import LoadTestError
@@ -83,7 +84,9 @@ def _ratios(row: ReadmeRow, report: PeersReport) -> Iterator[str]:
         ratio = results[name].ratios().get(row.contender) if name in results else None
         if ratio is None:
             raise LoadTestError(f"{row.name}: {name}: no ratio of {row.contender}, for the reason above")
-        yield f"{ratio.ratio:.2f}"
+        peer = next(iter(results[name].cells))
+        invalid = any(results[name].cells[server].invalid for server in (peer, row.contender))
+        yield f"{ratio.ratio:.2f}{f' {INVALID}' if invalid else ''}"
 
 
 def _versions(report: PeersReport) -> Iterator[str]:

@@ -114,7 +114,7 @@ def _tensors(peer: str, settings: PeersSettings) -> Group:
     protocols, ours = _SERVED[peer]
     cases = [
         Case(table="tensors", model=model, protocol=protocol, concurrency=places)
-        for model in TENSORS
+        for model in settings.tensor_models
         for protocol in protocols
         for places in settings.in_flight
     ]

@@ -15,6 +15,7 @@ from penstock.loadtest.options import Positive
 
 TABLES = ("generation", "tensors", "paced", "streaming")
 WEIGHTS = ("native", "int8", "int4")
+TENSOR_MODELS = ("add_sub", "identity")
 _Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -38,6 +39,7 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sampled: Annotated[
         tuple[Positive, ...], Meta(description="generation: requests at a time with temperature 0.7 and top_p 0.9")
     ] = (32,)
+    tensor_models: Annotated[tuple[str, ...], Meta(description="for tensors: add_sub, identity")] = TENSOR_MODELS
     in_flight: Annotated[tuple[Positive, ...], Meta(description="tensors: requests at a time")] = (1, 32)
     streams: Annotated[tuple[Positive, ...], Meta(description="paced and streaming: streams at a time")] = (64, 256)
     prompt_tokens: Annotated[Positive, Meta(description="generation: tokens of a prompt")] = 128
@@ -69,7 +71,18 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ()
 
 
-LISTS = ("only", "tables", "models", "weights", "concurrency", "sampled", "in_flight", "streams", "update")
+LISTS = (
+    "only",
+    "tables",
+    "models",
+    "weights",
+    "tensor_models",
+    "concurrency",
+    "sampled",
+    "in_flight",
+    "streams",
+    "update",
+)
 """Settings that take several values, with commas between."""
 
 
@@ -89,6 +102,7 @@ def settings(flags: Mapping[str, Any]) -> PeersSettings:
         ("tables", chosen.tables, TABLES),
         ("models", chosen.models, SHAPES),
         ("weights", chosen.weights, WEIGHTS),
+        ("tensor-models", chosen.tensor_models, TENSOR_MODELS),
     ):
         if unknown := [value for value in values if value not in known]:
             raise LoadTestError(f"{name}: {', '.join(unknown)} is none of {', '.join(known)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.kvcache import KVGroup, longest_request
+from penstock.kvcache import KVGroup, StateGroup, longest_request
 
 
 class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +32,20 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     """(fewest tokens of a step, compute threads), ascending; empty where it is not the CPU that computes."""
 
 
+class ImageTile(msgspec.Struct, frozen=True, array_like=True):
+    """What a model's encoder takes at a time: an image is one or several of these."""
+
+    side: int
+    """Pixels of the square."""
+    tokens: int
+    """Positions of a prompt that it takes."""
+
+    @property
+    def pixel_bytes(self) -> int:
+        """RGB in 8 bits."""
+        return 3 * self.side * self.side
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What scheduler and gateway must know of a loaded model."""
 
@@ -43,6 +57,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """At least one; each has a block table of its own for each request, all take their blocks from one pool."""
     num_blocks: int
     """Of the pool, for all groups together."""
+    states: StateGroup | None = None
+    """Of recurrent layers; None: the model has none."""
     eos_token_ids: tuple[int, ...]
     runner: str
     """The runner's name and its settings, for logs and /version: "openvino bf16, kv u8, 2 threads"."""
@@ -61,6 +77,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may say what their output has to be (`SamplingParams.grammar`)."""
     supports_processors: bool = False
     """Requests may name logits processors (`SamplingParams.processors`)."""
+    image_tile: ImageTile | None = None
+    """Requests may have images (`AddRequest.images`), made of such tiles. None: the model reads text only."""
     supports_resume: bool = False
     """Requests may go on behind tokens that another engine has put out (`AddRequest.output_token_ids`). Our scheduler
     supports this with every runner."""
@@ -68,6 +86,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """None: the runner does not count it."""
     chunk: int = 0
     """Most tokens of one request in a step, which windows need blocks for. The scheduler knows, a runner does not."""
+
+    @property
+    def tables(self) -> tuple[KVGroup, ...]:
+        """Shapes of a request's tables: of blocks, one for each of `kv_groups`, and of rows of states behind them."""
+        return self.kv_groups if self.states is None else (*self.kv_groups, self.states.table)
 
     @property
     def block_size(self) -> int:

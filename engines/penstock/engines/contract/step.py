@@ -13,12 +13,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.engines.contract.messages import PoolingParams, SamplingParams, TokenLogprobs
 from penstock.engines.errors import PenstockError
 from penstock.kvcache import BlockSave
 
 TO_BE_DRAFTED = -1
 """In place of a guess: the runner's draft model makes it (`ModelInfo.has_draft_model`)."""
+
+
+ImageRows = npt.NDArray[np.float32]
+"""[tokens, hidden size]: what an encoder makes of an image."""
+
+
+class EmbeddingSpan(NamedTuple):
+    """What the model reads at some positions of a prompt instead of the embeddings of the tokens there."""
+
+    start: int
+    rows: ImageRows
+    """Of the positions from `start` on."""
 
 
 @dataclass(slots=True)
@@ -32,7 +47,9 @@ class NewRequest:
     block_ids: tuple[list[int], ...]
     """A block table for each of `ModelInfo.kv_groups`: position p lives in block_ids[g][p // block_size], slot
     p % block_size. In a group with a window, entries wholly behind the window do not belong to the request any
-    more and are never read."""
+    more and are never read. Where there are `ModelInfo.states`, a table of their rows stands behind these: entry
+    p // interval is the row that has the state behind position p once that is computed, and the token at p reads the
+    one of p - 1. Rows of full intervals may be read by several requests, and are not written again."""
     params: SamplingParams | PoolingParams
     seed: int
     """Always set; the random number of output token i is a pure function of (seed, i), so that preemption, batching
@@ -40,6 +57,8 @@ class NewRequest:
     adapter: str = ""
     grammar: Any = None
     """What `GrammarHost.compile_grammar` gave for `params.grammar`."""
+    embeddings: list[EmbeddingSpan] = field(default_factory=list)
+    """By their positions, ascending, without overlaps. Only where `ModelInfo.image_tile` is set."""
 
 
 class BlockUpdate(NamedTuple):

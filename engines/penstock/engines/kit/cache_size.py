@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.engines.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from penstock.engines.host.memory import parse_memory
-from penstock.kvcache import KVGroup
+from penstock.kvcache import KVGroup, StateGroup
 from penstock.kvcache.table import blocks_of_request
 
 _LARGEST = {
@@ -78,6 +78,45 @@ def num_blocks(
             param="kv_cache_memory",
         )
     return count
+
+
+class StateSpace(NamedTuple):
+    """Memory for recurrent states, beside the blocks: as many checkpoints as the blocks have tokens for, and rows that
+    are in use."""
+
+    interval: int
+    """Tokens between checkpoints; 0: the model has no recurrent layers."""
+    row_bytes: int
+    working_rows: int
+
+    @classmethod
+    def of(cls, config: CacheSettings, interval: int, row_bytes: int, free: int) -> StateSpace:
+        """Each seat has a checkpoint and a row in use, each step under way a row for each interval of its tokens; or as
+        many as a share of the `free` bytes holds, and then requests wait for rows as they wait for blocks."""
+        if not interval:
+            return cls(0, 0, 0)
+        least = _ROWS_OF_SEAT + _STEPS * (-(-config.max_num_batched_tokens // interval) + 2)
+        rows = least + _ROWS_OF_SEAT * (config.max_num_seqs - 1)
+        return cls(interval, row_bytes, min(rows, max(least, int(free * _SHARE_OF_STATES) // row_bytes)))
+
+    @property
+    def working_bytes(self) -> int:
+        return self.working_rows * self.row_bytes
+
+    def bytes_beside(self, block_size: int) -> int:
+        """Of checkpoints, for each block."""
+        return -(-self.row_bytes * block_size // self.interval) if self.interval else 0
+
+    def group(self, num_tokens: int) -> StateGroup | None:
+        """For a cache of so many tokens."""
+        return StateGroup(self.interval, self.working_rows + num_tokens // self.interval) if self.interval else None
+
+
+_ROWS_OF_SEAT = 2
+_STEPS = 2
+"""Under way."""
+_SHARE_OF_STATES = 0.25
+"""Of free memory, for rows in use."""
 
 
 class LayerGroup(NamedTuple):

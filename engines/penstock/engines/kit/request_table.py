@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.engines.contract.messages import PoolingParams
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.contract.step import NewRequest, SchedulerOutput
+from penstock.engines.contract.step import EmbeddingSpan, NewRequest, SchedulerOutput
 from penstock.engines.errors import EngineError, ModelNotFoundError, PenstockError
 from penstock.engines.kit.batch import GroupTables, Ints
 from penstock.engines.kit.grammars import Grammars
@@ -35,7 +35,7 @@ class RequestTable:
         # One more than the longest request: the last token may be sampled without ever being computed.
         self.tokens: npt.NDArray[np.int32] = np.zeros((num_rows, longest + 1), np.int32)
         self.block_tables: list[npt.NDArray[np.int32]] = [
-            np.zeros((num_rows, -(-longest // group.block_size)), np.int32) for group in info.kv_groups
+            np.zeros((num_rows, -(-longest // group.block_size)), np.int32) for group in info.tables
         ]
         self.num_tokens: Ints = np.zeros(num_rows, np.int64)
         self.num_prompt_tokens: Ints = np.zeros(num_rows, np.int64)
@@ -48,7 +48,9 @@ class RequestTable:
         """id -> why: requests that are never computed."""
         self.special: set[int] = set()
         """Ids of requests that get a vector, or logprobs of their prompt."""
-        self._groups = info.kv_groups
+        self.embeddings: dict[int, list[EmbeddingSpan]] = {}
+        """By row, of requests that have some."""
+        self._groups = info.tables
         self._eos_token_ids = info.eos_token_ids
         self._vocab_size = info.vocab_size
         self._adapter_slot = adapter_slot
@@ -111,6 +113,8 @@ class RequestTable:
                 f"the adapter {request.adapter!r} is not loaded in this engine", param="model"
             )
         self.adapter_slots[row] = slot or 0
+        if request.embeddings:
+            self.embeddings[row] = request.embeddings
         self.pools[row] = isinstance(params, PoolingParams)
         if isinstance(params, PoolingParams) or params.prompt_logprobs is not None:
             self.special.add(request.id)
@@ -140,4 +144,5 @@ class RequestTable:
         self.special.discard(request_id)
         if row is not None:
             self.sampling[row] = None
+            self.embeddings.pop(row, None)
             self._free.append(row)

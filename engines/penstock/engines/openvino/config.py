@@ -46,6 +46,9 @@ class OpenVINOConfig:
     """KV cache blocks; takes precedence over kv_cache_memory."""
     kv_cache_memory: int | None = None
     """Bytes of KV cache; None: a share of the free memory, no more than max_num_seqs full requests can use."""
+    state_interval: int | None = None
+    """Tokens between checkpoints of recurrent states, a multiple of the block size. None: by the model's sizes. Without
+    recurrent layers it is not looked at."""
     max_num_seqs: int = 256
     """Requests that live at the same time."""
     max_num_batched_tokens: int = 2048
@@ -70,7 +73,9 @@ class OpenVINOConfig:
         check_choice("activations", self.activations, get_args(Activations))
         check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheType))
         check_choice("device", self.device, get_args(Device))
-        check_positive(self, "threads", "max_model_len", "num_blocks", "kv_cache_memory", optional=True)
+        check_positive(
+            self, "threads", "max_model_len", "num_blocks", "kv_cache_memory", "state_interval", optional=True
+        )
         check_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_lora_rank")
         if self.max_loras != 0:
             check_positive(self, "max_loras")

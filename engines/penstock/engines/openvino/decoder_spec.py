@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from penstock.engines.kit.cache_size import LayerGroup, group_layers
 from penstock.engines.openvino.rope import Rope
 
 Activation = Literal["silu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu", "relu", "relu2"]
@@ -50,6 +51,8 @@ class TensorNames:
     o: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    convolution: str = "conv"
+    delta_net: str = "linear_attn"
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     """The matrix whose result is activated, and the one whose result it is multiplied by. One name: one matrix has
@@ -73,6 +76,23 @@ class QueryGrowth:
     scale: float
     first: int
     """0 or 1: the number of the first position."""
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Queries, keys and values come out of compressed ones (arXiv:2405.04434). They are kept as any other keys and
+    values, each value with zeros behind it up to the size of a head."""
+
+    query_rank: int
+    """Size of the compressed query; 0: queries are not compressed."""
+    rank: int
+    """Size of what keys and values come out of."""
+    rotated: int
+    """Values of a head that are rotated, its last ones; all heads of keys have the same there."""
+    value_size: int
+    """Of a head's value."""
+    norm_eps: float
+    """Of the norms of what is compressed."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +120,9 @@ class Attention:
     """Scores fall off with distance, by a slope of each head (arXiv:2108.12409)."""
     sinks: bool = False
     """Each head has one more score among those of all tokens, which draws attention to nothing."""
+    gated: bool = False
+    """Behind each head's queries, their matrix has a gate: the head's result is multiplied by its sigmoid."""
+    latent: Latent | None = None
     limit: float = 0.0
     """Values of queries (behind a norm of all heads), keys and values are no farther from zero; 0: there is none."""
     score_cap: float = 0.0
@@ -161,8 +184,39 @@ class Experts:
     clamp: Clamp | None = None
 
 
-Mixer = Attention
-"""The part of a layer that looks at other tokens. Other kinds, such as recurrent ones, are classes beside it."""
+@dataclass(frozen=True)
+class ShortConvolution:
+    """LFM2's recurrent layer. One matrix gives three values of each channel: the product of the first and the third is
+    folded over the newest tokens, and the second multiplies the result."""
+
+    kernel: int
+    """Tokens."""
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """Qwen3.5's recurrent layer, a gated delta net (arXiv:2412.06464). Queries, keys and values are folded over the
+    newest tokens; a state of each head of values decays, and is corrected by each token."""
+
+    key_heads: int
+    """Those of queries, too; each is of several heads of values."""
+    value_heads: int
+    key_dim: int
+    """Of a head."""
+    value_dim: int
+    kernel: int
+    """Tokens."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Of queries, keys and values, in all heads."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.value_heads * self.value_dim
+
+
+Mixer = Attention | ShortConvolution | GatedDelta
+"""The part of a layer that looks at other tokens."""
 
 
 @dataclass(frozen=True)
@@ -205,13 +259,30 @@ class DecoderSpec:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """`Attention.window` of each layer."""
-        return tuple(layer.mixer.window for layer in self.layers)
+        """`Attention.window` of each layer that has attention."""
+        return tuple(layer.window for layer in self.attention.values())
 
     @property
     def ropes(self) -> tuple[Rope | None, ...]:
-        """`Attention.rope` of each layer."""
-        return tuple(layer.mixer.rope for layer in self.layers)
+        """`Attention.rope` of each layer that has attention."""
+        return tuple(layer.rope for layer in self.attention.values())
+
+    @property
+    def attention(self) -> dict[int, Attention]:
+        """By the layer's number."""
+        return {n: layer.mixer for n, layer in enumerate(self.layers) if isinstance(layer.mixer, Attention)}
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Some layers have states in place of keys and values."""
+        return len(self.attention) < self.num_layers
+
+    @property
+    def groups(self) -> list[LayerGroup]:
+        """Of the layers that have attention, by their numbers."""
+        numbers = list(self.attention)
+        groups = group_layers(self.windows)
+        return [LayerGroup(group.window, tuple(numbers[n] for n in group.layers)) for group in groups]
 
     @property
     def experts(self) -> Experts | None:
@@ -224,9 +295,10 @@ class DecoderSpec:
 
     def with_attention(self, **changes: Any) -> DecoderSpec:
         """Fields of all layers' attention changed."""
-        return replace(
-            self, layers=tuple(replace(layer, mixer=replace(layer.mixer, **changes)) for layer in self.layers)
-        )
+        layers = list(self.layers)
+        for n, attention in self.attention.items():
+            layers[n] = replace(layers[n], mixer=replace(attention, **changes))
+        return replace(self, layers=tuple(layers))
 
     def with_mlp(self, **changes: Any) -> DecoderSpec:
         """Fields of all layers' MLPs changed."""

@@ -13,7 +13,9 @@ from penstock.engines.kit.cache_size import check_model_sizes
 from penstock.engines.openvino import (  # noqa: F401  they register themselves
     families_dense,
     families_experts,
+    families_hybrid,
     families_kin,
+    families_latent,
     families_shared_experts,
 )
 from penstock.engines.openvino.decoder_spec import DecoderSpec

@@ -385,4 +385,4 @@ def _wide(c: Settings) -> int | None:
 
 
 def _head_dim(spec: DecoderSpec) -> int:
-    return spec.layers[0].mixer.head_dim
+    return spec.attention[0].head_dim

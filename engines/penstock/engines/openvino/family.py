@@ -42,6 +42,7 @@ FAMILIES: dict[str, DecoderFamily] = {}
 
 SCORE_CAP, LOGITS_CAP = CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 LIMIT = "clip_qkv"
+_LARGEST_PART = 1 << 16
 
 
 def family(*architectures: str, known: Sequence[str] = ()) -> Callable[[ReadSettings], ReadSettings]:
@@ -123,11 +124,7 @@ def plain(
 
 def windowed(spec: DecoderSpec, windows: Sequence[int]) -> DecoderSpec:
     """`windows`: `Attention.window` of each layer."""
-    layers = [
-        replace(layer, mixer=replace(layer.mixer, window=window))
-        for layer, window in zip(spec.layers, windows, strict=True)
-    ]
-    return replace(spec, layers=tuple(layers))
+    return _with_each_attention(spec, [{"window": window} for window in windows])
 
 
 def rotated_by_window(spec: DecoderSpec, c: Settings, ropes: Mapping[str, Rope]) -> DecoderSpec:
@@ -145,9 +142,7 @@ def rotating(spec: DecoderSpec, c: Settings, rotates: Sequence[bool]) -> Decoder
 
 def growing(spec: DecoderSpec, growth: QueryGrowth, layers: Sequence[bool]) -> DecoderSpec:
     """Queries of the chosen layers grow."""
-    chosen = zip(spec.layers, layers, strict=True)
-    grown = [replace(layer, mixer=replace(layer.mixer, growth=growth)) if grows else layer for layer, grows in chosen]
-    return replace(spec, layers=tuple(grown))
+    return _with_each_attention(spec, [{"growth": growth} if grows else {} for grows in layers])
 
 
 def mixed(spec: DecoderSpec, experts: Experts, layers: Sequence[bool] | None = None) -> DecoderSpec:
@@ -222,6 +217,13 @@ def count(c: Settings, key: str) -> int:
     return value
 
 
+def size_in(c: Settings, key: str) -> int:
+    value = c[key]
+    if type(value) is not int or not 0 < value <= _LARGEST_PART:
+        raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is not a size")
+    return value
+
+
 def positive(c: Settings, key: str) -> float:
     value = c[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -234,9 +236,14 @@ def _stretched(c: Settings) -> int:
 
 
 def _rotated(spec: DecoderSpec, ropes: Sequence[Rope | None]) -> DecoderSpec:
-    layers = [
-        replace(layer, mixer=replace(layer.mixer, rope=rope)) for layer, rope in zip(spec.layers, ropes, strict=True)
-    ]
+    return _with_each_attention(spec, [{"rope": rope} for rope in ropes])
+
+
+def _with_each_attention(spec: DecoderSpec, changes: Sequence[Mapping[str, Any]]) -> DecoderSpec:
+    """Fields changed of each layer that has attention."""
+    layers = list(spec.layers)
+    for (n, attention), fields in zip(spec.attention.items(), changes, strict=True):
+        layers[n] = replace(layers[n], mixer=replace(attention, **fields))
     return replace(spec, layers=tuple(layers))
 
 

@@ -21,7 +21,7 @@ from penstock.engines.formats.model_settings import text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, Ints, StepBatch
-from penstock.engines.kit.cache_size import LayerGroup, check_model_sizes, group_layers, max_model_len
+from penstock.engines.kit.cache_size import LayerGroup, check_model_sizes, max_model_len
 from penstock.engines.kit.features import FeatureStore
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import OpenVINOConfig
@@ -34,6 +34,7 @@ from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout, ca
 from penstock.engines.openvino.lora import OpenVINOAdapters, Projection
 from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.numerics import ModelFacts, Numerics, StoredTypes, Wish
+from penstock.engines.openvino.recurrent import StateTables, row_bytes, state_interval
 from penstock.engines.openvino.trials import settle
 from penstock.engines.openvino.weights import Weights, checkpoint_key, open_weights
 from penstock.engines.openvino.work import MatrixWork, count_matrices, model_work
@@ -65,10 +66,13 @@ class DecoderGraph(ABC):
     kept: str
     """How weights are held, in words."""
     has_experts: bool = False
+    is_hybrid: bool = False
     first_tokens: int = 1
     """Different ones, that reach nearly every expert."""
     tap: FeatureTap | None = None
     """What it gives of every token to a draft head."""
+    embedding_width: int = 0
+    """Of what is read in the place of images; 0: there are none."""
     feature_width: int = 0
     """Of what a draft head itself is given beside every token; 0: nothing."""
     projections: dict[str, Projection] = field(default_factory=dict)
@@ -158,13 +162,18 @@ class LoadedDecoder:
     words: str
     """What it runs with."""
     work: ModelWork | None
+    state_interval: int = 0
+    """Tokens between checkpoints of recurrent states; 0: it has none."""
+    row_bytes: int = 0
+    """Of one of those states, in all layers."""
 
-    def use_blocks(self, count: int) -> None:
-        """Its KV cache gets so many."""
+    def use_blocks(self, count: int, num_rows: int = 0) -> None:
+        """Its KV cache gets so many, and its tables so many rows of states."""
         source, features = self.source, None
         if source.tap is not None:
             features = FeatureStore(count, self.block_size, source.tap.width, _stored_type(source))
-        self.model.use_cache(OpenVINOKVCache(self.compiled, source.groups, count, features))
+        states = StateTables(self.compiled, num_rows) if num_rows else None
+        self.model.use_cache(OpenVINOKVCache(self.compiled, source.groups, count, features), states)
 
     def cache_identity(self) -> str:
         """`BlockHost.cache_identity`"""
@@ -177,14 +186,16 @@ class LoadedDecoder:
             delattr(self, name)
 
 
-def open_decoder(config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None) -> DecoderGraph:
-    """`tap`: of the draft head beside it; exported models have none. Raises UnsupportedError for a model that cannot be
-    run, EngineError for a broken one."""
+def open_decoder(
+    config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None, *, sees: bool = False
+) -> DecoderGraph:
+    """`tap`: of the draft head beside it; exported models have none. `sees`: there is an encoder of images. Raises
+    UnsupportedError for a model that cannot be run, EngineError for a broken one."""
     graph = exported_graph(config.model_dir)
     if graph is not None:
         return _open_exported(config, graph, report)
     lora, max_len = bool(config.max_loras), config.max_model_len
-    return open_built(config, config.model_dir, report, max_len=max_len, lora=lora, tap=tap)
+    return open_built(config, config.model_dir, report, max_len=max_len, lora=lora, tap=tap, sees=sees)
 
 
 def open_built(
@@ -195,6 +206,7 @@ def open_built(
     max_len: int | None = None,
     lora: bool = False,
     tap: FeatureTap | None = None,
+    sees: bool = False,
     is_draft: bool = False,
 ) -> BuiltDecoder:
     """A decoder of weights in `folder`; `max_len`: the longest context that is wanted. Raises as `open_decoder`."""
@@ -204,9 +216,10 @@ def open_built(
     eos = eos_token_ids(folder, spec.vocab_size)
     model_len = max_model_len(max_len, spec.max_position_embeddings)
     checkpoint = Checkpoint(folder, full_name, parse_scheme(settings))
-    build = partial(build_decoder, lora=lora, tap=tap)
+    build = partial(build_decoder, lora=lora, tap=tap, takes_embeddings=sees)
     source = built_decoder(config, spec, checkpoint, build, report, is_draft=is_draft)
-    return replace(source, eos_token_ids=eos, model_len=model_len, tap=tap)
+    width = spec.hidden_size if sees else 0
+    return replace(source, eos_token_ids=eos, model_len=model_len, tap=tap, embedding_width=width)
 
 
 def built_decoder(
@@ -219,7 +232,7 @@ def built_decoder(
     is_draft: bool = False,
 ) -> BuiltDecoder:
     """Raises as `open_weights`."""
-    attention = [layer.mixer for layer in spec.layers]
+    attention = list(spec.attention.values())
     is_capped = any(layer.score_cap for layer in attention)
     facts = ModelFacts(head_size=attention[0].head_dim, is_capped=is_capped, is_draft=is_draft)
     weights, numerics = open_weights(config, checkpoint, facts, report)  # refused before the weights are read
@@ -227,11 +240,12 @@ def built_decoder(
     return BuiltDecoder(
         numerics=numerics,
         vocab_size=spec.vocab_size,
-        groups=group_layers(spec.windows),
+        groups=spec.groups,
         model_len=spec.max_position_embeddings,
         weight_bytes=checkpoint.num_bytes,
         kept="as stored" if numerics.weights == "auto" else numerics.weights,
         has_experts=experts is not None,
+        is_hybrid=spec.is_hybrid,
         first_tokens=experts.count * _ROWS_OF_EXPERT // experts.per_token if experts else 0,
         spec=spec,
         checkpoint=checkpoint,
@@ -276,6 +290,8 @@ def _loaded(config: OpenVINOConfig, source: DecoderGraph, plans: list[ThreadPlan
     block_size, block_bytes = block_layout(models[0], source.groups)
     slots, precision = config.max_loras if source.projections else 0, source.numerics.dtype
     adapters = OpenVINOAdapters(source.projections, slots, config.max_lora_rank, precision)
+    of_row = row_bytes(models[0])
+    interval = state_interval(config.state_interval, of_row, block_bytes, block_size) if of_row else 0
     features = block_size * source.tap.width * _stored_type(source).itemsize if source.tap else 0
     model = BufferedDecoder(
         [(plan.min_tokens, model) for plan, model in zip(plans, models, strict=True)],
@@ -284,6 +300,8 @@ def _loaded(config: OpenVINOConfig, source: DecoderGraph, plans: list[ThreadPlan
         config.max_num_batched_tokens,
         adapters if slots else None,
         source.feature_width,
+        interval,
+        source.embedding_width,
     )
     return LoadedDecoder(
         source=source,
@@ -294,6 +312,8 @@ def _loaded(config: OpenVINOConfig, source: DecoderGraph, plans: list[ThreadPlan
         block_bytes=block_bytes + features,
         words=f"openvino {source.types}, {' or '.join(str(plan.threads) for plan in plans)} threads",
         work=source.work(block_bytes / block_size, plans),
+        state_interval=interval,
+        row_bytes=of_row,
     )
 
 
@@ -307,7 +327,8 @@ def _warm_up(loaded: LoadedDecoder, plans: list[ThreadPlan], least: int, report:
     cache is sized by the memory that is left then."""
     most = [plan.min_tokens - 1 for plan in plans[1:]] + [least]
     numbers = [max(1, plan.min_tokens, min(least, end)) for plan, end in zip(plans, most, strict=True)]
-    loaded.use_blocks(-(-numbers[-1] // loaded.block_size))
+    num_rows = -(-numbers[-1] // loaded.state_interval) if loaded.state_interval else 0
+    loaded.use_blocks(-(-numbers[-1] // loaded.block_size), num_rows)
     report(Loading("warm-up"))
     for num_tokens in numbers:
         _compute_prompt(loaded, np.arange(num_tokens) % loaded.source.vocab_size)
@@ -316,15 +337,16 @@ def _warm_up(loaded: LoadedDecoder, plans: list[ThreadPlan], least: int, report:
 def _compute_prompt(loaded: LoadedDecoder, tokens: Ints) -> None:
     """In the first blocks of the cache."""
     num_tokens, width, model = len(tokens), loaded.source.feature_width, loaded.model
-    end = -(-num_tokens // loaded.block_size)
-    tables = GroupTables(np.arange(end, dtype=np.int32)[None], np.zeros(1, np.int64), np.array([end]))
+    groups = (_first_blocks(num_tokens, loaded.block_size),) * len(loaded.source.groups)
+    if loaded.state_interval:
+        groups = (*groups, _first_blocks(num_tokens, loaded.state_interval))
     batch = StepBatch(
         token_ids=tokens.astype(np.int32),
         positions=np.arange(num_tokens),
         begins=np.array([0, num_tokens]),
         computed=np.zeros(1, np.int64),
         scheduled=np.array([num_tokens]),
-        groups=(tables,) * len(loaded.source.groups),
+        groups=groups,
         logits_at=np.array([num_tokens - 1]),
         adapter_slots=np.zeros(1, np.int64),
         wants_hidden=False,
@@ -333,3 +355,8 @@ def _compute_prompt(loaded: LoadedDecoder, tokens: Ints) -> None:
     model.prepare(0, batch)
     model.start(0, NO_INTS, NO_TOKENS)
     model.wait(0)
+
+
+def _first_blocks(num_tokens: int, block_size: int) -> GroupTables:
+    end = -(-num_tokens // block_size)
+    return GroupTables(np.arange(end, dtype=np.int32)[None], np.zeros(1, np.int64), np.array([end]))

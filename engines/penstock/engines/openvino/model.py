@@ -9,11 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from penstock.engines.kit.batch import NO_INTS, GroupTables, Int32s, Ints, Outputs, StepBatch
+from penstock.engines.kit.batch import NO_INTS, Floats, GroupTables, Int32s, Ints, Outputs, StepBatch
 from penstock.engines.kit.features import places_of
-from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, Input, group_suffix, step_inputs
+from penstock.engines.openvino.decoder_inputs import (
+    EMBEDDINGS,
+    EMBEDDINGS_AT,
+    FEATURES,
+    GROUP_INPUTS,
+    Input,
+    group_suffix,
+    step_inputs,
+)
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache
 from penstock.engines.openvino.lora import LOGITS_AT, SLOTS, OpenVINOAdapters, Rows
+from penstock.engines.openvino.recurrent import STATE_INPUTS, StateTables, state_inputs
 
 
 class BufferedDecoder:
@@ -35,29 +44,42 @@ class BufferedDecoder:
         capacity: int,
         adapters: OpenVINOAdapters | None,
         features: int = 0,
+        state_interval: int = 0,
+        embeddings: int = 0,
     ) -> None:
         """`compiled`: the fewest tokens for which a compiled model is used, and the model, by ascending tokens;
         `capacity`: tokens for which there is room at the start; `adapters`: None where the models have no inputs for
-        them; `features`: width of those that batches have, 0: none."""
+        them; `features`, `embeddings`: width of those that batches have, 0: none; `state_interval`: tokens between
+        checkpoints of states, 0: there are none."""
         self._least_tokens = [least for least, _ in compiled]
         self._block_size = block_size
         self._adapters = adapters
         inputs = step_inputs(num_groups)
         if adapters is not None:
             inputs |= {SLOTS: (np.int32, [-1]), LOGITS_AT: (np.int64, [-1])}
+        self._state_interval = state_interval
+        if state_interval:
+            inputs |= STATE_INPUTS
         if features:
             inputs[FEATURES] = (np.float32, [-1, features])
+        self._no_embeddings: tuple[Ints, Floats] | None = None
+        """What batches without images have; None: there are no inputs for them."""
+        if embeddings:
+            inputs |= {EMBEDDINGS: (np.float32, [-1, embeddings]), EMBEDDINGS_AT: (np.int64, [-1])}
+            self._no_embeddings = NO_INTS, np.zeros((0, embeddings), np.float32)
         self._buffers = [
             _Buffer([model.create_infer_request() for _, model in compiled], inputs, num_groups, capacity)
             for _ in range(self.num_buffers)
         ]
 
-    def use_cache(self, cache: OpenVINOKVCache) -> None:
+    def use_cache(self, cache: OpenVINOKVCache, states: StateTables | None = None) -> None:
         """Before the first batch, or in place of a smaller cache."""
         self.cache = cache
         for buffer in self._buffers:
             for request in buffer.requests:
                 cache.bind(request)
+                if states is not None:
+                    states.bind(request)
 
     def adapter_slot(self, key: str) -> int | None:
         """`Model.adapter_slot`."""
@@ -74,7 +96,7 @@ class BufferedDecoder:
         inputs["position_ids"].put(batch.positions)
         inputs["subsequence_begins"].put(batch.begins)
         inputs["sampled_tokens_indices"].put(batch.logits_at)
-        for number, group in enumerate(batch.groups):
+        for number, group in enumerate(batch.groups[: len(target.group_inputs)]):
             of_group = target.group_inputs[number]
             past_lens = batch.computed - group.first * self._block_size
             of_group["past_lens"].put(past_lens)
@@ -82,8 +104,15 @@ class BufferedDecoder:
             if number >= len(target.groups) or target.groups[number] is not group:
                 self._put_blocks(of_group, group)
         target.groups = batch.groups
+        if self._state_interval:
+            for name, values in state_inputs(batch, batch.groups[-1], self._state_interval).items():
+                inputs[name].put(values)
         if batch.features is not None:
             inputs[FEATURES].put(batch.features)
+        if self._no_embeddings is not None:
+            places, rows = batch.embeddings or self._no_embeddings
+            inputs[EMBEDDINGS_AT].put(places)
+            inputs[EMBEDDINGS].put(rows)
         if self.cache.features is not None:
             target.places = places_of(batch, self._block_size)
         if self._adapters is not None:

@@ -73,7 +73,7 @@ def model_work(
     return ModelWork(
         **matrices._asdict(),
         kv_bytes=tuple(round(token_bytes * len(group.layers) / most_layers) for group in groups),
-        attention_flops=tuple(4 * sum(spec.layers[n].mixer.q_size for n in group.layers) for group in groups),
+        attention_flops=tuple(4 * sum(spec.attention[n].q_size for n in group.layers) for group in groups),
         threads=tuple((plan.min_tokens, plan.threads) for plan in plans),
     )
 

@@ -50,7 +50,7 @@ class Admission:
             if request is None or (request.background and self._running.has_others):
                 break
             blocked, num_free = self._no_room
-            if request.id == blocked and self._kv.pool.num_free <= num_free and self._running.runs:
+            if request.id == blocked and self._kv.num_free <= num_free and self._running.runs:
                 self.short_of_blocks = True
                 break
             pending = request.pending
@@ -62,7 +62,7 @@ class Admission:
                 continue
             count = self._admit(request, new, left)
             if not count:
-                self._no_room = (request.id, self._kv.pool.num_free)
+                self._no_room = (request.id, self._kv.num_free)
                 self.short_of_blocks = True
                 break
             if request.first_scheduled is None:
@@ -87,7 +87,8 @@ class Admission:
 
     def _chains_of(self, request: Request) -> tuple[HashChain, ...]:
         if request.chains is None:
-            request.chains = self._kv.chains(adapter=request.adapter, salt=request.cache_salt)
+            attachments = () if request.images is None else request.images.attachments
+            request.chains = self._kv.chains(adapter=request.adapter, salt=request.cache_salt, attachments=attachments)
         return request.chains
 
     def _admit(self, request: Request, new: StepUnderWay, limit: int) -> int:

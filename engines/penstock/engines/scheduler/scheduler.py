@@ -29,7 +29,7 @@ from penstock.engines.scheduler.request import Request, RequestStatus, Run
 from penstock.engines.scheduler.running import RunningRequests, StepUnderWay
 from penstock.engines.scheduler.speculation import Speculation
 from penstock.engines.scheduler.trials import Trials
-from penstock.kvcache import BlockTables, IntegrityError, KVCacheManager, largest_chunk
+from penstock.kvcache import BlockTables, HybridCacheManager, IntegrityError, KVCacheManager, largest_chunk
 
 
 class Scheduler:
@@ -44,13 +44,13 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, info: ModelInfo, kv: KVCacheManager | None = None) -> None:
         self.config = config
-        self.kv = kv or KVCacheManager(
-            info.num_blocks, info.kv_groups, enable_prefix_caching=config.enable_prefix_caching
-        )
+        self.kv = kv or _cache_of(info, config)
         self.running = RunningRequests(self.kv, config.max_num_seqs)
         self.under_way: deque[StepUnderWay] = deque()
         self.trials = Trials()
         chunk = largest_chunk(info.kv_groups, config.max_num_batched_tokens, config.steps_in_flight)
+        if info.states is not None:
+            chunk = info.states.largest_chunk(chunk, config.steps_in_flight)
         self.info = msgspec.structs.replace(info, chunk=chunk, supports_resume=True)
         self.intake = QueueIntake(config, self.info)
         self.budget = StepBudget(config, chunk)
@@ -307,7 +307,7 @@ class Scheduler:
 
     def _fork(self, leader: Request, tables: BlockTables) -> None:
         """Lets the followers run on the leader's prompt: each computes only the last prompt token again, for its
-        logits.
+        logits, or with recurrent layers what follows the last checkpoint before that.
 
         Those that find no seat are queued as requests of their own; the prefix cache will know their prompt.
         """
@@ -318,7 +318,7 @@ class Scheduler:
             if self.running.num_free_seats < 1:
                 self.intake.enqueue(request)
                 continue
-            start = request.num_prompt_tokens - 1
+            start = self.kv.checkpoint_before(request.num_prompt_tokens - 1)
             request.charged_tokens = request.num_prompt_tokens
             request.num_cached_tokens = leader.num_cached_tokens
             request.first_scheduled = leader.first_scheduled
@@ -342,6 +342,10 @@ class Scheduler:
         self.running.last_collected = self._num_steps
         while self.under_way:
             self.under_way.pop().rewind()
+        for run in lost:
+            if run.has_seat:
+                start = run.num_computed_tokens = self.kv.rewind(run.tables, run.num_computed_tokens)
+                run.request.prompt_logprobs = run.request.prompt_logprobs[:start]  # the rest comes again
         self.running.lost(lost)
         suspects = [run for run in failed.runs if run.has_seat]
         if len(failed.runs) > 1:  # even if one is left: the one that made it fail may be gone
@@ -401,11 +405,17 @@ class Scheduler:
 
     def check_idle(self) -> None:
         """Where nothing runs, at the cost of a few comparisons: raises IntegrityError if anything is left."""
-        pool = self.kv.pool
-        if pool.num_free != pool.num_blocks or self.kv.holders:
+        if not self.kv.is_idle:
             raise IntegrityError("blocks leaked")
         if self.running.runs or self.num_waiting or self.intake.num_waiting_tokens:
             raise IntegrityError("a request is lost, or waiting ones are miscounted")
+
+
+def _cache_of(info: ModelInfo, config: SchedulerConfig) -> KVCacheManager:
+    caching = config.enable_prefix_caching
+    if info.states is not None:
+        return HybridCacheManager(info.num_blocks, info.kv_groups, info.states, enable_prefix_caching=caching)
+    return KVCacheManager(info.num_blocks, info.kv_groups, enable_prefix_caching=caching)
 
 
 def _pooled_output(request: Request, vector: list[float]) -> RequestOutput:

@@ -4,7 +4,9 @@ The digest of a position is made of the adapter, the token, the position, and wh
 earlier positions, read back through the group's block table. With full attention that is the position before it and one
 more at a place that depends on the position alone; with a window, all positions in it. So digests depend on the whole
 history as attention does, and a wrong block table, a copy that was missed, a stale prefix hit, a slot that
-another request wrote, a block that was given back too early: each of them changes digests.
+another request wrote, a block that was given back too early: each of them changes digests. A recurrent state is the
+newest digest, in a row that the next position writes over: so it is wrong wherever a position is computed again without
+a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kvcache import KVGroup
+from penstock.kvcache import KVGroup, StateGroup
 
 _MASK = (1 << 64) - 1
 _FACTOR = 0xBF58476D1CE4E5B9
@@ -73,18 +75,23 @@ class PagedDigests:
 
     def compute(self, tables: Sequence[Sequence[int]], token_id: int, position: int, origin: int) -> int:
         """The digest of a position, which is in its slots then. `tables`: one for each group."""
-        slots, stride = self._slots, self._stride
-        seen = origin ^ token_id
+        digest = mix((origin ^ token_id) + self._seen(tables, position), position)
+        self._keep(tables, position, digest)
+        return digest
+
+    def _seen(self, tables: Sequence[Sequence[int]], position: int) -> int:
+        slots, stride, seen = self._slots, self._stride, 0
         for table, (size, window, _) in zip(tables, self._groups, strict=True):
             if window:
                 seen += self._window(table, size, max(0, position - window + 1), position)
             elif position:
                 for place in (position - 1, _far(position)):
                     seen += slots[table[place // size] * stride + place % size]
-        digest = mix(seen, position)
+        return seen
+
+    def _keep(self, tables: Sequence[Sequence[int]], position: int, digest: int) -> None:
         for table, (size, _, salt) in zip(tables, self._groups, strict=True):
-            slots[table[position // size] * stride + position % size] = digest ^ salt
-        return digest
+            self._slots[table[position // size] * self._stride + position % size] = digest ^ salt
 
     def _compute_plain(self, tables: Sequence[Sequence[int]], token_id: int, position: int, origin: int) -> int:
         """`compute` for one group without a window, in one piece: this is called for each token of a load test."""
@@ -111,3 +118,30 @@ class PagedDigests:
         for table, (size, _, _) in zip(tables, self._groups, strict=True):
             for position in range(start, end):
                 self._slots[table[position // size] * self._stride + position % size] = _SPOILT
+
+
+class RecurrentDigests(PagedDigests):
+    """With a table of rows of states behind those of blocks."""
+
+    def __init__(self, groups: Sequence[KVGroup], num_blocks: int, states: StateGroup) -> None:
+        super().__init__(groups, num_blocks)
+        self.compute = super().compute  # type: ignore[method-assign]
+        self._interval = states.interval
+        self._rows = [_SPOILT] * states.num_rows
+        self._salt = len(groups) * _GOLDEN & _MASK
+
+    def _seen(self, tables: Sequence[Sequence[int]], position: int) -> int:
+        *blocks, rows = tables
+        state = self._rows[rows[(position - 1) // self._interval]] if position else 0
+        return super()._seen(blocks, position) + state
+
+    def _keep(self, tables: Sequence[Sequence[int]], position: int, digest: int) -> None:
+        *blocks, rows = tables
+        super()._keep(blocks, position, digest)
+        self._rows[rows[position // self._interval]] = digest ^ self._salt
+
+    def spoil(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
+        *blocks, rows = tables
+        super().spoil(blocks, start, end)
+        for position in range(start, end):
+            self._rows[rows[position // self._interval]] = _SPOILT

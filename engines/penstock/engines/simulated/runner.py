@@ -27,9 +27,9 @@ from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from penstock.engines.errors import InvalidRequestError, ModelNotFoundError, NumericalError, PenstockError
 from penstock.engines.kit.adapter_slots import AdapterSlots, load_configured
-from penstock.engines.simulated.digests import PagedDigests, mix, origin_of
+from penstock.engines.simulated.digests import PagedDigests, RecurrentDigests, mix, origin_of
 from penstock.engines.simulated.faults import Faults, strike
-from penstock.kvcache import KVGroup
+from penstock.kvcache import KVGroup, StateGroup
 
 
 class AdapterShelf:
@@ -77,6 +77,8 @@ class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     kv_groups: tuple[KVGroup, ...] = ()
     """Groups of layers, in place of a single one with full attention and blocks of `block_size`."""
+    states: StateGroup | None = None
+    """Of recurrent layers. None: there are none."""
     num_blocks: int = 8192
     eos_token_ids: tuple[int, ...] = ()
     max_steps_in_flight: int = 2
@@ -143,18 +145,19 @@ class SimulatedRunner(AdapterShelf):
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
             kv_groups=config.kv_groups or (KVGroup(config.block_size),),
+            states=config.states,
             num_blocks=config.num_blocks,
             eos_token_ids=config.eos_token_ids,
             runner="simulated",
             supports_logprobs=False,
             supports_pooling=True,
-            supports_drafts=True,
+            supports_drafts=config.states is None,
         )
         self._config = config
         self._sleep = sleep
         self._clock = clock
         self._faults = Faults.parse(config.faults)
-        self._cache = PagedDigests(self.info.kv_groups, config.num_blocks)
+        self._cache = _cache_of(self.info)
         self._states: dict[int, _State] = {}
         self._under_way: deque[_Submitted] = deque()
         self._free_at = 0.0
@@ -299,6 +302,12 @@ class SimulatedRunner(AdapterShelf):
     def close(self) -> None:
         """Also ends a step that stalls, from another thread."""
         self._closed.set()
+
+
+def _cache_of(info: ModelInfo) -> PagedDigests:
+    if info.states is not None:
+        return RecurrentDigests(info.kv_groups, info.num_blocks, info.states)
+    return PagedDigests(info.kv_groups, info.num_blocks)
 
 
 def _state_of(request: NewRequest) -> _State:

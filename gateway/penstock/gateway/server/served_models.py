@@ -133,7 +133,8 @@ def _description(model: Model) -> str:
     groups = len(info.kv_groups)
     blocks = f"KV cache {info.num_blocks} blocks of {info.block_size} tokens"
     shared = f", shared by {groups} groups of layers" if groups > 1 else ""
-    return f"{info.runner}; context {info.context_length} tokens, {blocks}{shared}"
+    states = f", a checkpoint of states every {info.states.interval} tokens" if info.states is not None else ""
+    return f"{info.runner}; context {info.context_length} tokens, {blocks}{shared}{states}"
 
 
 class ServedModels:

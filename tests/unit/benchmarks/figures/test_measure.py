@@ -49,6 +49,11 @@ def test_a_row_has_its_ratio_its_machine_and_its_table(monkeypatch: pytest.Monke
     assert not any(line.startswith("#") for line in row.body), "the page has a heading of its own"
 
 
+def test_figures_of_invalid_runs_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {"vllm": Cell(runs=[run_of(3.0, verdict="invalid")]), "penstock": Cell(runs=[run_of(2.0)])}
+    assert measured_row(monkeypatch, report_of("generation", "vllm", **cells)).figure == "1.50 †"
+
+
 def test_without_a_ratio_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = {"vllm": Cell(runs=[run_of(3.0)]), "penstock": Cell(failure="it has ended")}
     with pytest.raises(LoadTestError, match="some: 4 at a time: no ratio of penstock"):

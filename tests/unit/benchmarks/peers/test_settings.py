@@ -35,6 +35,7 @@ def test_lists_come_as_text() -> None:
         ({"dir": "d", "only": ["vlm"]}, "only: vlm is none of openvino, vllm"),
         ({"dir": "d", "models": ["gpt"]}, "models: gpt is none of tiny, qwen05b-shape"),
         ({"dir": "d", "tables": ["x", "tensors"]}, "tables: x is none of"),
+        ({"dir": "d", "tensor_models": ["sum"]}, "tensor-models: sum is none of add_sub, identity"),
         ({"dir": "d", "weights": ["int2"]}, "weights: int2 is none of native, int8, int4"),
         ({"dir": "d", "concurrency": ["0"]}, "concurrency"),
         ({"dir": "d", "repeat": "some"}, "repeat: "),
@@ -88,6 +89,15 @@ def test_protocols_that_a_peer_does_not_offer_are_left_out() -> None:
         "mlserver": {"kserve-http", "kserve-grpc"},
         "litserve": {"kserve-http"},
     }
+
+
+def test_tensors_of_one_model() -> None:
+    [group] = plan(settings({"dir": "d", "only": ["triton"], "tensor_models": ["identity"], "in_flight": ["1"]}))
+    assert [case_name(case) for case in group.cases] == [
+        "identity JSON 1 at a time",
+        "identity binary 1 at a time",
+        "identity gRPC 1 at a time",
+    ]
 
 
 def test_everything_is_measured_and_everybody_is_known() -> None:

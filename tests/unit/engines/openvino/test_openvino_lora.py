@@ -58,6 +58,9 @@ def answers(runner: OpenVINORunner, asked: list[tuple[str, list[int]]], count: i
         ("gpt2", ("c_attn", "c_proj")),
         ("gpt-neox", ("query_key_value", "dense_4h_to_h")),
         ("qwen3-moe", ("q_proj", "o_proj")),
+        ("glm4", ("k_proj", "gate_up_proj", "down_proj")),
+        ("cohere2", LINEAR_LAYERS),
+        ("granite-moe-shared", ("q_proj", "input_linear", "output_linear")),
     ],
 )
 def test_every_family_s_adapter_answers_like_merged_weights(

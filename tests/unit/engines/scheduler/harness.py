@@ -22,7 +22,7 @@ from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.core import EngineCore
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
-from penstock.kvcache import KVGroup
+from penstock.kvcache import BlockPool, HybridCacheManager, KVGroup, StateGroup
 from support.simulated import generate
 
 RAISE, NAN = 901, 902
@@ -124,18 +124,19 @@ class WatchedRunner(SimulatedRunner):
 
     def _check_writes(self, step: SchedulerOutput) -> None:
         """Each block that is written has one holder, and nobody can find it."""
-        kv, groups = self.core.scheduler.kv, self.info.kv_groups
-        writers: dict[int, int] = {}
+        kv, groups = self.core.scheduler.kv, self.info.tables
+        pools = [kv.pool] * len(self.info.kv_groups) + ([kv.rows] if isinstance(kv, HybridCacheManager) else [])
+        writers: dict[tuple[BlockPool, int], int] = {}
         for run, start, count in zip(
             self.core.scheduler.under_way[-1].runs, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
         ):
             tables, name = run.tables, run.request.id
-            for group, table in zip(groups, tables.block_ids, strict=True):
+            for group, pool, table in zip(groups, pools, tables.block_ids, strict=True):
                 size = group.block_size
                 for block_id in table[start // size : (start + count - 1) // size + 1]:
-                    writer = writers.setdefault(block_id, name)
+                    writer = writers.setdefault((pool, block_id), name)
                     self._require(writer == name, f"{writer} and {name} both write block {block_id}")
-                    self._require(kv.pool.is_writable(block_id), f"{name} writes shared or cached block {block_id}")
+                    self._require(pool.is_writable(block_id), f"{name} writes shared or cached block {block_id}")
                 self._require(len(table) * size >= start + count, f"{name} writes beyond its blocks")
 
     def reset(self) -> None:
@@ -246,6 +247,7 @@ def make_rig(
     block_size: int = 4,
     *,
     groups: Sequence[KVGroup] = (),
+    states: StateGroup | None = None,
     eos: tuple[int, ...] = (),
     vocab_size: int = VOCAB,
     **config: object,
@@ -263,6 +265,7 @@ def make_rig(
         max_model_len=1000,
         block_size=block_size,
         kv_groups=tuple(groups),
+        states=states,
         num_blocks=num_blocks,
         eos_token_ids=eos,
         max_steps_in_flight=3,

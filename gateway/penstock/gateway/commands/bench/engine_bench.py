@@ -41,7 +41,7 @@ from penstock.kvcache import KVGroup
 class _Request:
     id: int
     block_ids: list[list[int]]
-    """For each of the groups of layers."""
+    """For each of `ModelInfo.tables`."""
     num_computed: int = 0
 
 
@@ -58,7 +58,11 @@ class StepDriver:
         self._runner = runner
         self._chunk = chunk
         self._clock = clock
-        self._blank = list(range(runner.info.num_blocks - 1, -1, -1))
+        info = runner.info
+        self._blank = [list(range(info.num_blocks - 1, -1, -1))] * len(info.kv_groups)
+        """For each of `ModelInfo.tables`; groups of layers share theirs."""
+        if info.states is not None:
+            self._blank.append(list(range(info.states.num_rows - 1, -1, -1)))
         self._live: list[_Request] = []
         self._dropped: list[int] = []
         """Of which the next step tells the runner."""
@@ -66,8 +70,11 @@ class StepDriver:
 
     def begin(self, prompt: Sequence[int], room: int) -> float:
         """Computes a prompt alone and samples the first of at most `room` tokens. Returns the seconds."""
-        groups, length = self._runner.info.kv_groups, len(prompt) + room
-        blocks = [[self._blank.pop() for _ in range(-(-length // group.block_size))] for group in groups]
+        tables, length = self._runner.info.tables, len(prompt) + room
+        blocks = [
+            [blank.pop() for _ in range(-(-length // table.block_size))]
+            for blank, table in zip(self._blank, tables, strict=True)
+        ]
         request = _Request(self._next_id, blocks)
         self._next_id += 1
         self._live.append(request)
@@ -81,8 +88,8 @@ class StepDriver:
     def drop_all(self) -> None:
         for request in self._live:
             self._dropped.append(request.id)
-            for ids in request.block_ids:
-                self._blank += reversed(ids)
+            for blank, ids in zip(self._blank, request.block_ids, strict=True):
+                blank += reversed(ids)
         self._live = []
 
     def _prompt_steps(self, request: _Request, prompt: Sequence[int], room: int) -> Iterator[SchedulerOutput]:

@@ -96,6 +96,7 @@ def _openvino_options(
         "weights_cache": settings.model.weights_cache,
         "draft_model_dir": _draft_folder(settings.model.speculative_model),
         "mtp": settings.scheduling.speculative == "mtp",
+        "state_interval": settings.cache.state_interval,
     }
 
 
@@ -360,6 +361,8 @@ def _check_engine_settings(settings: ModelSettings, runner: str) -> None:
         for name in ("activations", "weights_cache"):
             if getattr(settings.model, name) != getattr(LanguageModelConfig(), name):
                 raise ConfigError(f"{name.replace('_', '-')}: the {runner} engine does not have this setting")
+        if settings.cache.state_interval is not None:
+            raise ConfigError(f"state-interval: the {runner} engine does not have this setting")
     if runner in _LARGE_ENGINES:
         return
     for name in EngineConfig.__struct_fields__:

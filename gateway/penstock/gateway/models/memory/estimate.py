@@ -42,7 +42,9 @@ from penstock.gateway.models.memory.budget import CacheWish, Demand, MemoryNeeds
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 _PACKED_WORDS = (".qweight", ".weight_packed")
 """Ends of the names of matrices whose weights are packed into words."""
-_OTHER_CACHES = ("kv_lora_rank", "layer_block_type", "hybrid_override_pattern", "attn_layer_indices", "ssm_cfg")
+_OTHER_CACHES = (
+    *("kv_lora_rank", "layer_block_type", "hybrid_override_pattern", "attn_layer_indices", "ssm_cfg", "conv_L_cache"),
+)
 """Keys of models that keep something else than keys and values of each head in each layer."""
 
 
@@ -91,7 +93,7 @@ def read_shape(folder: Path) -> ModelShape | None:
         shape = ModelShape(
             layers=config["num_hidden_layers"],
             hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
+            intermediate_size=config.get("intermediate_size") or config["moe_intermediate_size"],
             vocab_size=config["vocab_size"],
             kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,

@@ -1,0 +1,189 @@
+"""Models with recurrent layers: rows that the plugin's operations get, checkpoints, and what such models refuse."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.engines.core import EngineCore
+from penstock.engines.errors import InvalidRequestError, UnsupportedError
+from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, StepBatch
+from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.families import parse_config
+from penstock.engines.openvino.recurrent import state_inputs, state_interval
+from penstock.engines.openvino.runner import check_hybrid
+from penstock.engines.scheduler.config import SchedulerConfig
+from support.engine import Driver as EngineDriver
+from support.engine import Failing
+from support.models import SHAPE, load_reference, make_model, reference_tokens
+from support.runner import Driver, prompt
+
+CONFIG = SHAPE | {"architectures": ["Lfm2ForCausalLM"]}
+
+
+def test_which_rows_a_step_reads_and_writes() -> None:
+    """A new request reads row 0, which has zeros; in the middle of an interval its row is read and written; behind a
+    checkpoint the next row is written."""
+    computed, scheduled = np.array([0, 6, 4, 3]), np.array([9, 1, 6, 2])
+    tables = np.array([[10, 11, 12], [20, 21, 0], [30, 31, 32], [40, 41, 0]], np.int32)
+    end = -(-(computed + scheduled) // 4)
+    batch = StepBatch(
+        NO_TOKENS, NO_INTS, NO_INTS, computed, scheduled, (), NO_INTS, adapter_slots=NO_INTS, wants_hidden=False
+    )
+    inputs = state_inputs(batch, GroupTables(tables, np.zeros(4, np.int64), end), 4)
+    expected = [[0, 11, 12, 13], [22, 22], [31, 32, 33], [41, 41, 42]]
+    begins = inputs["la.block_indices_begins"]
+    rows = inputs["la.block_indices"].tolist()
+    assert [rows[a:b] for a, b in pairwise(begins)] == expected
+    assert inputs["la.past_lens"].tolist() == [0, 6, 4, 3]
+    assert inputs["la.cache_interval"].tolist() == [4] * 4
+    assert all(values.dtype == np.int32 for values in inputs.values())
+
+
+def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
+    assert state_interval(None, 1000, 2000, 32) == 32
+    assert state_interval(None, 5000, 2000, 32) == 128
+    assert state_interval(None, 10**9, 2000, 32) == 1024
+    assert state_interval(96, 10**9, 2000, 32) == 96
+    with pytest.raises(InvalidRequestError, match="state_interval=48 is not a multiple of the 32 tokens"):
+        state_interval(48, 1, 1, 32)
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("lfm2", {"conv_bias": True, "conv_L_cache": 4}),
+        ("lfm2", {"block_auto_adjust_ff_dim": False}),
+        ("lfm2-moe", {}),
+        ("qwen3.5", {}),
+        ("qwen3.5", {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 2, "tie_word_embeddings": True}),
+        ("qwen3.5", {"layer_types": ["full_attention", *["linear_attention"] * 3], "attention_bias": True}),
+        ("lfm2-moe", {"norm_topk_prob": False, "use_expert_bias": False, "num_dense_layers": 0}),
+    ],
+)
+def test_variants(family: str, overrides: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, family, **overrides)
+    reference = load_reference(tmp_path)
+    prompts = [prompt(70, 1), prompt(5, 2)]
+    answers = Driver(make_runner(tmp_path, state_interval=64)).generate(prompts, 8)
+    assert answers == [reference_tokens(reference, tokens, 8) for tokens in prompts]
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_a_chunk_may_end_anywhere(family: str, tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, family)
+    driver = Driver(make_runner(tmp_path))
+    request = driver.add(0, prompt(150, 3))
+    for count in (1, 30, 1, 1, 31, 2, 62, 22):
+        driver.step({0: count})
+    for _ in range(5):
+        driver.step()
+    assert request.output == reference_tokens(load_reference(tmp_path), prompt(150, 3), 6)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f32"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_weights_in_8_bits(family: str, precision: str, tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, family)
+    try:
+        runner = make_runner(tmp_path, dtype=precision, weights="int8", kv_cache_dtype="u8")
+    except UnsupportedError:
+        pytest.skip(f"not of this CPU: {precision}")
+    [tokens] = Driver(runner).generate([prompt(45, 1)], 4)
+    assert len(tokens) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"draft_model_dir": "."}, "recurrent layers cannot take back guesses"),
+        ({"state_interval": 33}, "state_interval=33 is not a multiple"),
+    ],
+)
+def test_settings_that_it_refuses(settings: dict[str, Any], message: str, tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, "lfm2")
+    if "draft_model_dir" in settings:
+        settings = {"draft_model_dir": make_model(tmp_path / "draft")}
+    with pytest.raises((UnsupportedError, InvalidRequestError), match=message):
+        make_runner(tmp_path, **settings)
+
+
+def test_states_have_one_type() -> None:
+    with pytest.raises(UnsupportedError, match="activations=mixed cannot be combined with recurrent layers"):
+        check_hybrid(OpenVINOConfig(Path(), activations="mixed"))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kv_offload_dir": "kept"}, "--kv-offload-dir: recurrent states cannot be kept outside"),
+        ({"speculative": "ngram"}, "--speculative: this engine cannot verify guesses"),
+    ],
+)
+def test_options_that_need_more_than_checkpoints(
+    config: dict[str, Any], message: str, tmp_path: Path, make_runner: Any
+) -> None:
+    make_model(tmp_path, "lfm2")
+    with pytest.raises(UnsupportedError, match=message):
+        EngineCore(make_runner(tmp_path), SchedulerConfig(**config), lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["conv"] * 3}, "no layer has full_attention"),
+        ({"layer_types": ["conv", "mamba", "full_attention"]}, "layer_types is not understood"),
+        ({"layer_types": "conv"}, "layer_types is not understood"),
+        ({"conv_L_cache": 0}, "conv_L_cache=0, which is not a number from 1"),
+        ({"conv_L_cache": "3"}, "conv_L_cache=3, which is not a number from 1"),
+        ({"block_multiple_of": 0}, "block_multiple_of=0, which is not a positive number"),
+        ({"block_ff_dim": 10**9}, "intermediate_size=1000000000, which is not a number"),
+        ({"block_multiple_of": 10**9}, "intermediate_size=1000000000, which is not a number"),
+    ],
+)
+def test_settings_that_are_not_understood(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        parse_config(CONFIG | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"linear_num_key_heads": 3}, "heads of values do not go together with 3 of keys"),
+        ({"linear_key_head_dim": 0}, "linear_key_head_dim=0, which is not a number from 1"),
+        ({"full_attention_interval": None}, "full_attention_interval=None, which is not a number from 1"),
+        ({"full_attention_interval": 9}, "no layer has full_attention"),
+    ],
+)
+def test_settings_of_delta_nets_that_are_not_understood(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        parse_config(SHAPE | {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4} | changes)
+
+
+def test_which_layers_have_attention() -> None:
+    assert list(parse_config(CONFIG | {"full_attn_idxs": [1]}).attention) == [1]
+    assert list(parse_config(CONFIG | {"layer_types": ["conv", "conv", "full_attention"]}).attention) == [2]
+    assert not parse_config(CONFIG).is_hybrid
+
+
+def test_logprobs_of_a_prompt_whose_steps_are_lost(tmp_path: Path, make_runner: Any) -> None:
+    """What lies behind the last checkpoint is computed again, and counts once."""
+    make_model(tmp_path, "lfm2")
+    runner = make_runner(tmp_path, state_interval=64)
+    found = []
+    for marker in (None, 299):
+        driver = EngineDriver(
+            runner if marker is None else Failing(runner, marker), max_num_seqs=4, max_num_batched_tokens=44
+        )
+        driver.add(prompt(150, 2), 4, prompt_logprobs=1)
+        driver.step()
+        if marker is not None:
+            driver.add([marker, 7], 4)
+        infos = [output.prompt for _ in range(40) for output in driver.step() if output.prompt is not None]
+        found.append(next(info.logprobs for info in infos if info.logprobs))
+    assert len(found[0]) == 149
+    assert [one.token_id for one in found[1]] == [one.token_id for one in found[0]]

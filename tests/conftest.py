@@ -35,20 +35,22 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 class _HangWatch:
-    """Ends the process, with the stacks of its threads in a file, where the timeout of a test does not come through: in
-    native code, or when it ends. pytest's own `faulthandler_timeout` starts a thread for each test and waits for its
-    end; here there is one every two minutes."""
+    """Shows the stacks of all threads and ends the process where the timeout of a test does not come through, as in
+    native code: one to three minutes later. pytest's own `faulthandler_timeout` has a thread for each test, and waits
+    for the end of that thread; this one has a new thread every two minutes."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, limit: float) -> None:
+        """`limit`: the timeout of a test that has no other, in seconds."""
+        self._limit = limit
+        self._stderr = os.dup(2)  # what a test writes there is caught
         self._end = 0.0
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         marker = item.get_closest_marker("timeout")
-        limit = float(item.config.getini("timeout") if marker is None else marker.args[0])
+        limit = self._limit if marker is None else float(marker.args[0])
         if self._end < time.monotonic() + limit + 60:
             self._end = time.monotonic() + limit + 180
-            faulthandler.dump_traceback_later(limit + 180, file=self._descriptor, exit=True)
+            faulthandler.dump_traceback_later(limit + 180, file=self._stderr, exit=True)
 
     def pytest_enter_pdb(self) -> None:
         faulthandler.cancel_dump_traceback_later()
@@ -60,7 +62,10 @@ def pytest_configure(config: pytest.Config) -> None:
     processes that tests start would spend seconds on it."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    config.pluginmanager.register(_HangWatch(os.dup(2)))
+    if config.pluginmanager.hasplugin("timeout"):
+        option = config.getoption("timeout")
+        if limit := float(config.getini("timeout") if option is None else option):
+            config.pluginmanager.register(_HangWatch(limit))
     gc.disable()  # until all tests are collected: what they import stays
     config.option.loadscopereorder = False  # pytest-xdist would put files with few tests, which may be long, last
 
@@ -121,8 +126,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests and the modules that they import stay: no collection need look at them again. It would take a
-    second each time, and engines that are closed ask for one."""
+    """Thousands of tests and the modules that they import stay: no collection looks at them. It would take a second
+    each time, and engines that are closed ask for one."""
     gc.enable()
     gc.freeze()
 

@@ -15,6 +15,7 @@ from penstock.engines.contract.messages import (
     AbortRequests,
     AddRequest,
     DownMessage,
+    ImageInput,
     PoolingParams,
     RequestOutput,
     SamplingParams,
@@ -74,13 +75,22 @@ class Driver:
         tenant: str = "",
         keep: int = 0,
         behind: Sequence[int] = (),
+        images: Sequence[ImageInput] = (),
         **params: Any,
     ) -> tuple[int, ...]:
         """Greedy unless told otherwise, and never ended by EOS. `keep`: `AddRequest.cache_retention`; `behind`:
         `AddRequest.output_token_ids`."""
         sampling = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **params})
         return self._add(
-            prompt, sampling, n, adapter, tenant=tenant, cache_retention=keep, output_token_ids=list(behind)
+            prompt,
+            sampling,
+            n,
+            adapter,
+            tenant=tenant,
+            cache_retention=keep,
+            output_token_ids=list(behind),
+            images=tuple(images),
+            cache_salt=tenant if images else "",
         )
 
     def pool(self, prompt: Sequence[int], normalize: bool = False, adapter: str = "") -> int:
@@ -119,7 +129,7 @@ class Driver:
         """Steps until everything has ended, or until a condition holds."""
         while (self._inbox or self.has_work or self._waits) and not (until is not None and until()):
             if not self._inbox and not self.has_work and not select.select(self.core.wakeups, [], [], 60)[0]:
-                raise AssertionError("a grammar is not compiled, or blocks are not read")
+                raise AssertionError("a grammar is not compiled, an image not encoded, or blocks are not read")
             self.step()
 
     @property

@@ -23,6 +23,10 @@ from transformers import (
     Cohere2ForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Dots1Config,
     Dots1ForCausalLM,
     Ernie4_5_MoeConfig,
@@ -48,6 +52,8 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GlmConfig,
     GlmForCausalLM,
     GPT2Config,
@@ -76,6 +82,8 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
     Ministral3Config,
@@ -108,6 +116,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -122,6 +132,8 @@ from transformers import (
     StableLmForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
+    YoutuConfig,
+    YoutuForCausalLM,
 )
 from transformers.pytorch_utils import Conv1D
 
@@ -174,6 +186,14 @@ _GRANITE = {
 }
 _SHARED = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _SIGMOIDS = {**_SHARED, "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
@@ -199,6 +219,18 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Lfm2ForCausalLM,
         Lfm2Config,
         {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    ),
+    "qwen3.5": (
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
     ),
     "qwen3-moe": (
         Qwen3MoeForCausalLM,
@@ -337,6 +369,15 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
         HunYuanMoEV1Config,
         {"head_dim": 16, "num_experts": 4, "moe_topk": [2] * 3},
     ),
+    "deepseek-v2": (DeepseekV2ForCausalLM, DeepseekV2Config, {**_LATENT, **_SIGMOIDS}),
+    "deepseek-v3": (DeepseekV3ForCausalLM, DeepseekV3Config, {**_LATENT, **_SIGMOIDS, "n_group": 1, "topk_group": 1}),
+    "glm4-moe-lite": (Glm4MoeLiteForCausalLM, Glm4MoeLiteConfig, {**_LATENT, **_SIGMOIDS}),
+    "minicpm3": (
+        MiniCPM3ForCausalLM,
+        MiniCPM3Config,
+        {**_LATENT, "dim_model_base": 32, "scale_emb": 1.5, "scale_depth": 2.8},
+    ),
+    "youtu": (YoutuForCausalLM, YoutuConfig, _LATENT),
     "stablelm": (StableLmForCausalLM, StableLmConfig, {"use_qkv_bias": True}),
     "starcoder2": (Starcoder2ForCausalLM, Starcoder2Config, {"sliding_window": 24}),
     "phi": (PhiForCausalLM, PhiConfig, {}),

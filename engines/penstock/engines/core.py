@@ -27,6 +27,7 @@ from penstock.engines.contract.runner import ModelRunner
 from penstock.engines.contract.step_ring import StepRing
 from penstock.engines.errors import StepFailedError, UnsupportedError
 from penstock.engines.grammar_compiling import GrammarCompilations
+from penstock.engines.image_encoding import image_encodings
 from penstock.engines.offload.offload import OffloadTier, offload_tier
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.integrity import check_integrity
@@ -69,7 +70,8 @@ class EngineCore:
         self.kv_events = _publisher(config.kv_events, self.scheduler.kv) if config.kv_events else None
         self.adapters = adapter_loader(runner, self.scheduler.intake, clock)
         self.grammars = GrammarCompilations(runner, self.scheduler.intake, clock)
-        beside = (self.adapters, self.grammars, self.blocks)
+        self.images = image_encodings(runner, self.scheduler.intake, clock)
+        beside = (self.adapters, self.grammars, self.images, self.blocks)
         self.side_work: tuple[SideWork, ...] = tuple(work for work in beside if work is not None)
         self.failures_in_a_row = 0
         """Requests that failed alone since the last good step."""
@@ -114,6 +116,8 @@ class EngineCore:
             self.kv_events.close()
         self.adapters.close()
         self.grammars.close()
+        if self.images is not None:
+            self.images.close()
         self.runner.close()
 
     def step(self, messages: Iterable[DownMessage]) -> StepOutputs:
@@ -157,6 +161,8 @@ class EngineCore:
             needs += self.adapters.needs_of(message)
         if isinstance(message.params, SamplingParams) and message.params.grammar is not None:
             needs += self.grammars.needs_of(message)
+        if self.images is not None and message.images:
+            needs += self.images.needs_of(message)
         return needs
 
     def _reset_prefix_cache(self) -> None:

@@ -1,7 +1,7 @@
 """The paged KV cache's book-keeping: blocks, pool, prefix cache, block tables. Block ids only, never tensors."""
 
 from penstock.kvcache.cache_log import BlocksRemoved, BlocksStored, CacheCleared, CacheEntry, CacheLog
-from penstock.kvcache.hashing import BlockHasher, HashChain
+from penstock.kvcache.hashing import Attachment, BlockHasher, HashChain
 from penstock.kvcache.integrity import IntegrityError
 from penstock.kvcache.manager import KVCacheManager
 from penstock.kvcache.pool import BlockHash, BlockPool
@@ -12,6 +12,7 @@ from penstock.kvcache.tier import BlockSave, BlockSource, BlockTier
 
 __all__ = [
     "NO_BLOCK",
+    "Attachment",
     "BlockHash",
     "BlockHasher",
     "BlockPool",

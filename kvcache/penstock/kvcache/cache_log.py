@@ -25,6 +25,8 @@ class BlocksStored(NamedTuple):
     block_size: int
     adapter: str
     """The key of the LoRA adapter that computed them; "": none."""
+    extra_keys: list[list[str] | None] | None = None
+    """Of each block, what it holds beside tokens (`HashChain.extra_keys`)."""
 
 
 class BlocksRemoved(NamedTuple):
@@ -53,7 +55,9 @@ class CacheLog:
             if run > first:
                 parent = hashes[first - 1] if first else None
                 tokens = token_ids[first * size : run * size]
-                stored = BlocksStored(table.index, hashes[first:run], parent, tokens, size, table.chain.adapter)
+                chain = table.chain
+                extra = chain.extra_keys(first, run)
+                stored = BlocksStored(table.index, hashes[first:run], parent, tokens, size, chain.adapter, extra)
                 self._entries.append(stored)
             first = run + 1
 

@@ -14,7 +14,15 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.kvcache.cache_log import CacheLog
-from penstock.kvcache.hashing import BlockHasher, Chains, HashChain, group_and_hash, group_key
+from penstock.kvcache.hashing import (
+    AttachedChain,
+    Attachment,
+    BlockHasher,
+    Chains,
+    HashChain,
+    group_and_hash,
+    group_key,
+)
 from penstock.kvcache.integrity import require
 from penstock.kvcache.pool import BlockHash, BlockPool
 from penstock.kvcache.prefixes import ComputingPrompts, PrefixMatcher
@@ -59,12 +67,20 @@ class KVCacheManager:
         self.computing = ComputingPrompts(self.pool, enabled=enable_prefix_caching)
         self._prefixes = PrefixMatcher(self.groups, self.pool)
 
-    def chains(self, *, adapter: str = "", salt: str = "") -> Chains:
-        """Hash chains for a new sequence of tokens, whose owner keeps them as long as it appends to the sequence."""
+    def chains(self, *, adapter: str = "", salt: str = "", attachments: Sequence[Attachment] = ()) -> Chains:
+        """Hash chains for a new sequence of tokens, whose owner keeps them as long as it appends to the sequence.
+        `attachments`: as `AttachedChain` has them."""
         root = self._hasher.root(adapter=adapter, salt=salt)
         sizes = {group.block_size for group in self.groups}
-        by_size = {size: HashChain(self._hasher, root, size, adapter=adapter) for size in sizes}
+        by_size = {size: self._new_chain(root, size, adapter, attachments) for size in sizes}
         return tuple(by_size[group.block_size] for group in self.groups)
+
+    def _new_chain(
+        self, root: BlockHash, block_size: int, adapter: str, attachments: Sequence[Attachment]
+    ) -> HashChain:
+        if attachments:
+            return AttachedChain(self._hasher, root, block_size, attachments, adapter=adapter)
+        return HashChain(self._hasher, root, block_size, adapter=adapter)
 
     @property
     def num_free(self) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.kvcache.hashing import BlockHasher, Chains, HashChain
+from penstock.kvcache.hashing import Attachment, BlockHasher, Chains, HashChain
 from penstock.kvcache.integrity import require
 from penstock.kvcache.manager import KVCacheManager
 from penstock.kvcache.pool import BlockHash, BlockPool
@@ -95,11 +95,11 @@ class HybridCacheManager(KVCacheManager):
         self._interval = states.interval
         self._prefixes = CheckpointMatcher(self.groups, self.pool, self.rows, states.interval)
 
-    def chains(self, *, adapter: str = "", salt: str = "") -> Chains:
-        chains = super().chains(adapter=adapter, salt=salt)
+    def chains(self, *, adapter: str = "", salt: str = "", attachments: Sequence[Attachment] = ()) -> Chains:
+        chains = super().chains(adapter=adapter, salt=salt, attachments=attachments)
         size = self._interval
         of_rows = next((chain for chain in chains if chain.block_size == size), None)
-        return (*chains, of_rows or HashChain(self._hasher, chains[0].root, size, adapter=adapter))
+        return (*chains, of_rows or self._new_chain(chains[0].root, size, adapter, attachments))
 
     @property
     def num_free(self) -> int:

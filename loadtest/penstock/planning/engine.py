@@ -48,8 +48,8 @@ _BYTES = 8
 class QuickHasher(BlockHasher):
     """64 bits of Python's own hash in place of keyed BLAKE2b."""
 
-    def block(self, parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-        return hash((parent, tuple(token_ids))).to_bytes(_BYTES, "little", signed=True)
+    def block(self, parent: BlockHash, token_ids: Sequence[int], attached: bytes = b"") -> BlockHash:
+        return hash((parent, tuple(token_ids), attached)).to_bytes(_BYTES, "little", signed=True)
 
 
 class _Held:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.kvcache import BlockHasher
+from penstock.kvcache import Attachment, BlockHasher, HashChain
+from penstock.kvcache.hashing import AttachedChain
 
 HASHER = BlockHasher(b"key")
 
@@ -52,3 +53,53 @@ def test_large_token_ids_do_not_collide_with_small_ones() -> None:
 
 def test_each_process_has_a_key_of_its_own() -> None:
     assert BlockHasher().root() != BlockHasher().root()
+
+
+def hashes(*attachments: Attachment, tokens: int = 32, size: int = 4) -> list[bytes]:
+    """Of zeros; `size`: of a block."""
+    chain = AttachedChain(HASHER, HASHER.root(), size, attachments)
+    chain.extend([0] * tokens, tokens // size)
+    return chain.hashes
+
+
+PLAIN = HashChain(HASHER, HASHER.root(), 4)
+PLAIN.extend([0] * 32, 8)
+
+
+def shared(*one: Attachment, other: tuple[Attachment, ...] = ()) -> int:
+    """Leading blocks that have the same hashes; `other` (): nothing is attached there."""
+    pairs = zip(hashes(*one), hashes(*other) if other else PLAIN.hashes, strict=True)
+    return next((number for number, (first, second) in enumerate(pairs) if first != second), 8)
+
+
+@pytest.mark.parametrize(("start", "equal"), [(0, 0), (3, 0), (4, 1), (9, 2), (31, 7)])
+def test_what_is_attached_counts_from_its_first_block_on(start: int, equal: int) -> None:
+    image = Attachment(start, 1, b"a")
+    assert shared(image) == shared(image, other=(Attachment(start, 1, b"b"),)) == equal
+    assert shared(image, other=(image,)) == 8
+
+
+def test_where_and_which_part_of_it_stands_counts() -> None:
+    image = Attachment(5, 20, b"a")
+    for other in (image._replace(start=6), image._replace(length=19), image._replace(offset=1)):
+        assert shared(image, other=(other,)) < 8
+    assert shared(image, other=(Attachment(5, 3, b"a"), Attachment(8, 17, b"a", 3))) == 8, "cut at a block's border"
+    assert shared(image, other=(image._replace(start=6),)) == 1
+    assert shared(Attachment(4, 2, b"a"), Attachment(6, 1, b"b"), other=(Attachment(4, 2, b"ab"),)) == 1
+
+
+def test_a_branch_goes_on_as_its_chain() -> None:
+    image = Attachment(5, 20, b"a")
+    chain = AttachedChain(HASHER, HASHER.root(), 4, [image])
+    chain.extend([0] * 32, 3)
+    branch = chain.branch(9)
+    assert branch.hashes == chain.hashes[:2]
+    branch.extend([0] * 32, 8)
+    assert branch.hashes == hashes(image)
+
+
+def test_an_index_of_hashes_learns_which_blocks_have_more_than_tokens() -> None:
+    chain = AttachedChain(HASHER, HASHER.root(), 4, [Attachment(5, 4, b"\1"), Attachment(9, 1, b"\2")])
+    assert chain.extra_keys(0, 4) == [None, ["01"], ["01", "02"], None]
+    assert chain.extra_keys(3, 4) is None
+    assert PLAIN.extra_keys(0, 8) is None

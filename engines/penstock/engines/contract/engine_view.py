@@ -24,6 +24,8 @@ class WaitsFor(StrEnum):
     """Its adapter is being loaded."""
     GRAMMAR = "grammar"
     """Its grammar is being compiled."""
+    IMAGE = "image"
+    """One of its images is being encoded."""
     BLOCKS_OUTSIDE = "blocks_outside"
     """Blocks of its prompt are being read from files or from another engine's memory."""
     SAME_PROMPT = "same_prompt"

@@ -136,6 +136,17 @@ class PoolingParams(msgspec.Struct, tag="pooling", frozen=True, omit_defaults=Tr
     """Scaled to length 1."""
 
 
+class ImageInput(msgspec.Struct, frozen=True, array_like=True):
+    """An image of a prompt, prepared for the model's encoder. Only where `ModelInfo.image_tile` is set."""
+
+    key: bytes
+    """Equal only for equal `pixels`."""
+    pixels: bytes
+    """Of its tiles (`ImageTile`), RGB in 8 bits: [tiles, side, side, 3]."""
+    spans: tuple[tuple[int, int], ...]
+    """(position in the prompt, how many): where the rows that the encoder gives stand, in their order."""
+
+
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """One prompt and its n parallel samples."""
 
@@ -173,6 +184,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     `ModelInfo.supports_resume`."""
     label: str = ""
     """The id of the client's call, by which operators know it."""
+    images: tuple[ImageInput, ...] = ()
+    """In the order of their positions."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):

@@ -32,6 +32,20 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     """(fewest tokens of a step, compute threads), ascending; empty where it is not the CPU that computes."""
 
 
+class ImageTile(msgspec.Struct, frozen=True, array_like=True):
+    """What a model's encoder takes at a time: an image is one or several of these."""
+
+    side: int
+    """Pixels of the square."""
+    tokens: int
+    """Positions of a prompt that it takes."""
+
+    @property
+    def pixel_bytes(self) -> int:
+        """RGB in 8 bits."""
+        return 3 * self.side * self.side
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What scheduler and gateway must know of a loaded model."""
 
@@ -63,6 +77,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may say what their output has to be (`SamplingParams.grammar`)."""
     supports_processors: bool = False
     """Requests may name logits processors (`SamplingParams.processors`)."""
+    image_tile: ImageTile | None = None
+    """Requests may have images (`AddRequest.images`), made of such tiles. None: the model reads text only."""
     supports_resume: bool = False
     """Requests may go on behind tokens that another engine has put out (`AddRequest.output_token_ids`). Our scheduler
     supports this with every runner."""

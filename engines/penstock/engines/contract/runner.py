@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock.engines.contract.messages import Grammar
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
+from penstock.engines.contract.step import ImageRows, ModelRunnerOutput, SchedulerOutput
 
 
 class ModelRunner(Protocol):
@@ -61,6 +61,18 @@ class GrammarHost(Protocol):
 
     def is_worn_out(self, compiled: Any) -> bool:
         """Whether `compiled`, a result of `compile_grammar`, cannot be used for further requests."""
+        ...
+
+
+@runtime_checkable
+class ImageHost(Protocol):
+    """Also implemented by runners whose `info` has an `image_tile`."""
+
+    def encode_image(self, pixels: bytes) -> ImageRows:
+        """What the model reads in the image's place. `pixels`: as `ImageInput` has them.
+
+        Called on one thread of its own while steps run: changes nothing that they use.
+        """
         ...
 
 

@@ -13,12 +13,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.engines.contract.messages import PoolingParams, SamplingParams, TokenLogprobs
 from penstock.engines.errors import PenstockError
 from penstock.kvcache import BlockSave
 
 TO_BE_DRAFTED = -1
 """In place of a guess: the runner's draft model makes it (`ModelInfo.has_draft_model`)."""
+
+
+ImageRows = npt.NDArray[np.float32]
+"""[tokens, hidden size]: what an encoder makes of an image."""
+
+
+class EmbeddingSpan(NamedTuple):
+    """What the model reads at some positions of a prompt instead of the embeddings of the tokens there."""
+
+    start: int
+    rows: ImageRows
+    """Of the positions from `start` on."""
 
 
 @dataclass(slots=True)
@@ -42,6 +57,8 @@ class NewRequest:
     adapter: str = ""
     grammar: Any = None
     """What `GrammarHost.compile_grammar` gave for `params.grammar`."""
+    embeddings: list[EmbeddingSpan] = field(default_factory=list)
+    """By their positions, ascending, without overlaps. Only where `ModelInfo.image_tile` is set."""
 
 
 class BlockUpdate(NamedTuple):

@@ -15,20 +15,24 @@ from typing import Any
 
 from penstock.engines.errors import UnsupportedError
 
+_LLAMA3 = {"rms_norm_eps": 1e-5}
 _GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8}
 _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
+    "Idefics3ForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
+    "SmolVLMForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
     "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
+    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", {}),
 }
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)
 _MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
 """By model_type of the language model."""
 
-_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
+_PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
 """The last where the whole model was saved without a head."""
 _TIED = "tie_word_embeddings"
 """What the whole model says of it holds."""
@@ -42,6 +46,7 @@ _OTHERS = (
     "model.vision_model.",
     "model.visual.",
     "model.multi_modal_projector.",
+    "model.connector.",
 )
 
 

@@ -55,6 +55,8 @@ class StepBatch:
     """Hidden states are asked for, too."""
     features: Floats | None = None
     """[T, width], of a draft head: what it is given beside each token."""
+    embeddings: tuple[Ints, Floats] | None = None
+    """[E], which of the T tokens are read as embeddings, and [E, hidden size], these."""
 
 
 class Outputs(NamedTuple):

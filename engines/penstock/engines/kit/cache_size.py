@@ -90,12 +90,14 @@ class StateSpace(NamedTuple):
     working_rows: int
 
     @classmethod
-    def of(cls, config: CacheSettings, interval: int, row_bytes: int) -> StateSpace:
-        """Each seat has a checkpoint and a row in use, each step under way a row for each interval of its tokens."""
+    def of(cls, config: CacheSettings, interval: int, row_bytes: int, free: int) -> StateSpace:
+        """Each seat has a checkpoint and a row in use, each step under way a row for each interval of its tokens; or as
+        many as a share of the `free` bytes holds, and then requests wait for rows as they wait for blocks."""
         if not interval:
             return cls(0, 0, 0)
-        rows_of_step = -(-config.max_num_batched_tokens // interval) + 2
-        return cls(interval, row_bytes, _ROWS_OF_SEAT * config.max_num_seqs + _STEPS * rows_of_step)
+        least = _ROWS_OF_SEAT + _STEPS * (-(-config.max_num_batched_tokens // interval) + 2)
+        rows = least + _ROWS_OF_SEAT * (config.max_num_seqs - 1)
+        return cls(interval, row_bytes, min(rows, max(least, int(free * _SHARE_OF_STATES) // row_bytes)))
 
     @property
     def working_bytes(self) -> int:
@@ -113,6 +115,8 @@ class StateSpace(NamedTuple):
 _ROWS_OF_SEAT = 2
 _STEPS = 2
 """Under way."""
+_SHARE_OF_STATES = 0.25
+"""Of free memory, for rows in use."""
 
 
 class LayerGroup(NamedTuple):

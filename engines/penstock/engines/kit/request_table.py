@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.engines.contract.messages import PoolingParams
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.contract.step import NewRequest, SchedulerOutput
+from penstock.engines.contract.step import EmbeddingSpan, NewRequest, SchedulerOutput
 from penstock.engines.errors import EngineError, ModelNotFoundError, PenstockError
 from penstock.engines.kit.batch import GroupTables, Ints
 from penstock.engines.kit.grammars import Grammars
@@ -48,6 +48,8 @@ class RequestTable:
         """id -> why: requests that are never computed."""
         self.special: set[int] = set()
         """Ids of requests that get a vector, or logprobs of their prompt."""
+        self.embeddings: dict[int, list[EmbeddingSpan]] = {}
+        """By row, of requests that have some."""
         self._groups = info.tables
         self._eos_token_ids = info.eos_token_ids
         self._vocab_size = info.vocab_size
@@ -111,6 +113,8 @@ class RequestTable:
                 f"the adapter {request.adapter!r} is not loaded in this engine", param="model"
             )
         self.adapter_slots[row] = slot or 0
+        if request.embeddings:
+            self.embeddings[row] = request.embeddings
         self.pools[row] = isinstance(params, PoolingParams)
         if isinstance(params, PoolingParams) or params.prompt_logprobs is not None:
             self.special.add(request.id)
@@ -140,4 +144,5 @@ class RequestTable:
         self.special.discard(request_id)
         if row is not None:
             self.sampling[row] = None
+            self.embeddings.pop(row, None)
             self._free.append(row)

@@ -201,6 +201,7 @@ class StepPlanner:
             logits_at=last_ones if extra is None else extra.logits_at(begins, last_ones),
             adapter_slots=table.adapter_slots[rows],
             wants_hidden=extra is not None and bool(extra.pooling),
+            embeddings=_embeddings(table, part, begins) if table.embeddings else None,
         )
         return PlannedBatch(
             batch=batch,
@@ -214,6 +215,21 @@ class StepPlanner:
             late_places=late_places,
             extra=extra,
         )
+
+
+def _embeddings(table: RequestTable, part: BatchPart, begins: Ints) -> tuple[Ints, Floats] | None:
+    """`StepBatch.embeddings`"""
+    places: list[Ints] = []
+    values: list[Floats] = []
+    for begin, row, computed, scheduled in zip(
+        begins.tolist(), part.rows.tolist(), part.computed.tolist(), part.scheduled.tolist(), strict=False
+    ):
+        for start, rows in table.embeddings.get(row, ()):
+            first, stop = max(start, computed), min(start + len(rows), computed + scheduled)
+            if first < stop:
+                places.append(np.arange(first, stop) + (begin - computed))
+                values.append(rows[first - start : stop - start])
+    return (np.concatenate(places), np.concatenate(values)) if places else None
 
 
 def _tokens(rows: Ints, begins: Ints, computed: Ints, scheduled: Ints) -> tuple[Ints, Ints]:

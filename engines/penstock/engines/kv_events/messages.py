@@ -26,6 +26,8 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, kw_only=True):
     group_idx: int
     kv_cache_spec_kind: str
     kv_cache_spec_sliding_window: int | None = None
+    extra_keys: list[list[str] | None] | None = None
+    """Of each block, the keys of the images whose embeddings it holds."""
 
 
 class BlockRemoved(msgspec.Struct, tag=True, kw_only=True):
@@ -79,6 +81,7 @@ def _event(entry: CacheEntry, groups: Sequence[KVGroup]) -> Event:
             group_idx=entry.group,
             kv_cache_spec_kind="sliding_window" if window else "full_attention",
             kv_cache_spec_sliding_window=window or None,
+            extra_keys=entry.extra_keys,
         )
     if isinstance(entry, BlocksRemoved):
         hashes = [public_hash(block_hash) for block_hash in entry.hashes]

@@ -36,6 +36,7 @@ _MASKS = re.compile(r".*\.(attn|attention)\.(masked_)?bias")
 
 MTP_LAYERS = "model.mtp_layers"
 """Of MiMo's draft head, in the same files."""
+_MTP_OF_QWEN = "mtp."
 
 _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 """Of GPT-OSS; blocks and scales are MXFP4."""
@@ -51,7 +52,7 @@ def full_name(name: str) -> str | None:
     name = inner
     if name.startswith(("embed_tokens.", "layers.", "norm.")):
         return "model." + name
-    if _MASKS.fullmatch(name) or name.startswith(MTP_LAYERS + "."):
+    if _MASKS.fullmatch(name) or name.startswith((MTP_LAYERS + ".", _MTP_OF_QWEN)):
         return None
     return "transformer." + name if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings")) else name
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import openvino as ov
@@ -11,20 +11,35 @@ import openvino.opset15 as ops
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.attention import paged_attention
-from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, group_suffix, step_inputs
+from penstock.engines.openvino.decoder_inputs import (
+    EMBEDDINGS,
+    EMBEDDINGS_AT,
+    FEATURES,
+    GROUP_INPUTS,
+    group_suffix,
+    step_inputs,
+)
 from penstock.engines.openvino.decoder_spec import (
     MLP,
     Attention,
     Clamp,
     DecoderSpec,
     Experts,
+    GatedDelta,
+    Latent,
     QueryGrowth,
     ShortConvolution,
 )
 from penstock.engines.openvino.expert_mix import alternating, clamped, mix
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i64, limited, part, parts, scaled
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
-from penstock.engines.openvino.recurrent import CONV_TABLE, STATE_INPUTS, paged_convolution
+from penstock.engines.openvino.recurrent import (
+    CONV_TABLE,
+    DELTA_TABLE,
+    STATE_INPUTS,
+    paged_convolution,
+    paged_delta_net,
+)
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Weights, round_to
 
@@ -44,12 +59,19 @@ class FeatureTap:
 
 
 def build_decoder(
-    spec: DecoderSpec, weights: Weights, precision: str, *, lora: bool = False, tap: FeatureTap | None = None
+    spec: DecoderSpec,
+    weights: Weights,
+    precision: str,
+    *,
+    lora: bool = False,
+    tap: FeatureTap | None = None,
+    takes_embeddings: bool = False,
 ) -> tuple[ov.Model, dict[str, Projection]]:
     """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
-    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. Raises UnsupportedError when the
+    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `takes_embeddings`: there are inputs for
+    those of images. Raises UnsupportedError when the
     checkpoint holds tensors that this graph would ignore."""
-    builder = DecoderBuilder(spec, weights, precision, lora, tap)
+    builder = (EmbeddingDecoderBuilder if takes_embeddings else DecoderBuilder)(spec, weights, precision, lora, tap)
     model = builder.build()
     check_all_used(spec, weights)
     return model, builder.lora.projections if builder.lora else {}
@@ -184,7 +206,9 @@ class DecoderBuilder:
 
     def _mixer(self, x: Node, n: int) -> Node:
         mixer = self._spec.layers[n].mixer
-        return self._attention(x, n) if isinstance(mixer, Attention) else self._convolution(x, n, mixer)
+        if isinstance(mixer, Attention):
+            return self._attention(x, n)
+        return self._convolution(x, n, mixer) if isinstance(mixer, ShortConvolution) else self._delta_net(x, n, mixer)
 
     def _convolution(self, x: Node, n: int, layer: ShortConvolution) -> Node:
         names, hidden = self._spec.names, self._spec.hidden_size
@@ -192,27 +216,91 @@ class DecoderBuilder:
         matrix = self._linear(x, prefix + "in_proj", 3 * hidden, hidden, layer.bias)
         before, behind, values = parts(matrix, (hidden,) * 3, 1)
         table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, hidden, layer.kernel])
-        kernel = self._weights.kernel(prefix + "conv.weight", hidden, layer.kernel)
+        kernel = self._weights.table(prefix + "conv.weight", (hidden, 1, layer.kernel))
         bias = self._weights.vector(prefix + "conv.bias", hidden) if layer.bias else None
         y = paged_convolution(ops.multiply(before, values), table, kernel, bias, self._inputs)
         return self._linear(ops.multiply(behind, y), prefix + "out_proj", hidden, hidden, layer.bias)
+
+    def _delta_net(self, x: Node, n: int, layer: GatedDelta) -> Node:
+        names, hidden, heads = self._spec.names, self._spec.hidden_size, layer.value_heads
+        prefix, size = f"{names.layers}.{n}.{names.delta_net}.", sum(layer.sizes)
+        table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, size, layer.kernel])
+        kernel = self._weights.table(prefix + "conv1d.weight", (size, 1, layer.kernel))
+        y = self._linear(x, prefix + "in_proj_qkv", size, hidden, False)
+        y = ops.swish(paged_convolution(y, table, kernel, None, self._inputs))
+        q, k, v = parts(y, layer.sizes, 1)
+        q, k = (_unit(ops.reshape(part, i64([0, layer.key_heads, layer.key_dim]), True)) for part in (q, k))
+        v = ops.reshape(v, i64([0, heads, layer.value_dim]), True)
+        beta = ops.sigmoid(self._linear(x, prefix + "in_proj_b", heads, hidden, False))
+        step = ops.add(
+            self._linear(x, prefix + "in_proj_a", heads, hidden, False), self._weights.vector(prefix + "dt_bias", heads)
+        )
+        pace = ops.negative(ops.exp(self._weights.vector(prefix + "A_log", heads)))
+        shape = [-1, heads, layer.value_dim, layer.key_dim]
+        states = self._add_input(f"{DELTA_TABLE}{n}", ov.Type.dynamic, shape)
+        y = paged_delta_net(q, k, v, states, ops.multiply(pace, ops.softplus(step)), beta, self._inputs)
+        y = ops.multiply(self._rms(y), self._weights.vector(prefix + "norm.weight", layer.value_dim))
+        y = ops.reshape(y, i64([0, layer.sizes[2]]), True)
+        gate = ops.swish(self._linear(x, prefix + "in_proj_z", layer.sizes[2], hidden, False))
+        return self._linear(ops.multiply(y, gate), prefix + "out_proj", hidden, layer.sizes[2], False)
 
     def _attention(self, x: Node, n: int, width: int = 0) -> Node:
         """`width` of x; 0: that of the hidden state."""
         names, hidden, layer = self._spec.names, self._spec.hidden_size, self._spec.attention[n]
         prefix = f"{names.layers}.{n}.{names.attention}."
-        sizes = (layer.q_size, layer.kv_size, layer.kv_size)
+        if layer.latent is not None:
+            return self._latent_attention(x, n, prefix, layer.latent)
+        sizes = (layer.q_size * (1 + layer.gated), layer.kv_size, layer.kv_size)
         if len(names.qkv) == 1 and layer.qkv_rows == "by key head":
             y = self._linear(x, prefix + names.qkv[0], sum(sizes), hidden, layer.qkv_bias)
             q, k, v = _by_key_head(y, layer)
         else:
             q, k, v = self._linears(x, prefix, names.qkv, sizes, layer.qkv_bias, width)
+        if layer.gated:
+            q, gate = _by_head(q, layer)
         q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
         if layer.growth is not None:
             q = self._grown(q, layer.growth)
         k = self._rotate(k, layer, layer.num_kv_heads, prefix + names.k_norm)
         y = self._paged_attention((q, k, limited(v, layer.limit)), n, prefix)
+        if layer.gated:
+            y = ops.multiply(y, ops.sigmoid(gate))
         return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
+
+    def _latent_attention(self, x: Node, n: int, prefix: str, latent: Latent) -> Node:
+        layer, hidden = self._spec.attention[n], self._spec.hidden_size
+        heads, d = layer.num_heads, layer.head_dim
+        q = ops.reshape(self._latent_queries(x, prefix, layer, latent), i64([0, heads, 1, d]), True)
+        name, sizes = prefix + "kv_a_proj_with_mqa", (latent.rank, latent.rotated)
+        compressed, shared = parts(self._linear(x, name, sum(sizes), hidden, layer.qkv_bias), sizes, 1)
+        compressed = self._latent_norm(compressed, prefix + "kv_a_layernorm", latent.rank, latent)
+        plain = d - latent.rotated
+        both = self._linear(compressed, prefix + "kv_b_proj", heads * (plain + latent.value_size), latent.rank, False)
+        both = ops.reshape(both, i64([0, heads, 1, plain + latent.value_size]), True)
+        turning = replace(layer, head_dim=latent.rotated)
+        assert layer.rope is not None
+        shared = self._turned(ops.reshape(shared, i64([0, 1, 1, latent.rotated]), True), turning, layer.rope, 1)
+        k = ops.concat([part(both, 0, plain), ops.tile(shared, i64([1, heads, 1, 1]))], -1)
+        q = ops.concat([part(q, 0, plain), self._turned(part(q, plain, d), turning, layer.rope, heads)], -1)
+        missing = i64([0, 0, 0, d - latent.value_size])
+        v = ops.pad(part(both, plain, plain + latent.value_size), i64([0, 0, 0, 0]), missing, "constant", f32(0.0))
+        whole = [ops.reshape(one, i64([0, heads * d]), True) for one in (q, k, v)]
+        y = ops.reshape(self._paged_attention((whole[0], whole[1], whole[2]), n, prefix), i64([0, heads, 1, d]), True)
+        inner = heads * latent.value_size
+        y = ops.reshape(part(y, 0, latent.value_size), i64([0, inner]), True)
+        return self._linear(y, prefix + self._spec.names.o, hidden, inner, layer.o_bias)
+
+    def _latent_queries(self, x: Node, prefix: str, layer: Attention, latent: Latent) -> Node:
+        """[T, heads * head_dim], not yet rotated."""
+        hidden, rank = self._spec.hidden_size, latent.query_rank
+        if not rank:
+            return self._linear(x, prefix + "q_proj", layer.q_size, hidden, False)
+        compressed = self._linear(x, prefix + "q_a_proj", rank, hidden, layer.qkv_bias)
+        compressed = self._latent_norm(compressed, prefix + "q_a_layernorm", rank, latent)
+        return self._linear(compressed, prefix + "q_b_proj", layer.q_size, rank, False)
+
+    def _latent_norm(self, x: Node, name: str, size: int, latent: Latent) -> Node:
+        return ops.multiply(self._rms(x, latent.norm_eps), self._weights.vector(name + ".weight", size))
 
     def _paged_attention(self, qkv: tuple[Node, Node, Node], n: int, prefix: str) -> Node:
         layer, suffix = self._spec.attention[n], group_suffix(self._group_of[n], self._num_groups)
@@ -321,10 +409,10 @@ class DecoderBuilder:
         weights = self._weights.table(name + ".weight", (heads, size))
         return ops.multiply(self._normed(x), ops.reshape(weights, i64([1, heads, 1, size]), False))
 
-    def _rms(self, x: Node) -> Node:
-        """x with a mean square of 1 along its last axis."""
+    def _rms(self, x: Node, eps: float = 0.0) -> Node:
+        """x with a mean square of 1 along its last axis. `eps` 0: that of the other norms."""
         variance = ops.reduce_mean(ops.power(x, f32(2.0)), i64([-1]), True)
-        return ops.multiply(x, ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(self._spec.norm_eps)))))
+        return ops.multiply(x, ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(eps or self._spec.norm_eps)))))
 
     def _grown(self, q: Node, growth: QueryGrowth) -> Node:
         """Queries [T, heads * head_dim], by their positions."""
@@ -374,6 +462,33 @@ class DecoderBuilder:
         cos, sin = self._turns[rope]
         whole = ops.add(ops.multiply(whole, cos), ops.multiply(turned, sin))
         return whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
+
+
+class EmbeddingDecoderBuilder(DecoderBuilder):
+    """Some of its tokens are read as embeddings that the step has."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._add_input(EMBEDDINGS, np.float32, [-1, self._spec.hidden_size])
+        self._add_input(EMBEDDINGS_AT, np.int64, [-1])
+
+    def _embed(self) -> Node:
+        return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._inputs[EMBEDDINGS], i64(0))
+
+
+_LEAST_SQUARE = 1e-6
+
+
+def _unit(x: Node) -> Node:
+    """x with a length of 1 along its last axis."""
+    square = ops.reduce_sum(ops.multiply(x, x), i64([-1]), True)
+    return ops.divide(x, ops.sqrt(ops.add(square, f32(_LEAST_SQUARE))))
+
+
+def _by_head(y: Node, layer: Attention) -> list[Node]:
+    """Queries and gates [T, heads * head_dim] out of rows that have each head's one after the other."""
+    both = ops.reshape(y, i64([0, layer.num_heads, 2 * layer.head_dim]), True)
+    return [ops.reshape(x, i64([0, layer.q_size]), True) for x in parts(both, (layer.head_dim,) * 2, 2)]
 
 
 def _by_key_head(y: Node, layer: Attention) -> list[Node]:

@@ -7,6 +7,9 @@ i32, block_indices [B] i32 (the requests' block tables, one after another), bloc
 max_context_len [] i32; those of a group with a window leave out the blocks behind it. Outputs: logits
 [N, vocab] and hidden [N, hidden size] f32, the latter after the final norm.
 
+A model that reads images has two more inputs: embeddings [E, hidden size] f32, and embeddings_at [E] i64, which of the
+T tokens are read as these.
+
 A model with recurrent layers has the inputs that `recurrent` names, and tables of states.
 
 A draft head has one more input, features [T, W] f32, and hidden is what its next guess is made of. The model whose
@@ -20,6 +23,7 @@ import numpy as np
 Input = tuple[type[np.generic], list[int]]
 
 FEATURES = "features"
+EMBEDDINGS, EMBEDDINGS_AT = "embeddings", "embeddings_at"
 
 _STEP_INPUTS: dict[str, Input] = {
     "input_ids": (np.int64, [-1]),

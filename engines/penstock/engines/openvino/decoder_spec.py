@@ -52,6 +52,7 @@ class TensorNames:
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     convolution: str = "conv"
+    delta_net: str = "linear_attn"
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     """The matrix whose result is activated, and the one whose result it is multiplied by. One name: one matrix has
@@ -75,6 +76,23 @@ class QueryGrowth:
     scale: float
     first: int
     """0 or 1: the number of the first position."""
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Queries, keys and values come out of compressed ones (arXiv:2405.04434). They are kept as any other keys and
+    values, each value with zeros behind it up to the size of a head."""
+
+    query_rank: int
+    """Size of the compressed query; 0: queries are not compressed."""
+    rank: int
+    """Size of what keys and values come out of."""
+    rotated: int
+    """Values of a head that are rotated, its last ones; all heads of keys have the same there."""
+    value_size: int
+    """Of a head's value."""
+    norm_eps: float
+    """Of the norms of what is compressed."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,9 @@ class Attention:
     """Scores fall off with distance, by a slope of each head (arXiv:2108.12409)."""
     sinks: bool = False
     """Each head has one more score among those of all tokens, which draws attention to nothing."""
+    gated: bool = False
+    """Behind each head's queries, their matrix has a gate: the head's result is multiplied by its sigmoid."""
+    latent: Latent | None = None
     limit: float = 0.0
     """Values of queries (behind a norm of all heads), keys and values are no farther from zero; 0: there is none."""
     score_cap: float = 0.0
@@ -173,7 +194,28 @@ class ShortConvolution:
     bias: bool = False
 
 
-Mixer = Attention | ShortConvolution
+@dataclass(frozen=True)
+class GatedDelta:
+    """Qwen3.5's recurrent layer, a gated delta net (arXiv:2412.06464). Queries, keys and values are folded over the
+    newest tokens; a state of each head of values decays, and is corrected by each token."""
+
+    key_heads: int
+    """Those of queries, too; each is of several heads of values."""
+    value_heads: int
+    key_dim: int
+    """Of a head."""
+    value_dim: int
+    kernel: int
+    """Tokens."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Of queries, keys and values, in all heads."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.value_heads * self.value_dim
+
+
+Mixer = Attention | ShortConvolution | GatedDelta
 """The part of a layer that looks at other tokens."""
 
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.decoder_spec import DecoderSpec, LayerNorms, ShortConvolution, TensorNames
+from penstock.engines.openvino.decoder_spec import (
+    DecoderSpec,
+    GatedDelta,
+    LayerNorms,
+    Mixer,
+    ShortConvolution,
+    TensorNames,
+)
 from penstock.engines.openvino.families_experts import experts_of, size_of_expert
 from penstock.engines.openvino.family import (
     Settings,
@@ -76,12 +85,15 @@ def _lfm2(c: Settings) -> DecoderSpec:
     )
     spec = plain(c, eps_key="norm_eps")
     spec = spec.with_attention(qk_norm="each head", qkv_bias=False, o_bias=False).with_layers(norms=_LFM2_NORMS)
-    convolution = ShortConvolution(_kernel_size(c), bool(c.get("conv_bias")))
-    layers = [
-        replace(layer, mixer=convolution) if kind == "conv" else layer
-        for kind, layer in zip(_kinds(c), spec.layers, strict=True)
-    ]
-    return replace(spec, layers=tuple(layers), names=_LFM2_NAMES)
+    convolution = ShortConvolution(_size(c, "conv_L_cache"), bool(c.get("conv_bias")))
+    return replace(_with_recurrent(spec, _lfm2_kinds(c), "conv", convolution), names=_LFM2_NAMES)
+
+
+def _with_recurrent(spec: DecoderSpec, kinds: Sequence[str], kind: str, mixer: Mixer) -> DecoderSpec:
+    """With `mixer` in the layers of this kind."""
+    chosen = zip(kinds, spec.layers, strict=True)
+    layers = [replace(layer, mixer=mixer) if its_kind == kind else layer for its_kind, layer in chosen]
+    return replace(spec, layers=tuple(layers))
 
 
 def _mlp_size(c: Settings) -> int | None:
@@ -97,28 +109,69 @@ def _mlp_size(c: Settings) -> int | None:
     return -(-int(positive(c, "block_ffn_dim_multiplier") * size) // multiple) * multiple
 
 
-def _kinds(c: Settings) -> list[str]:
+def _lfm2_kinds(c: Settings) -> list[str]:
     """conv or full_attention, of each layer."""
     layers, kinds, attends = c["num_hidden_layers"], c.get("layer_types"), c.get("full_attn_idxs")
     if kinds is None:
         numbers = attends if isinstance(attends, list) else range(layers)
         kinds = ["full_attention" if n in numbers else "conv" for n in range(layers)]
-    known = isinstance(kinds, list) and all(kind in ("conv", "full_attention") for kind in kinds)
+    return _known_kinds(kinds, layers, "conv")
+
+
+def _known_kinds(kinds: Any, layers: int, recurrent: str) -> list[str]:
+    known = isinstance(kinds, list) and all(kind in (recurrent, "full_attention") for kind in kinds)
     if not known or len(kinds) != layers:
-        raise UnsupportedError(f"layer_types is not understood: {str(kinds)[:200]}; each has conv or full_attention")
-    if "full_attention" not in kinds:
-        raise UnsupportedError("no layer has full_attention: a model of convolutions alone is not supported")
-    return kinds
-
-
-def _kernel_size(c: Settings) -> int:
-    size = c["conv_L_cache"]
-    if type(size) is not int or not 1 <= size <= _LARGEST_KERNEL:
         raise UnsupportedError(
-            f"config.json has conv_L_cache={str(size)[:50]}, which is not a number from 1 to {_LARGEST_KERNEL}"
+            f"layer_types is not understood: {str(kinds)[:200]}; each of {layers} has {recurrent} or full_attention"
+        )
+    if "full_attention" not in kinds:
+        raise UnsupportedError("no layer has full_attention: a model of recurrent layers alone is not supported")
+    return list(kinds)
+
+
+def _size(c: Settings, key: str) -> int:
+    size = c[key]
+    if type(size) is not int or not 1 <= size <= _LARGEST_SIZE:
+        raise UnsupportedError(
+            f"config.json has {key}={str(size)[:50]}, which is not a number from 1 to {_LARGEST_SIZE}"
         )
     return size
 
 
-_LARGEST_KERNEL = 64
-"""Several times that of any known model."""
+_LARGEST_SIZE = 1024
+"""Several times that of any known model: of a kernel, a head, and of how many heads there are."""
+
+
+@family("Qwen3_5ForCausalLM")
+def qwen3_5(c: Settings) -> DecoderSpec:
+    """Three gated delta nets, then attention with a gate, of which a quarter of each head rotates."""
+    c = filled(
+        c,
+        num_key_value_heads=4,
+        head_dim=256,
+        max_position_embeddings=32768,
+        full_attention_interval=4,
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        partial_rotary_factor=0.25,
+    )
+    spec = plain(c, may_be_partial=True).with_attention(qk_norm="each head", gated=True)
+    delta = GatedDelta(*(_size(c, f"linear_{name}") for name in _DELTA_SIZES))
+    if delta.value_heads % delta.key_heads:
+        raise UnsupportedError(f"{delta.value_heads} heads of values do not go together with {delta.key_heads} of keys")
+    return replace(_with_recurrent(spec, _qwen_kinds(c), "linear_attention", delta), norm_offset=1.0)
+
+
+_DELTA_SIZES = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+
+
+def _qwen_kinds(c: Settings) -> list[str]:
+    """linear_attention or full_attention, of each layer."""
+    if c.get("layer_types") is not None:
+        return _known_kinds(c["layer_types"], c["num_hidden_layers"], "linear_attention")
+    every = _size(c, "full_attention_interval")
+    kinds = ["linear_attention" if (n + 1) % every else "full_attention" for n in range(c["num_hidden_layers"])]
+    return _known_kinds(kinds, len(kinds), "linear_attention")

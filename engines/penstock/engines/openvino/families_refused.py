@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _STATE = "its layers keep a state of their own beside keys and values"
-_LATENT = "its attention keeps compressed keys and values (MLA), for which there is no operation"
+_LATENT = "there is no family for it: compressed keys and values (MLA) in layers of its own"
 _INDEXED = "its attention reads tokens that an index chooses, for which there is no operation"
 _ENCODER = "it is a part of a model with an encoder, or attends to later tokens"
 _MEDIA = "it reads or writes images or sound"
@@ -17,14 +17,11 @@ _BY_REASON = {
         "GraniteMoeHybridForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
         "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM",
         "Lfm3ForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
-        "OlmoHybridForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+        "OlmoHybridForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM",
         "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM",
         "ZambaForCausalLM", "ZayaForCausalLM", "xLSTMForCausalLM",
     ),
-    _LATENT: (
-        "AXK1ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
-        "LongcatFlashForCausalLM", "MiniCPM3ForCausalLM", "YoutuForCausalLM",
-    ),
+    _LATENT: ("AXK1ForCausalLM", "LongcatFlashForCausalLM"),
     _INDEXED: (
         "AXK2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "Dots3NoteForCausalLM",
         "GlmMoeDsaForCausalLM", "HYV4ForCausalLM", "MiniMaxM3VLForCausalLM",

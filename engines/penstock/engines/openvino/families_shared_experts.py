@@ -46,7 +46,7 @@ def glm4_moe(c: Settings) -> DecoderSpec:
     )
     norm = "each head" if c.get("use_qk_norm") else ""
     spec = plain(c, may_be_partial=True).with_attention(o_bias=False, qk_norm=norm)
-    return _like_deepseek(spec, c, _behind_dense(c))
+    return like_deepseek(spec, c, behind_dense(c))
 
 
 @family("Dots1ForCausalLM")
@@ -64,7 +64,7 @@ def dots1(c: Settings) -> DecoderSpec:
         norm_topk_prob=False,
     )
     spec = windowed(plain(c).with_attention(qk_norm="each head"), upper_layers(c))
-    return _like_deepseek(spec, c, _behind_dense(c))
+    return like_deepseek(spec, c, behind_dense(c))
 
 
 @family("SolarOpenForCausalLM")
@@ -83,7 +83,7 @@ def solar_open(c: Settings) -> DecoderSpec:
         norm_topk_prob=True,
     )
     c = filled(c, intermediate_size=c["moe_intermediate_size"])
-    return _like_deepseek(plain(c).with_attention(o_bias=False), c, [True] * c["num_hidden_layers"])
+    return like_deepseek(plain(c).with_attention(o_bias=False), c, [True] * c["num_hidden_layers"])
 
 
 @family("ExaoneMoeForCausalLM")
@@ -99,7 +99,7 @@ def exaone_moe(c: Settings) -> DecoderSpec:
         routed_scaling_factor=2.5,
     )
     spec = exaone4(c).with_layers(norms=LayerNorms())
-    spec = _like_deepseek(spec, renamed(c, n_shared_experts="num_shared_experts"), _sparse_layers(c))
+    spec = like_deepseek(spec, renamed(c, n_shared_experts="num_shared_experts"), sparse_layers(c))
     return replace(spec, names=replace(_DEEPSEEK_NAMES, correction=_CORRECTION))
 
 
@@ -121,7 +121,7 @@ def hy_v3(c: Settings) -> DecoderSpec:
     )
     spec = llama(c).with_attention(qk_norm="each head")
     c = changed(c, {"norm_topk_prob": True, "routed_scaling_factor": c["router_scaling_factor"]})
-    spec = _like_deepseek(spec, renamed(c, n_shared_experts="num_shared_experts"), _sparse_layers(c))
+    spec = like_deepseek(spec, renamed(c, n_shared_experts="num_shared_experts"), sparse_layers(c))
     return replace(spec, names=replace(_DEEPSEEK_NAMES, correction=_CORRECTION))
 
 
@@ -145,7 +145,7 @@ def ernie4_5_moe(c: Settings) -> DecoderSpec:
     experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=True)
     experts = replace(experts, least_sum=positive(c, "moe_norm_min"))
     names = replace(_DEEPSEEK_NAMES, correction=f"moe_statics.{_CORRECTION}")
-    return replace(mixed(spec, _with_share(experts, c), _ernie_layers(c)), names=names)
+    return replace(mixed(spec, with_share(experts, c), _ernie_layers(c)), names=names)
 
 
 def _ernie_layers(c: Settings) -> list[bool]:
@@ -192,7 +192,7 @@ def _with_shared_mlp(spec: DecoderSpec, c: Settings) -> DecoderSpec:
     return mixed(spec, replace(experts, shared=shared, gated_share=False))
 
 
-def _like_deepseek(spec: DecoderSpec, c: Settings, layers: Sequence[bool]) -> DecoderSpec:
+def like_deepseek(spec: DecoderSpec, c: Settings, layers: Sequence[bool]) -> DecoderSpec:
     """Sigmoids are weights; corrected, they choose. `layers`: those with experts."""
     if (c.get("n_group") or 1) != 1 or (c.get("topk_group") or 1) != 1:
         raise UnsupportedError("config.json has n_group or topk_group: experts in groups are not supported")
@@ -202,11 +202,11 @@ def _like_deepseek(spec: DecoderSpec, c: Settings, layers: Sequence[bool]) -> De
     experts = experts_of(spec, {**c, "num_experts": number}, size, normalized=bool(c["norm_topk_prob"]))
     experts = replace(experts, scores="sigmoid", least_sum=_LEAST_SUM, scale=positive(c, "routed_scaling_factor"))
     further = count(filled(c, num_nextn_predict_layers=0), "num_nextn_predict_layers")
-    spec = mixed(spec, _with_share(experts, c), layers)
+    spec = mixed(spec, with_share(experts, c), layers)
     return replace(spec, names=_DEEPSEEK_NAMES, further_layers=further)
 
 
-def _with_share(experts: Experts, c: Settings) -> Experts:
+def with_share(experts: Experts, c: Settings) -> Experts:
     """With an expert for every token, of the size of several."""
     number = count(c, "n_shared_experts")
     if not number:
@@ -215,17 +215,17 @@ def _with_share(experts: Experts, c: Settings) -> Experts:
     return replace(experts, shared=replace(experts.expert, intermediate_size=size), gated_share=False)
 
 
-def _behind_dense(c: Settings) -> list[bool]:
+def behind_dense(c: Settings) -> list[bool]:
     """Layers that have experts: all but the first few."""
     dense = count(c, "first_k_dense_replace")
     return [n >= dense for n in range(c["num_hidden_layers"])]
 
 
-def _sparse_layers(c: Settings) -> list[bool]:
-    """Layers that mlp_layer_types calls sparse; without it, as `_behind_dense`."""
+def sparse_layers(c: Settings) -> list[bool]:
+    """Layers that mlp_layer_types calls sparse; without it, as `behind_dense`."""
     kinds = c.get("mlp_layer_types")
     if kinds is None:
-        return _behind_dense(c)
+        return behind_dense(c)
     known = isinstance(kinds, list) and all(kind in ("dense", "sparse") for kind in kinds)
     if not known or len(kinds) != c["num_hidden_layers"]:
         raise UnsupportedError(f"mlp_layer_types is not understood: {str(kinds)[:100]}; each layer is dense or sparse")

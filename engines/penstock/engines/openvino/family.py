@@ -42,6 +42,7 @@ FAMILIES: dict[str, DecoderFamily] = {}
 
 SCORE_CAP, LOGITS_CAP = CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 LIMIT = "clip_qkv"
+_LARGEST_PART = 1 << 16
 
 
 def family(*architectures: str, known: Sequence[str] = ()) -> Callable[[ReadSettings], ReadSettings]:
@@ -213,6 +214,13 @@ def count(c: Settings, key: str) -> int:
     value = c[key]
     if type(value) is not int or value < 0:
         raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is not a number of layers")
+    return value
+
+
+def size_in(c: Settings, key: str) -> int:
+    value = c[key]
+    if type(value) is not int or not 0 < value <= _LARGEST_PART:
+        raise UnsupportedError(f"config.json has {key}={str(value)[:50]}, which is not a size")
     return value
 
 

@@ -71,6 +71,8 @@ class DecoderGraph(ABC):
     """Different ones, that reach nearly every expert."""
     tap: FeatureTap | None = None
     """What it gives of every token to a draft head."""
+    embedding_width: int = 0
+    """Of what is read in the place of images; 0: there are none."""
     feature_width: int = 0
     """Of what a draft head itself is given beside every token; 0: nothing."""
     projections: dict[str, Projection] = field(default_factory=dict)
@@ -184,14 +186,16 @@ class LoadedDecoder:
             delattr(self, name)
 
 
-def open_decoder(config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None) -> DecoderGraph:
-    """`tap`: of the draft head beside it; exported models have none. Raises UnsupportedError for a model that cannot be
-    run, EngineError for a broken one."""
+def open_decoder(
+    config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None, *, sees: bool = False
+) -> DecoderGraph:
+    """`tap`: of the draft head beside it; exported models have none. `sees`: there is an encoder of images. Raises
+    UnsupportedError for a model that cannot be run, EngineError for a broken one."""
     graph = exported_graph(config.model_dir)
     if graph is not None:
         return _open_exported(config, graph, report)
     lora, max_len = bool(config.max_loras), config.max_model_len
-    return open_built(config, config.model_dir, report, max_len=max_len, lora=lora, tap=tap)
+    return open_built(config, config.model_dir, report, max_len=max_len, lora=lora, tap=tap, sees=sees)
 
 
 def open_built(
@@ -202,6 +206,7 @@ def open_built(
     max_len: int | None = None,
     lora: bool = False,
     tap: FeatureTap | None = None,
+    sees: bool = False,
     is_draft: bool = False,
 ) -> BuiltDecoder:
     """A decoder of weights in `folder`; `max_len`: the longest context that is wanted. Raises as `open_decoder`."""
@@ -211,9 +216,10 @@ def open_built(
     eos = eos_token_ids(folder, spec.vocab_size)
     model_len = max_model_len(max_len, spec.max_position_embeddings)
     checkpoint = Checkpoint(folder, full_name, parse_scheme(settings))
-    build = partial(build_decoder, lora=lora, tap=tap)
+    build = partial(build_decoder, lora=lora, tap=tap, takes_embeddings=sees)
     source = built_decoder(config, spec, checkpoint, build, report, is_draft=is_draft)
-    return replace(source, eos_token_ids=eos, model_len=model_len, tap=tap)
+    width = spec.hidden_size if sees else 0
+    return replace(source, eos_token_ids=eos, model_len=model_len, tap=tap, embedding_width=width)
 
 
 def built_decoder(
@@ -295,6 +301,7 @@ def _loaded(config: OpenVINOConfig, source: DecoderGraph, plans: list[ThreadPlan
         adapters if slots else None,
         source.feature_width,
         interval,
+        source.embedding_width,
     )
     return LoadedDecoder(
         source=source,

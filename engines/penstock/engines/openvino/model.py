@@ -9,9 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from penstock.engines.kit.batch import NO_INTS, GroupTables, Int32s, Ints, Outputs, StepBatch
+from penstock.engines.kit.batch import NO_INTS, Floats, GroupTables, Int32s, Ints, Outputs, StepBatch
 from penstock.engines.kit.features import places_of
-from penstock.engines.openvino.decoder_inputs import FEATURES, GROUP_INPUTS, Input, group_suffix, step_inputs
+from penstock.engines.openvino.decoder_inputs import (
+    EMBEDDINGS,
+    EMBEDDINGS_AT,
+    FEATURES,
+    GROUP_INPUTS,
+    Input,
+    group_suffix,
+    step_inputs,
+)
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache
 from penstock.engines.openvino.lora import LOGITS_AT, SLOTS, OpenVINOAdapters, Rows
 from penstock.engines.openvino.recurrent import STATE_INPUTS, StateTables, state_inputs
@@ -37,11 +45,12 @@ class BufferedDecoder:
         adapters: OpenVINOAdapters | None,
         features: int = 0,
         state_interval: int = 0,
+        embeddings: int = 0,
     ) -> None:
         """`compiled`: the fewest tokens for which a compiled model is used, and the model, by ascending tokens;
         `capacity`: tokens for which there is room at the start; `adapters`: None where the models have no inputs for
-        them; `features`: width of those that batches have, 0: none; `state_interval`: tokens between checkpoints
-        of states, 0: there are none."""
+        them; `features`, `embeddings`: width of those that batches have, 0: none; `state_interval`: tokens between
+        checkpoints of states, 0: there are none."""
         self._least_tokens = [least for least, _ in compiled]
         self._block_size = block_size
         self._adapters = adapters
@@ -53,6 +62,11 @@ class BufferedDecoder:
             inputs |= STATE_INPUTS
         if features:
             inputs[FEATURES] = (np.float32, [-1, features])
+        self._no_embeddings: tuple[Ints, Floats] | None = None
+        """What batches without images have; None: there are no inputs for them."""
+        if embeddings:
+            inputs |= {EMBEDDINGS: (np.float32, [-1, embeddings]), EMBEDDINGS_AT: (np.int64, [-1])}
+            self._no_embeddings = NO_INTS, np.zeros((0, embeddings), np.float32)
         self._buffers = [
             _Buffer([model.create_infer_request() for _, model in compiled], inputs, num_groups, capacity)
             for _ in range(self.num_buffers)
@@ -95,6 +109,10 @@ class BufferedDecoder:
                 inputs[name].put(values)
         if batch.features is not None:
             inputs[FEATURES].put(batch.features)
+        if self._no_embeddings is not None:
+            places, rows = batch.embeddings or self._no_embeddings
+            inputs[EMBEDDINGS_AT].put(places)
+            inputs[EMBEDDINGS].put(rows)
         if self.cache.features is not None:
             target.places = places_of(batch, self._block_size)
         if self._adapters is not None:

@@ -2,23 +2,24 @@
 
 The plugin has operations that read and write states by rows, but Python has no classes for them. They come out of the
 pass that pages attention: it makes them of a graph with states of its own, so one is built here that has just what the
-pass looks for, and the operation is taken out of it. Inputs of the operation, for T tokens of S requests: a table
-[rows, channels, kernel], subsequence_begins, and `STATE_INPUTS`, i32 all: block_indices has the rows of all requests,
-one after another, block_indices_begins [S + 1] where those of each request begin, past_lens [S] the tokens before the
-step, and cache_interval [S] how many tokens are between checkpoints. The first row of a request is read; the following
-ones get the states at each multiple of the interval, and behind the last token.
+pass looks for, and the operation is taken out of it. Inputs of the operations, for T tokens of S requests: a table
+([rows, channels, kernel], or [rows, heads, value size, key size]), subsequence_begins, and `STATE_INPUTS`, i32 all:
+block_indices has the rows of all requests, one after another, block_indices_begins [S + 1] where those of each request
+begin, past_lens [S] the tokens before the step, and cache_interval [S] how many tokens are between checkpoints. The
+first row of a request is read; the following ones get the states at each multiple of the interval, and behind the last
+token.
 
 Row 0 of every table has zeros: it is what a request's first token reads. Row r + 1 is row r of `ModelInfo.states`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import openvino as ov
+import openvino.opset1 as opset1
 import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
@@ -30,67 +31,127 @@ from penstock.engines.openvino.graph_nodes import Node, f32, i64
 _INDICES, _BEGINS = "la.block_indices", "la.block_indices_begins"
 _PAST, _INTERVAL = "la.past_lens", "la.cache_interval"
 STATE_INPUTS: dict[str, Input] = {name: (np.int32, [-1]) for name in (_INDICES, _BEGINS, _PAST, _INTERVAL)}
-CONV_TABLE = "conv_state_table."
+CONV_TABLE, DELTA_TABLE = "conv_state_table.", "gated_delta_state_table."
 """In front of the number of the layer. The plugin gives such inputs the type of the computation."""
 
 
 def paged_convolution(x: Node, table: Node, kernel: Node, bias: Node | None, inputs: Mapping[str, Node]) -> Node:
     """[T, channels]: each channel of x is folded with its own kernel over the token and those before it. `kernel`
     [channels, 1, size], `bias` [channels], `inputs`: subsequence_begins and `STATE_INPUTS`."""
-    node = _made_by_pass("PagedCausalConv1D")
-    operands = [x, table, kernel, f32([]) if bias is None else bias, inputs["subsequence_begins"]]
-    operands += [inputs[name] for name in (_INDICES, _BEGINS, _PAST, _INTERVAL)]
+    operands = [x, table, kernel, f32([]) if bias is None else bias]
+    return _with_operands("PagedCausalConv1D", operands, inputs)
+
+
+def paged_delta_net(
+    q: Node, k: Node, v: Node, table: Node, decay: Node, beta: Node, inputs: Mapping[str, Node]
+) -> Node:
+    """[T, value heads, value size]. `q` and `k` are [T, key heads, key size], of length 1; `v` as the result; `decay`,
+    a logarithm, and `beta` are [T, value heads]. Queries are scaled by the operation."""
+    return _with_operands("PagedGatedDeltaNet", [q, k, v, table, decay, beta], inputs)
+
+
+def _with_operands(kind: str, operands: list[Node], inputs: Mapping[str, Node]) -> Node:
+    """The operation, with operands of its own, the step's, and `STATE_INPUTS`."""
+    node = _made_by_pass(kind)
+    operands += [inputs[name] for name in ("subsequence_begins", _INDICES, _BEGINS, _PAST, _INTERVAL)]
     for index, operand in enumerate(operands):
         node.set_argument(index, operand.output(0))
     node.validate_and_infer_types()
     return node
 
 
-_CHANNELS, _KERNEL = 2, 2
-"""Of the graph that the operation is taken out of: any sizes will do."""
+_SIZE = 2
+"""Of channels, kernels and heads in the graph that an operation is taken out of: any size will do."""
+_END = np.iinfo(np.int64).max
 
 
 def _made_by_pass(kind: str) -> Node:
-    model = _stateful_graph()
+    model = _stateful_graph(_convolved if kind == "PagedCausalConv1D" else _delta_net)
     paged_attention_transformation(model)
     return next(node for node in model.get_ordered_ops() if node.get_type_name() == kind)
 
 
-def _stateful_graph() -> ov.Model:
-    """A convolution, and the attention without which the pass does nothing, as Optimum exports them: with axis 2 in
-    place of -1, for one, the pass does not know a convolution."""
+class _States:
+    """Of a graph that has them itself."""
+
+    def __init__(self, ids: Node, beams: Node) -> None:
+        self.batch = ops.gather(ops.shape_of(ids), i64([0]), i64(0))
+        self.length = ops.gather(ops.shape_of(ids), i64([1]), i64(0))
+        self.sinks: list[Node] = []
+        self._beams = beams
+
+    def read(self, name: str, shape: list[int]) -> Node:
+        """0 in `shape`: any number."""
+        zeros = ops.broadcast(f32(0.0), ops.concat([self.batch, i64(shape)], 0))
+        known = ov.PartialShape([-1, *(size or -1 for size in shape)])
+        return ops.gather(ops.read_value(zeros, name, ov.Type.f32, known), self._beams, i64(0))
+
+    def write(self, name: str, value: Node) -> None:
+        self.sinks.append(ops.assign(value, name))
+
+    def grow(self, name: str, shape: list[int], new: Node) -> Node:
+        """What a state had and `new`, along axis 2."""
+        whole = ops.concat([self.read(name, shape), new], 2)
+        self.write(name, whole)
+        return whole
+
+
+def _stateful_graph(layer: Callable[[Node, _States], Node]) -> ov.Model:
+    """A recurrent layer over [B, T, _SIZE], and the attention without which the pass does nothing."""
     ids, mask, positions = (_parameter(name, [-1, -1]) for name in ("input_ids", "attention_mask", "position_ids"))
     beams = _parameter("beam_idx", [-1], np.int32)
-    batch = ops.gather(ops.shape_of(ids), i64([0]), i64(0))
-    sinks: list[Node] = []
-    x = ops.gather(f32(np.zeros((1, _CHANNELS))), ids, i64(0))
-    columns = ops.transpose(x, i64([0, 2, 1]))
-    state = partial(_state, batch=batch, beams=beams, sinks=sinks)
-    past = state("conv", [_CHANNELS, _KERNEL], columns, axis=-1, kept=_KERNEL)
-    y = ops.group_convolution(past, f32(np.zeros((_CHANNELS, 1, 1, _KERNEL))), [1], [0], [0], [1])
-    length = ops.gather(ops.shape_of(ids), i64([1]), i64(0))
-    y = ops.slice(y, ops.multiply(length, i64([-1])), i64([_END]), i64([1]), i64([2]))
-    heads = ops.unsqueeze(ops.add(x, ops.transpose(y, i64([0, 2, 1]))), i64([1]))
-    keys, values = (state(name, [1, 0, _CHANNELS], heads, axis=2) for name in ("key", "value"))
+    states = _States(ids, beams)
+    heads = ops.unsqueeze(layer(ops.gather(f32(np.zeros((1, _SIZE))), ids, i64(0)), states), i64([1]))
+    keys, values = (states.grow(name, [1, 0, _SIZE], heads) for name in ("key", "value"))
     sees = ops.convert(ops.unsqueeze(mask, i64([1, 2])), "f32")
     result = ops.result(ops.scaled_dot_product_attention(heads, keys, values, sees))
-    return ov.Model([result], sinks, [ids, mask, positions, beams], "stateful")
+    return ov.Model([result], states.sinks, [ids, mask, positions, beams], "stateful")
 
 
-_END = np.iinfo(np.int64).max
+def _convolved(x: Node, states: _States) -> Node:
+    """As Optimum exports it: with axis 2 in place of -1, for one, the pass does not know a convolution."""
+    past = ops.concat([states.read("conv", [_SIZE, _SIZE]), ops.transpose(x, i64([0, 2, 1]))], -1)
+    states.write("conv", ops.slice(past, i64([-_SIZE]), i64([_END]), i64([1]), i64([2])))
+    y = ops.group_convolution(past, f32(np.zeros((_SIZE, 1, 1, _SIZE))), [1], [0], [0], [1])
+    y = ops.slice(y, ops.multiply(states.length, i64([-1])), i64([_END]), i64([1]), i64([2]))
+    return ops.transpose(y, i64([0, 2, 1]))
 
 
-def _state(
-    name: str, shape: list[int], new: Node, *, axis: int, kept: int = 0, batch: Node, beams: Node, sinks: list[Node]
-) -> Node:
-    """What a state had and `new`, along an axis: the state then, or the last `kept` of it."""
-    zeros = ops.broadcast(f32(0.0), ops.concat([batch, i64(shape)], 0))
-    known = ov.PartialShape([-1, *(size or -1 for size in shape)])
-    past = ops.gather(ops.read_value(zeros, name, ov.Type.f32, known), beams, i64(0))
-    whole = ops.concat([past, new], axis)
-    rest = ops.slice(whole, i64([-kept]), i64([_END]), i64([1]), i64([axis])) if kept else whole
-    sinks.append(ops.assign(rest, name))
-    return whole
+def _delta_net(x: Node, states: _States) -> Node:
+    """One head, token by token. The pass knows this loop by the order of its inputs, outputs and results, by squeezes
+    of the first opset, and by a scale that is taken from the shape of the queries."""
+    heads = ops.transpose(ops.unsqueeze(x, i64([2])), i64([0, 2, 1, 3]))
+    number = ops.transpose(ops.slice(x, i64([0]), i64([1]), i64([1]), i64([2])), i64([0, 2, 1]))
+    scale = ops.power(ops.convert(ops.gather(ops.shape_of(heads), i64(3), i64(0)), "f32"), f32(0.5))
+    sliced = [ops.divide(heads, scale), heads, heads, number, number]
+    merged = [states.read("delta", [1, _SIZE, _SIZE]), ops.broadcast(f32(0.0), ops.shape_of(heads))]
+    shapes = [[-1, 1, 1, _SIZE]] * 3 + [[-1, 1, 1]] * 2 + [[-1, 1, _SIZE, _SIZE], [-1, 1, -1, _SIZE]]
+    token, *inner = [ops.parameter([], np.int64), *(ops.parameter(shape, np.float32) for shape in shapes)]
+    results = _delta_step(token, inner)
+    goes_on = ops.constant(np.array(True))
+    body = ov.Model([ops.result(node) for node in (goes_on, *results)], [token, *inner], "token")
+    loop = ops.loop(ops.reduce_sum(states.length, i64([0]), False), ops.constant(np.array(True)))
+    loop.set_function(body)
+    loop.set_special_body_ports([0, 0])
+    for parameter, node in zip(inner, sliced, strict=False):
+        loop.set_sliced_input(parameter, node.output(0), 0, 1, 1, -1, 2)
+    for parameter, node, result in zip(inner[5:], merged, results, strict=True):
+        loop.set_merged_input(parameter, node.output(0), result.output(0))
+    y, state = (loop.get_iter_value(result.output(0), -1) for result in reversed(results))
+    states.write("delta", ops.reshape(state, i64([0, 1, _SIZE, _SIZE]), True))
+    return ops.reshape(ops.transpose(y, i64([0, 2, 1, 3])), i64([0, 0, _SIZE]), True)
+
+
+def _delta_step(token: Node, inputs: list[Node]) -> tuple[Node, Node]:
+    """The state behind a token, and the results with its own."""
+    q, k, v, decay, beta, state, done = inputs
+    q, k, v = (opset1.squeeze(x, i64([2])) for x in (q, k, v))
+    kept = ops.multiply(state, ops.unsqueeze(ops.exp(decay), i64(-1)))
+    known = ops.reduce_sum(ops.multiply(kept, ops.unsqueeze(k, i64(-1))), i64([-2]), False)
+    correction = ops.unsqueeze(ops.multiply(ops.subtract(v, known), beta), i64(-2))
+    state = ops.add(kept, ops.multiply(ops.unsqueeze(k, i64(-1)), correction))
+    y = ops.reduce_sum(ops.multiply(state, ops.unsqueeze(q, i64(-1))), i64([-2]), True)
+    return state, ops.scatter_update(done, ops.unsqueeze(token, i64(0)), y, i64(2))
 
 
 def _parameter(name: str, shape: list[int], kind: type = np.int64) -> Node:
@@ -125,7 +186,7 @@ def _tables_of(compiled: Any) -> list[tuple[str, Any, list[int]]]:
     return [
         (port.any_name, port.element_type, [axis.get_length() for axis in list(port.partial_shape)[1:]])
         for port in compiled.inputs
-        if port.any_name.startswith(CONV_TABLE)
+        if port.any_name.startswith((CONV_TABLE, DELTA_TABLE))
     ]
 
 

@@ -11,13 +11,16 @@ import openvino as ov
 
 from penstock.engines.contract.loading import Report, silent
 from penstock.engines.contract.model_info import ModelInfo
+from penstock.engines.contract.step import ImageRows
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.formats.model_files import read_json_if_any
 from penstock.engines.host.memory import available_memory
 from penstock.engines.kit.adapter_slots import WithAdapters, load_configured
 from penstock.engines.kit.cache_size import StateSpace, num_blocks
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.drafting import draft_model_of, load_drafts, open_drafts
+from penstock.engines.openvino.image_encoder import ImageEncoder, vision_spec
 from penstock.engines.openvino.loading import load_decoder, open_decoder
 from penstock.engines.openvino.lora import OpenVINOAdapters
 from penstock.engines.openvino.process_memory import collapse_filled_memory
@@ -41,9 +44,13 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         _check_release()
         started = time.monotonic()
         head = open_drafts(config, report)
-        source = open_decoder(config, report, head.tap if head else None)
+        vision = vision_spec(read_json_if_any(config.model_dir / "config.json"))
+        source = open_decoder(config, report, head.tap if head else None, sees=vision is not None)
         if source.is_hybrid:
             check_hybrid(config)
+        images = None
+        if vision is not None and source.embedding_width:  # not with an exported graph
+            images = ImageEncoder(config, vision, source.numerics.dtype, report)
         loaded = load_decoder(config, source, report)
         draft = load_drafts(config, head, loaded, report)
         collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))
@@ -51,7 +58,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         kv_groups = tuple(KVGroup(loaded.block_size, group.window) for group in source.groups)
         block_bytes = loaded.block_bytes + (draft.block_bytes if draft else 0)
         free = available_memory() - self._adapters.reserved_bytes
-        space = StateSpace.of(config, loaded.state_interval, loaded.row_bytes)
+        space = StateSpace.of(config, loaded.state_interval, loaded.row_bytes, free)
         count = num_blocks(
             config,
             kv_groups,
@@ -80,11 +87,18 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             has_draft_model=draft is not None,
             supports_grammars=True,
             supports_processors=True,
+            image_tile=None if images is None else images.tile,
             work=loaded.work,
         )
         draft_model = draft_model_of(draft, head, loaded, count, config.max_num_batched_tokens) if draft else None
         super().__init__(loaded.model, info, config.max_num_seqs, config.model_dir, draft_model)
         self._decoders = [loaded] if draft is None else [loaded, draft]
+        self._images = images
+
+    def encode_image(self, pixels: bytes) -> ImageRows:
+        """`ImageHost.encode_image`"""
+        assert self._images is not None
+        return self._images.encode(pixels)
 
     @property
     def block_bytes(self) -> int:
@@ -102,7 +116,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
     def close(self) -> None:
         """Frees the weights and the cache; the runner cannot be used afterwards."""
         super().close()
-        for name in ("_model", "_draft_model", "_table", "_adapters"):
+        for name in ("_model", "_draft_model", "_table", "_adapters", "_images"):
             delattr(self, name)
         for decoder in self._decoders:
             decoder.free()

@@ -81,12 +81,8 @@ class Weights:
         values = self._take(name, (1, size) if is_row else (size,)).f32().reshape(-1)
         return ops.constant(values + np.float32(plus))
 
-    def kernel(self, name: str, channels: int, size: int) -> Node:
-        """Of a convolution that folds each channel by itself, f32 [channels, 1, size]."""
-        return ops.constant(self._take(name, (channels, 1, size)).f32())
-
-    def table(self, name: str, shape: tuple[int, int]) -> Node:
-        """A small matrix as it is, f32."""
+    def table(self, name: str, shape: tuple[int, ...]) -> Node:
+        """A small matrix, or the weights of a convolution, as they are, f32."""
         return ops.constant(self._take(name, shape).f32())
 
     def project(

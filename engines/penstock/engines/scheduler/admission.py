@@ -87,7 +87,8 @@ class Admission:
 
     def _chains_of(self, request: Request) -> tuple[HashChain, ...]:
         if request.chains is None:
-            request.chains = self._kv.chains(adapter=request.adapter, salt=request.cache_salt)
+            attachments = () if request.images is None else request.images.attachments
+            request.chains = self._kv.chains(adapter=request.adapter, salt=request.cache_salt, attachments=attachments)
         return request.chains
 
     def _admit(self, request: Request, new: StepUnderWay, limit: int) -> int:

@@ -124,6 +124,10 @@ class QueueIntake:
             return InvalidRequestError(
                 f"The prompt has the token {wrong}, but the model's vocabulary ends at {info.vocab_size - 1}."
             )
+        if message.images:
+            error = self._refusal_of_images(message)
+            if error is not None:
+                return error
         if message.output_token_ids:
             error = self._refusal_to_resume(message, max_tokens)
             if error is not None:
@@ -139,6 +143,23 @@ class QueueIntake:
                 f"The request could grow to {total} tokens, but the KV cache has room for {self._context_length} of "
                 "one request."
             )
+        return None
+
+    def _refusal_of_images(self, message: AddRequest) -> PenstockError | None:
+        tile = self.info.image_tile
+        if tile is None:
+            return UnsupportedError("This engine reads text only.")
+        for image in message.images:
+            tiles, rest = divmod(len(image.pixels), tile.pixel_bytes)
+            if rest or not tiles or sum(count for _, count in image.spans) != tiles * tile.tokens:
+                return InvalidRequestError("an image does not fit the places that it has in the prompt")
+        end = 0
+        for start, count in [span for image in message.images for span in image.spans]:
+            if start < end or count < 1:
+                return InvalidRequestError("images must stand one after the other")
+            end = start + count
+        if end > len(message.prompt_token_ids):
+            return InvalidRequestError("an image stands behind the end of its prompt")
         return None
 
     def _refusal_to_resume(self, message: AddRequest, max_tokens: int) -> PenstockError | None:

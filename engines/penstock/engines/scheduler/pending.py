@@ -8,13 +8,16 @@ from itertools import chain
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from penstock.engines.contract.engine_view import WaitsFor
-from penstock.engines.contract.messages import AddRequest, CallReply, Grammar
+from penstock.engines.contract.messages import AddRequest, CallReply, Grammar, ImageInput
+from penstock.engines.contract.step import EmbeddingSpan, ImageRows
 from penstock.engines.errors import PenstockError
+from penstock.kvcache import Attachment
 
 
 class Pending(Protocol):
-    """An adapter that is being read, a grammar that is being compiled, blocks that are being fetched, a prompt that
-    another request computes: one object for all requests that wait for the same. Others overtake them meanwhile."""
+    """An adapter that is being read, a grammar that is being compiled, an image that is being encoded, blocks that are
+    being fetched, a prompt that another request computes: one object for all requests that wait for the same. Others
+    overtake them meanwhile."""
 
     @property
     def reason(self) -> str:
@@ -132,3 +135,53 @@ class Compilation:
     @property
     def is_pending(self) -> bool:
         return self.compiled is None and self.error is None
+
+
+@dataclass(eq=False, slots=True)
+class ImageEncoding:
+    """An image on its way from its pixels to what the model reads in its place (`Pending`). Shared by all requests of a
+    tenant with the same image. It gets rows or an error, once."""
+
+    reason: ClassVar[str] = WaitsFor.IMAGE
+    give_up_at: float
+    """In the engine's time: it gets an error then."""
+    rows: ImageRows | None = None
+    error: PenstockError | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        return self.rows is None and self.error is None
+
+
+class PlacedImages:
+    """The images of one prompt: where they stand, and what they are encoded to."""
+
+    __slots__ = ("_encodings", "_images")
+
+    def __init__(self, images: Sequence[ImageInput], encodings: Sequence[ImageEncoding]) -> None:
+        """Keeps none of the pixels."""
+        self._images = [(image.key, image.spans) for image in images]
+        self._encodings = encodings
+
+    @property
+    def attachments(self) -> list[Attachment]:
+        """What the hashes of the prompt's blocks have of them."""
+        placed = []
+        for key, spans in self._images:
+            offset = 0
+            for start, count in spans:
+                placed.append(Attachment(start, count, key, offset))
+                offset += count
+        return placed
+
+    @property
+    def embeddings(self) -> list[EmbeddingSpan]:
+        """Once all are encoded."""
+        placed = []
+        for (_, spans), encoding in zip(self._images, self._encodings, strict=True):
+            offset = 0
+            assert encoding.rows is not None
+            for start, count in spans:
+                placed.append(EmbeddingSpan(start, encoding.rows[offset : offset + count]))
+                offset += count
+        return placed

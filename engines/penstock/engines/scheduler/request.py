@@ -16,7 +16,7 @@ from penstock.engines.contract.messages import (
     TokenLogprobs,
 )
 from penstock.engines.scheduler.guessers import Guesser
-from penstock.engines.scheduler.pending import Compilation, Pending
+from penstock.engines.scheduler.pending import Compilation, ImageEncoding, Pending, PlacedImages
 from penstock.kvcache import BlockTables, HashChain, Retention
 
 _MAX_TRACED_CHUNKS = 128
@@ -52,6 +52,7 @@ class Request:
         "grammar",
         "guesser",
         "id",
+        "images",
         "key",
         "label",
         "leader",
@@ -116,6 +117,9 @@ class Request:
         """What it waits for before it can run, as far as that is known from its arrival on."""
         self.grammar = next((need for need in needs if isinstance(need, Compilation)), None)
         """Of `params.grammar`."""
+        self.images: PlacedImages | None = None
+        if message.images:
+            self.images = PlacedImages(message.images, [need for need in needs if isinstance(need, ImageEncoding)])
         self.status = RequestStatus.WAITING
         self.key: OrderKey = (False, 0.0, request_id)
         """The policy's order, fixed at arrival: lower runs first, and the highest is preempted first. That it never

@@ -227,4 +227,5 @@ def _new_request(run: Run) -> NewRequest:
         seed=request.seed,
         adapter=request.adapter,
         grammar=None if request.grammar is None else request.grammar.compiled,
+        embeddings=[] if request.images is None else request.images.embeddings,
     )

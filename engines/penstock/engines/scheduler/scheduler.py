@@ -344,7 +344,8 @@ class Scheduler:
             self.under_way.pop().rewind()
         for run in lost:
             if run.has_seat:
-                run.num_computed_tokens = self.kv.rewind(run.tables, run.num_computed_tokens)
+                start = run.num_computed_tokens = self.kv.rewind(run.tables, run.num_computed_tokens)
+                run.request.prompt_logprobs = run.request.prompt_logprobs[:start]  # the rest comes again
         self.running.lost(lost)
         suspects = [run for run in failed.runs if run.has_seat]
         if len(failed.runs) > 1:  # even if one is left: the one that made it fail may be gone

@@ -245,6 +245,7 @@ class AnswerShape:
         return replace(
             request,
             prompts=[prompt.token_ids],
+            images=prompt.images,
             params=msgspec.structs.replace(request.params, grammar=grammar),
             grammar_field=request.grammar_field or ("tools" if self.use.tools else None),
             stages=stages,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.engines.errors import ContextLengthError, UnsupportedError
-from penstock.engines.kit.cache_size import group_layers, max_model_len, num_blocks
-from penstock.kvcache import KVGroup
+from penstock.engines.kit.cache_size import StateSpace, group_layers, max_model_len, num_blocks
+from penstock.kvcache import KVGroup, StateGroup
 
 
 @dataclass
@@ -64,3 +64,19 @@ def test_a_context_is_as_long_as_asked_for_or_as_the_model_allows() -> None:
         max_model_len(513, 512)
     with pytest.raises(UnsupportedError, match="max_model_len must be set"):
         max_model_len(None, None)
+
+
+def test_states_get_rows_for_seats_steps_and_checkpoints() -> None:
+    space = StateSpace.of(Settings(), 16, 10, free=10**6)
+    assert space.working_bytes == 120
+    assert space.bytes_beside(8) == 5
+    assert space.group(160) == StateGroup(16, 12 + 10)
+    assert StateSpace.of(Settings(), 0, 0, free=10**6).group(160) is None
+
+
+@pytest.mark.parametrize(("free", "rows"), [(440, 11), (0, 10)])
+def test_seats_without_memory_for_states_wait_for_rows(free: int, rows: int) -> None:
+    """There are always enough for one request in two steps."""
+    space = StateSpace.of(Settings(), 16, 10, free=free)
+    assert space.working_rows == rows
+    assert StateGroup(16, rows).largest_chunk(32, 2) == 32

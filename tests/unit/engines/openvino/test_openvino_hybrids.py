@@ -17,6 +17,8 @@ from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.recurrent import state_inputs, state_interval
 from penstock.engines.openvino.runner import check_hybrid
 from penstock.engines.scheduler.config import SchedulerConfig
+from support.engine import Driver as EngineDriver
+from support.engine import Failing
 from support.models import SHAPE, load_reference, make_model, reference_tokens
 from support.runner import Driver, prompt
 
@@ -57,6 +59,9 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         ("lfm2", {"conv_bias": True, "conv_L_cache": 4}),
         ("lfm2", {"block_auto_adjust_ff_dim": False}),
         ("lfm2-moe", {}),
+        ("qwen3.5", {}),
+        ("qwen3.5", {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 2, "tie_word_embeddings": True}),
+        ("qwen3.5", {"layer_types": ["full_attention", *["linear_attention"] * 3], "attention_bias": True}),
         ("lfm2-moe", {"norm_topk_prob": False, "use_expert_bias": False, "num_dense_layers": 0}),
     ],
 )
@@ -68,8 +73,9 @@ def test_variants(family: str, overrides: dict[str, Any], tmp_path: Path, make_r
     assert answers == [reference_tokens(reference, tokens, 8) for tokens in prompts]
 
 
-def test_a_chunk_may_end_anywhere(tmp_path: Path, make_runner: Any) -> None:
-    make_model(tmp_path, "lfm2")
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_a_chunk_may_end_anywhere(family: str, tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, family)
     driver = Driver(make_runner(tmp_path))
     request = driver.add(0, prompt(150, 3))
     for count in (1, 30, 1, 1, 31, 2, 62, 22):
@@ -80,8 +86,9 @@ def test_a_chunk_may_end_anywhere(tmp_path: Path, make_runner: Any) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "f32"])
-def test_weights_in_8_bits(precision: str, tmp_path: Path, make_runner: Any) -> None:
-    make_model(tmp_path, "lfm2")
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_weights_in_8_bits(family: str, precision: str, tmp_path: Path, make_runner: Any) -> None:
+    make_model(tmp_path, family)
     try:
         runner = make_runner(tmp_path, dtype=precision, weights="int8", kv_cache_dtype="u8")
     except UnsupportedError:
@@ -143,7 +150,40 @@ def test_settings_that_are_not_understood(changes: dict[str, Any], message: str)
         parse_config(CONFIG | changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"linear_num_key_heads": 3}, "heads of values do not go together with 3 of keys"),
+        ({"linear_key_head_dim": 0}, "linear_key_head_dim=0, which is not a number from 1"),
+        ({"full_attention_interval": None}, "full_attention_interval=None, which is not a number from 1"),
+        ({"full_attention_interval": 9}, "no layer has full_attention"),
+    ],
+)
+def test_settings_of_delta_nets_that_are_not_understood(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        parse_config(SHAPE | {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4} | changes)
+
+
 def test_which_layers_have_attention() -> None:
     assert list(parse_config(CONFIG | {"full_attn_idxs": [1]}).attention) == [1]
     assert list(parse_config(CONFIG | {"layer_types": ["conv", "conv", "full_attention"]}).attention) == [2]
     assert not parse_config(CONFIG).is_hybrid
+
+
+def test_logprobs_of_a_prompt_whose_steps_are_lost(tmp_path: Path, make_runner: Any) -> None:
+    """What lies behind the last checkpoint is computed again, and counts once."""
+    make_model(tmp_path, "lfm2")
+    runner = make_runner(tmp_path, state_interval=64)
+    found = []
+    for marker in (None, 299):
+        driver = EngineDriver(
+            runner if marker is None else Failing(runner, marker), max_num_seqs=4, max_num_batched_tokens=44
+        )
+        driver.add(prompt(150, 2), 4, prompt_logprobs=1)
+        driver.step()
+        if marker is not None:
+            driver.add([marker, 7], 4)
+        infos = [output.prompt for _ in range(40) for output in driver.step() if output.prompt is not None]
+        found.append(next(info.logprobs for info in infos if info.logprobs))
+    assert len(found[0]) == 149
+    assert [one.token_id for one in found[1]] == [one.token_id for one in found[0]]

@@ -19,11 +19,14 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
 )
 
 from penstock.engines.errors import UnsupportedError
 from support.engine import Driver as EngineDriver
 from support.models import (
+    FAMILIES,
     SHAPE,
     edit_config,
     make_adapter,
@@ -75,6 +78,12 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
         {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
     ),
+    "qwen3.5": (
+        Qwen3_5ForConditionalGeneration,
+        Qwen3_5Config,
+        FAMILIES["qwen3.5"][2],
+        {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
+    ),
 }
 
 
@@ -121,6 +130,14 @@ def test_adapters_of_the_whole_model(
     [request] = driver.add(prompt(45, 3), COUNT, adapter="a")
     driver.run()
     assert driver.tokens[request] == reference_tokens(model, prompt(45, 3), COUNT)
+
+
+def test_a_layer_for_multi_token_prediction_is_left_out(tmp_path: Path, make_runner: Any) -> None:
+    """Qwen3.5 is published with one."""
+    expected = reference_tokens(make(tmp_path, "qwen3.5"), prompt(45, 2), COUNT)
+    tensors = load_file(tmp_path / FILE)
+    save_file({**tensors, "mtp.norm.weight": torch.ones(64)}, tmp_path / FILE, {"format": "pt"})
+    assert Driver(make_runner(tmp_path)).generate([prompt(45, 2)], COUNT) == [expected]
 
 
 def test_older_names_and_settings(tmp_path: Path, make_runner: Any) -> None:

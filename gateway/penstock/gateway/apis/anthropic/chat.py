@@ -174,7 +174,7 @@ def read_chat(
     UnsupportedError."""
     if not model.has_chat_template:
         raise InvalidRequestError("This model has no chat template; use /v1/completions.", param="model")
-    messages = template_messages(request.system, request.messages, context)
+    messages = template_messages(request.system, request.messages, context, reads_images=model.reads_images)
     tools = offered_tools(request.tools, request.tool_choice, context)
     answer_format = request.answer_format
     shape = answer_shape(

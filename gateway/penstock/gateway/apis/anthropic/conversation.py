@@ -3,14 +3,17 @@ be, and never refused for what it holds; what a user or a tool has said stays th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.anthropic.schemas import AnthropicMessage, Block
 from penstock.gateway.generating.answer_shape import MALFORMED
 from penstock.gateway.generating.request_reading import media_note
+from penstock.gateway.models.language.images.reader import RequestImage, image_of_url
 from penstock.gateway.requests.bounded_json import decode_json
 from penstock.gateway.requests.context import RequestContext
 
@@ -20,63 +23,109 @@ _AS_THEY_ARE = frozenset({"document", "image", "search_result", "tool_reference"
 """Blocks of which all is shown, or a note says what is not. That others have become text, or nothing, is noted."""
 
 
-def block_text(block: Block, where: str, context: RequestContext) -> str | None:
-    """What a model reads of a block, whatever its type; None: it has no text. Notes what is lost, as all below."""
-    if block.type == "text":
-        return block.text or ""
-    if block.type not in _AS_THEY_ARE:
-        context.ignore(where, "blocks of this type are shown as their text, or left out where they have none.")
-    texts = (block.title, block.context, block.url, block.tool_name, block.text)
-    return _text(block.type, texts, block.source, block.content, where, context)
+Piece = str | dict[str, Any]
+"""A text, or an image as a part of a message."""
+ShowImage = Callable[[Any, str, RequestContext], Piece]
+"""Of an image's source and place in the request."""
 
 
-def content_texts(content: Any, where: str, context: RequestContext) -> list[str]:
-    """What a model reads of a block's own content: a text, blocks, or the object that a tool has returned."""
-    if isinstance(content, str):
-        return [content]
-    blocks = [content] if isinstance(content, dict) else content if isinstance(content, list) else []
-    inner = [_inner_text(block, f"{where}[{number}]", context) for number, block in enumerate(blocks)]
-    return [text for text in inner if text is not None]
+def noted_image(source: Any, where: str, context: RequestContext) -> Piece:
+    context.ignore(where, "this model reads text only: a note stands for the image.")
+    return media_note("image")
 
 
-def _inner_text(block: Any, where: str, context: RequestContext) -> str | None:
-    """`block`: one that was read as such, or of any type."""
-    if isinstance(block, Block):
-        return block_text(block, where, context)
-    if not isinstance(block, dict):
-        context.ignore(where, "this is no block, and left out.")
-        return None
-    texts = [block.get(name) for name in _TEXTS]
-    return _text(block.get("type"), texts, block.get("source"), block.get("content"), where, context)
+def shown_image(source: Any, where: str, context: RequestContext) -> Piece:
+    """Raises InvalidRequestError for an image that is not in the request."""
+    source = source if isinstance(source, dict) else {}
+    if source.get("type") == "base64" and isinstance(source.get("data"), str):
+        return {"type": "image", "image": RequestImage(source["data"], f"{where}.source")}
+    return {"type": "image", "image": image_of_url(source.get("url"), None, f"{where}.source")}
 
 
-def _text(
-    kind: Any, texts: Iterable[Any], source: Any, content: Any, where: str, context: RequestContext
-) -> str | None:
-    if kind == "image":
-        context.ignore(where, "this model reads text only: a note stands for the image.")
-        return media_note("image")
-    shown = [text for text in texts if isinstance(text, str) and text]
-    if source is not None or kind == "document":
-        shown += _source_texts(kind, source, f"{where}.source", context)
-    if content is not None:
-        shown += content_texts(content, f"{where}.content", context)
-    return "\n".join(shown) if shown else None
+@dataclass(frozen=True, slots=True)
+class ContentReader:
+    """Makes of blocks what a model reads. Notes what is lost."""
+
+    context: RequestContext
+    show: ShowImage = noted_image
+
+    def block(self, block: Block, where: str) -> list[Piece]:
+        """Of a block, whatever its type; empty: there is nothing to read."""
+        if block.type == "text":
+            return [block.text or ""]
+        if block.type not in _AS_THEY_ARE:
+            self.context.ignore(where, "blocks of this type are shown as their text, or left out where they have none.")
+        texts = (block.title, block.context, block.url, block.tool_name, block.text)
+        return self._pieces(block.type, texts, block.source, block.content, where)
+
+    def content(self, content: Any, where: str) -> list[Piece]:
+        """Of a block's own content: a text, blocks, or the object that a tool has returned."""
+        if isinstance(content, str):
+            return [content]
+        blocks = [content] if isinstance(content, dict) else content if isinstance(content, list) else []
+        return [piece for number, block in enumerate(blocks) for piece in self._inner(block, f"{where}[{number}]")]
+
+    def text(self, block: Block, where: str) -> str:
+        """Of a block that no image is expected in."""
+        return "\n".join([piece for piece in self.block(block, where) if isinstance(piece, str)])
+
+    def _inner(self, block: Any, where: str) -> list[Piece]:
+        """`block`: one that was read as such, or of any type."""
+        if isinstance(block, Block):
+            return self.block(block, where)
+        if not isinstance(block, dict):
+            self.context.ignore(where, "this is no block, and left out.")
+            return []
+        texts = [block.get(name) for name in _TEXTS]
+        return self._pieces(block.get("type"), texts, block.get("source"), block.get("content"), where)
+
+    def _pieces(self, kind: Any, texts: Iterable[Any], source: Any, content: Any, where: str) -> list[Piece]:
+        """Its texts are one, as far as no image stands between them."""
+        if kind == "image":
+            return [self.show(source, where, self.context)]
+        shown: list[Piece] = [text for text in texts if isinstance(text, str) and text]
+        if source is not None or kind == "document":
+            shown += self._source(kind, source, f"{where}.source")
+        if content is not None:
+            shown += self.content(content, f"{where}.content")
+        return _with_joined_texts(shown)
+
+    def _source(self, kind: Any, source: Any, where: str) -> list[Piece]:
+        """Of a document its text, of a search result where it is from."""
+        if isinstance(source, str):
+            return [source]
+        form = source.get("type") if isinstance(source, dict) else None
+        if form == "text" and isinstance(source.get("data"), str):
+            return [source["data"]]
+        if form == "content":
+            return self.content(source.get("content"), f"{where}.content")
+        if kind != "document":
+            return []
+        self.context.ignore(where, "this model reads text only: a note stands for the document.")
+        return [media_note("document")]
 
 
-def _source_texts(kind: Any, source: Any, where: str, context: RequestContext) -> list[str]:
-    """Of a document its text, of a search result where it is from."""
-    if isinstance(source, str):
-        return [source]
-    form = source.get("type") if isinstance(source, dict) else None
-    if form == "text" and isinstance(source.get("data"), str):
-        return [source["data"]]
-    if form == "content":
-        return content_texts(source.get("content"), f"{where}.content", context)
-    if kind != "document":
-        return []
-    context.ignore(where, "this model reads text only: a note stands for the document.")
-    return [media_note("document")]
+def _with_joined_texts(pieces: Iterable[Piece]) -> list[Piece]:
+    """Texts that follow each other are lines of one."""
+    joined: list[Piece] = []
+    for are_texts, run in groupby(pieces, key=lambda piece: isinstance(piece, str)):
+        same = list(run)
+        joined += ["\n".join(map(str, same))] if are_texts else same
+    return joined
+
+
+def _as_content(pieces: list[Piece]) -> str | list[dict[str, Any]]:
+    """One text, or parts where there is an image."""
+    joined = _with_joined_texts(pieces)
+    if len(joined) <= 1 and all(isinstance(piece, str) for piece in joined):
+        return "".join(map(str, joined))
+    return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in joined]
+
+
+def _as_pieces(content: str | list[dict[str, Any]]) -> list[Piece]:
+    """`_as_content`, back again."""
+    parts = [content] if isinstance(content, str) else content
+    return [part["text"] if isinstance(part, dict) and part["type"] == "text" else part for part in parts]
 
 
 _ROLES = frozenset({"user", "assistant", "system"})
@@ -89,16 +138,22 @@ to a model, and no cached prefix would ever fit."""
 
 
 def template_messages(
-    system: str | list[Block] | None, messages: list[AnthropicMessage], context: RequestContext
+    system: str | list[Block] | None,
+    messages: list[AnthropicMessage],
+    context: RequestContext,
+    *,
+    reads_images: bool = False,
 ) -> list[dict[str, Any]]:
     """Each call is followed by its result. The last message, if it is the assistant's, has text for an answer to go on
-    with. Raises InvalidRequestError where there is no message."""
+    with. Raises InvalidRequestError where there is no message, and for images that are not sent with the request where
+    the model `reads_images`."""
     if not messages:
         raise InvalidRequestError("messages must not be empty.", param="messages")
-    turns = [[message] for message in _system_messages(system, context)]
+    reader = ContentReader(context, shown_image if reads_images else noted_image)
+    turns = [[message] for message in _system_messages(system, ContentReader(context))]
     calls: set[str] = set()
     for number, message in enumerate(messages):
-        for translated in _translated(message, f"messages[{number}]", calls, context):
+        for translated in _translated(message, f"messages[{number}]", calls, reader):
             _add(turns, translated)
     joined = [_joined(turn) for turn in turns]
     if calls:
@@ -111,61 +166,59 @@ def continues(messages: list[dict[str, Any]]) -> bool:
     return bool(messages[-1]["role"] == "assistant")
 
 
-def _system_messages(system: str | list[Block] | None, context: RequestContext) -> list[dict[str, Any]]:
-    texts = [system or ""] if not isinstance(system, list) else content_texts(system, "system", context)
-    text = "\n".join([text for text in texts if not text.startswith(_BILLING)])
+def _system_messages(system: str | list[Block] | None, reader: ContentReader) -> list[dict[str, Any]]:
+    pieces = [system or ""] if not isinstance(system, list) else reader.content(system, "system")
+    text = "\n".join([text for text in pieces if isinstance(text, str) and not text.startswith(_BILLING)])
     return [{"role": "system", "content": text}] if text else []
 
 
-def _translated(
-    message: AnthropicMessage, where: str, calls: set[str], context: RequestContext
-) -> list[dict[str, Any]]:
+def _translated(message: AnthropicMessage, where: str, calls: set[str], reader: ContentReader) -> list[dict[str, Any]]:
     """`calls` has the ids of all calls so far."""
     role, content = message.role, message.content
     if role not in _ROLES:
-        context.ignore(f"{where}.role", "roles are user, assistant and system: it is the user's.")
+        reader.context.ignore(f"{where}.role", "roles are user, assistant and system: it is the user's.")
         role = "user"
     if not isinstance(content, list):
         return [{"role": role, "content": content or ""}]
     blocks = [(block, f"{where}.content[{number}]") for number, block in enumerate(content)]
     if role == "assistant":
-        return _assistant(blocks, calls, context)
-    return _incoming(role, blocks, calls, context)
+        return _assistant(blocks, calls, reader)
+    return _incoming(role, blocks, calls, reader if role == "user" else ContentReader(reader.context))
 
 
 def _incoming(
-    role: str, blocks: list[tuple[Block, str]], calls: set[str], context: RequestContext
+    role: str, blocks: list[tuple[Block, str]], calls: set[str], reader: ContentReader
 ) -> list[dict[str, Any]]:
     """Results stand before the text. One of an unknown call is the user's text, and nothing in a system message, which
     no tool can write."""
-    results, texts = [], []
+    results: list[dict[str, Any]] = []
+    pieces: list[Piece] = []
     for block, place in blocks:
         is_result = block.type.endswith(_RESULT)
         if is_result and role == "user" and block.tool_use_id in calls:
-            results.append(_tool_message(block, place, context))
+            results.append(_tool_message(block, place, reader))
             continue
         if is_result:
-            context.ignore(f"{place}.tool_use_id", _NO_CALL)
-        text = None if is_result and role == "system" else block_text(block, place, context)
-        if text is not None:
-            texts.append(text)
-    return results if results and not texts else [*results, {"role": role, "content": "\n".join(texts)}]
+            reader.context.ignore(f"{place}.tool_use_id", _NO_CALL)
+        if not is_result or role != "system":
+            pieces += reader.block(block, place)
+    return results if results and not pieces else [*results, {"role": role, "content": _as_content(pieces)}]
 
 
-def _assistant(blocks: list[tuple[Block, str]], calls: set[str], context: RequestContext) -> list[dict[str, Any]]:
+def _assistant(blocks: list[tuple[Block, str]], calls: set[str], reader: ContentReader) -> list[dict[str, Any]]:
     """What a model has written in pieces is put together without anything between them. A result among them, as tools
     of Anthropic's servers have, divides the message."""
     messages: list[dict[str, Any]] = []
-    turn = _AssistantTurn(context)
+    turn = _AssistantTurn(reader.context)
     for block, place in blocks:
         if not block.type.endswith(_RESULT):
             turn.add(block, place, calls)
         elif block.tool_use_id in calls:
             messages += [] if turn.is_empty else [turn.message()]
-            messages.append(_tool_message(block, place, context))
-            turn = _AssistantTurn(context)
+            messages.append(_tool_message(block, place, reader))
+            turn = _AssistantTurn(reader.context)
         else:
-            context.ignore(f"{place}.tool_use_id", _NO_CALL)
+            reader.context.ignore(f"{place}.tool_use_id", _NO_CALL)
     return messages if messages and turn.is_empty else [*messages, turn.message()]
 
 
@@ -173,7 +226,7 @@ class _AssistantTurn:
     """What the assistant says and calls, up to a tool's result."""
 
     def __init__(self, context: RequestContext) -> None:
-        self._context = context
+        self._reader = ContentReader(context)
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._called: list[dict[str, Any]] = []
@@ -186,10 +239,10 @@ class _AssistantTurn:
         if block.type == "thinking":
             self._thoughts.append(block.thinking or "")
         elif block.type.endswith(_CALL) and block.id and block.name:
-            self._called.append(_call(block, where, self._context))
+            self._called.append(_call(block, where, self._reader.context))
             calls.add(block.id)
         else:
-            text = block_text(block, where, self._context) or ""
+            text = self._reader.text(block, where)
             self._texts.append(text if block.type == "text" or not text else f"{text}\n")
 
     def message(self) -> dict[str, Any]:
@@ -221,11 +274,11 @@ def _arguments(arguments: Any, where: str, context: RequestContext) -> dict[str,
     return {MALFORMED: arguments}
 
 
-def _tool_message(block: Block, where: str, context: RequestContext) -> dict[str, Any]:
-    text = "\n".join(content_texts(block.content, f"{where}.content", context))
+def _tool_message(block: Block, where: str, reader: ContentReader) -> dict[str, Any]:
+    content = _as_content(reader.content(block.content, f"{where}.content"))
     if block.type != _RESULT:
-        context.ignore(where, "no server runs this tool here: it is shown as a result of the client's.")
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+        reader.context.ignore(where, "no server runs this tool here: it is shown as a result of the client's.")
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
 def _with_all_results(messages: list[dict[str, Any]], context: RequestContext) -> list[dict[str, Any]]:
@@ -281,7 +334,10 @@ def _joined(turn: list[dict[str, Any]]) -> dict[str, Any]:
         return turn[0]
     role = turn[0]["role"]
     joined: dict[str, Any] = {"role": role}
-    joined["content"] = ("\n" if role == "user" else "").join([message["content"] for message in turn])
+    if role == "user":
+        joined["content"] = _as_content([piece for message in turn for piece in _as_pieces(message["content"])])
+    else:
+        joined["content"] = "".join([message["content"] for message in turn])
     thoughts = [message["reasoning_content"] for message in turn if "reasoning_content" in message]
     if thoughts:
         joined["reasoning_content"] = "".join(thoughts)

@@ -1,7 +1,8 @@
 """The tensor plane: the one way of requests that carry tensors, whatever protocol they come by.
 
 A front converts, calls and converts. It has the model found and its message decoded; `begin` hands the request to the
-model; what comes back, it has encoded. Loading on demand, threads for long work, classes, and traces are here.
+model; what comes back, it has encoded. Threads for long work, classes, and traces are here; whose a
+name is, who may use it and what is loaded for it says the catalogue.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class ChatCompletions(GeneratingEndpoint[ChatRequest]):
     async def _generate_request(self, request: ChatRequest, context: RequestContext) -> GenerateRequest:
         model = self._dataplane.model(request.model, context)
         request.metadata = kept_metadata(request.metadata, context)
-        messages = template_messages(request.messages, context, model.template_roles)
+        messages = template_messages(request.messages, context, model.template_roles, reads_images=model.reads_images)
         return await chat_generation(self._dataplane, self._settings, request, messages, context)
 
     def _respond(

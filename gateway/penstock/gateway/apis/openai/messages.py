@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,6 +15,7 @@ from penstock.gateway.apis.openai.schemas import ChatMessage, ChatRequest, Conte
 from penstock.gateway.apis.openai.tools import custom_arguments
 from penstock.gateway.generating.answer_shape import MALFORMED
 from penstock.gateway.generating.request_reading import media_note
+from penstock.gateway.models.language.images.reader import image_of_url
 from penstock.gateway.requests.bounded_json import decode_json
 from penstock.gateway.requests.context import RequestContext
 from penstock.tokenizers import ANY_ROLE, ChatTemplateError, check_kwargs
@@ -38,15 +40,19 @@ _DOCUMENT = re.compile(
 
 
 def template_messages(
-    messages: list[ChatMessage], context: RequestContext, roles: frozenset[str] = frozenset()
+    messages: list[ChatMessage],
+    context: RequestContext,
+    roles: frozenset[str] = frozenset(),
+    *,
+    reads_images: bool = False,
 ) -> list[dict[str, Any]]:
-    """`roles`: those that the model's chat template reads beside the common ones. What a model that reads text alone
-    cannot be shown is replaced by a note, and noted as ignored. Raises InvalidRequestError for other roles and for
-    parts without their text."""
+    """`roles`: those that the model's chat template reads beside the common ones. What the model cannot be shown is
+    replaced by a note, and noted as ignored. Raises InvalidRequestError for other roles, for parts without their text,
+    and for images that are not sent with the request where the model `reads_images`."""
     if not messages:
         raise InvalidRequestError("messages must not be empty.", param="messages")
-    calls = _OpenCalls()
-    return [_message(message, number, calls, roles, context) for number, message in enumerate(messages)]
+    calls, show = _OpenCalls(), _shown_image if reads_images else _noted
+    return [_message(message, number, calls, roles, show, context) for number, message in enumerate(messages)]
 
 
 def template_kwargs(request: ChatRequest, variables: frozenset[str] | None, context: RequestContext) -> dict[str, Any]:
@@ -138,11 +144,16 @@ class _OpenCalls:
 
 
 def _message(
-    message: ChatMessage, number: int, calls: _OpenCalls, roles: frozenset[str], context: RequestContext
+    message: ChatMessage,
+    number: int,
+    calls: _OpenCalls,
+    roles: frozenset[str],
+    show: ShowImage,
+    context: RequestContext,
 ) -> dict[str, Any]:
     where = f"messages[{number}]"
     role = _role(message.role, where, roles)
-    result: dict[str, Any] = {"role": role, "content": _content(message, where, context)}
+    result: dict[str, Any] = {"role": role, "content": _content(message, where, show, context)}
     if message.name is not None:
         result["name"] = message.name
     if role == "tool":
@@ -177,13 +188,13 @@ def reads_role(role: str, roles: frozenset[str]) -> bool:
     return role in roles - {ANY_ROLE}
 
 
-def _content(message: ChatMessage, where: str, context: RequestContext) -> str | list[dict[str, str]]:
+def _content(message: ChatMessage, where: str, show: ShowImage, context: RequestContext) -> str | list[dict[str, Any]]:
     """Nothing is an empty text, unless the message was refused or spoken."""
     content = message.content
     if isinstance(content, str):
         return content
     if content:
-        return [_part(part, f"{where}.content[{number}]", context) for number, part in enumerate(content)]
+        return [_part(part, f"{where}.content[{number}]", show, context) for number, part in enumerate(content)]
     if message.audio is not None:
         transcript = message.audio.get("transcript")
         if isinstance(transcript, str):
@@ -193,18 +204,32 @@ def _content(message: ChatMessage, where: str, context: RequestContext) -> str |
     return message.refusal or ""
 
 
-def _part(part: ContentPart, where: str, context: RequestContext) -> dict[str, str]:
+def _part(part: ContentPart, where: str, show: ShowImage, context: RequestContext) -> dict[str, Any]:
     name = "refusal" if part.type == "refusal" else "text"
     if part.type in _TEXTS or part.type == "refusal":
         text: str | None = getattr(part, name)
         if text is None:
             raise InvalidRequestError(f"{where}.{name} is missing.", param=f"{where}.{name}")
         return {"type": "text", "text": text}
+    if part.image_url is not None and _KINDS.get(part.type) == "image":
+        return show(part, where, context)
     document = None if part.file is None else _document(part.file.get("file_data"))
-    if document is None:
-        context.ignore(f"{where}.type", "this model reads text only; nothing else is fetched or decoded.")
-        document = media_note(_KINDS.get(part.type, "content"))
-    return {"type": "text", "text": document}
+    return _noted(part, where, context) if document is None else {"type": "text", "text": document}
+
+
+ShowImage = Callable[[ContentPart, str, RequestContext], dict[str, Any]]
+"""A part with an image, and where it stands, as chat templates know it."""
+
+
+def _noted(part: ContentPart, where: str, context: RequestContext) -> dict[str, Any]:
+    context.ignore(f"{where}.type", "this model reads text only; nothing else is fetched or decoded.")
+    return {"type": "text", "text": media_note(_KINDS.get(part.type, "content"))}
+
+
+def _shown_image(part: ContentPart, where: str, context: RequestContext) -> dict[str, Any]:
+    fields: dict[str, Any] = part.image_url if isinstance(part.image_url, dict) else {"url": part.image_url}
+    image = image_of_url(fields.get("url"), fields.get("detail", part.detail), f"{where}.image_url")
+    return {"type": "image", "image": image}
 
 
 def _document(data: object) -> str | None:

@@ -65,6 +65,9 @@ class ContentPart(msgspec.Struct, omit_defaults=True):
     text: str | None = None
     refusal: str | None = None
     file: dict[str, Any] | None = None
+    image_url: Any = None
+    """A URL, or an object with one and `detail`."""
+    detail: Any = None
 
 
 class FunctionCall(msgspec.Struct):

@@ -106,7 +106,7 @@ class Tokenize(_Endpoint):
         check_tool_parser(model.parsers, use)
         prompt = await self._dataplane.chat_prompt(
             name,
-            template_messages(request.messages, context, model.template_roles),
+            template_messages(request.messages, context, model.template_roles, reads_images=model.reads_images),
             context,
             add_generation_prompt=opens,
             continue_final_message=continues,

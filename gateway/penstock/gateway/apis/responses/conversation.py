@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from penstock.gateway.apis.openai.messages import history_arguments
 from penstock.gateway.apis.responses.items import content_text
-from penstock.gateway.apis.responses.schemas import InputItem
+from penstock.gateway.apis.responses.schemas import InputItem, ResponseContentPart
 from penstock.gateway.apis.responses.tools import ResponseTools
+from penstock.gateway.models.language.images.reader import image_of_url
 from penstock.gateway.requests.context import RequestContext
 
 
@@ -21,10 +22,12 @@ def template_messages(
     tools: ResponseTools,
     context: RequestContext,
     before: str = "previous_response_id",
+    *,
+    reads_images: bool = False,
 ) -> list[dict[str, Any]]:
     """`earlier` are the items before this request's, which its field `before` names. Templates need calls and outputs
     that belong together: for one that is alone the other one is added, and `context` notes it."""
-    conversation = _Conversation(instructions, tools, context)
+    conversation = _Conversation(instructions, tools, context, _shown if reads_images else _text_alone)
     for item in earlier:
         conversation.add(item, before)
     for number, item in enumerate(items):
@@ -39,7 +42,10 @@ _UNNAMED = "unknown"
 
 
 class _Conversation:
-    def __init__(self, instructions: str | None, tools: ResponseTools, context: RequestContext) -> None:
+    def __init__(
+        self, instructions: str | None, tools: ResponseTools, context: RequestContext, show: ShowContent
+    ) -> None:
+        self._show = show
         self._tools = tools
         self._context = context
         self.messages: list[dict[str, Any]] = []
@@ -59,17 +65,16 @@ class _Conversation:
             case "reasoning":
                 self._extend("reasoning_content", content_text(item.content))
             case _:
-                self._add_message(item)
+                self._add_message(item, where)
 
-    def _add_message(self, item: InputItem) -> None:
-        text = content_text(item.content)
+    def _add_message(self, item: InputItem, where: str) -> None:
         match item.role:
             case "assistant":
-                self._extend("content", text)
+                self._extend("content", content_text(item.content))
             case "user":
-                self.messages.append({"role": "user", "content": [text]})
+                self.messages.append({"role": "user", "content": self._show(item.content, where)})
             case _:
-                self._add_system(text)
+                self._add_system(content_text(item.content))
 
     def _add_system(self, text: str) -> None:
         """Many templates take one system message at most, so that those behind each other are one."""
@@ -98,7 +103,7 @@ class _Conversation:
             self._context.ignore(f"{where}.call_id", "there is no such call before this output.")
             self._append_call(call_id, self._tools.function_name(item) or _UNNAMED, "{}")
         self._unanswered.pop(call_id, None)
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": [content_text(item.output)]})
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": self._show(item.output, where)})
 
     def answered(self) -> list[dict[str, Any]]:
         """The messages, in which each call has an output."""
@@ -129,6 +134,31 @@ class _Conversation:
         return self.messages[-1]
 
 
+Content = str | Sequence[ResponseContentPart] | None
+ShowContent = Callable[[Content, str], list[Any]]
+"""Of a content and its item's place: the pieces of what the model reads."""
+
+
+def _text_alone(content: Content, where: str) -> list[Any]:
+    return [content_text(content)]
+
+
+def _shown(content: Content, where: str) -> list[Any]:
+    """Parts, where there are images between texts."""
+    if content is None or isinstance(content, str) or not any(part.image_url for part in content):
+        return _text_alone(content, where)
+    return [_part(part, f"{where}.content[{number}].image_url") for number, part in enumerate(content)]
+
+
+def _part(part: ResponseContentPart, where: str) -> dict[str, Any]:
+    if part.image_url:
+        return {"type": "image", "image": image_of_url(part.image_url, part.detail, where)}
+    return {"type": "text", "text": part.text or ""}
+
+
 def _joined(message: dict[str, Any]) -> dict[str, Any]:
     between = "\n" if message["role"] == "system" else ""
-    return {name: between.join(value) if name in _TEXTS else value for name, value in message.items()}
+    return {
+        name: between.join(value) if name in _TEXTS and all(isinstance(piece, str) for piece in value) else value
+        for name, value in message.items()
+    }

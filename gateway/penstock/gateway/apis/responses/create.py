@@ -107,12 +107,16 @@ class Turn:
         self.include = replace(self.include, logprobs=False)
         self.request = msgspec.structs.replace(self.request, top_logprobs=None)
 
-    async def earlier(self, responses: ResponseService, context: RequestContext) -> list[InputItem]:
-        """Reads the request, and gives the items that it goes on from. Raises InvalidRequestError."""
+    async def earlier(
+        self, responses: ResponseService, context: RequestContext, *, reads_images: bool
+    ) -> list[InputItem]:
+        """Reads the request, and gives the items that it goes on from. `reads_images`: the model does. Raises
+        InvalidRequestError."""
         request, tenant = self.request, context.tenant
         self.include = Include.parse(request.include, context)
         self.tools = response_tools(request, context)
-        self.items = await responses.looked_up(input_items(request.input, context), tenant)
+        items = input_items(request.input, context, reads_images=reads_images)
+        self.items = await responses.looked_up(items, tenant)
         if request.conversation_id is not None:
             more = len(self.items_json)
             return await responses.conversations.earlier_items(request.conversation_id, tenant, more)
@@ -215,7 +219,7 @@ class CreateResponse(TranslatingEndpoint[Turn]):
     async def _generate_request(self, turn: Turn, context: RequestContext) -> GenerateRequest:
         request = turn.request
         model = self._dataplane.model(request.model, context)
-        messages = await self._messages(turn, context)
+        messages = await self._messages(turn, context, reads_images=model.reads_images)
         chat = chat_request(request, turn.tools, turn.include, context)
         with in_words_of_responses(context.record, turn.tools.places):
 
@@ -231,12 +235,16 @@ class CreateResponse(TranslatingEndpoint[Turn]):
             text_request = replace(text_request, params=msgspec.structs.replace(text_request.params, logprobs=None))
         return replace(text_request, grammar_field=name_of_responses(text_request.grammar_field))
 
-    async def _messages(self, turn: Turn, context: RequestContext) -> list[dict[str, Any]]:
+    async def _messages(
+        self, turn: Turn, context: RequestContext, *, reads_images: bool = False
+    ) -> list[dict[str, Any]]:
         """As chat templates know them, with those that the request goes on from. Raises PenstockError."""
         request = turn.request
-        earlier = await turn.earlier(self._responses, context)
+        earlier = await turn.earlier(self._responses, context, reads_images=reads_images)
         before = "previous_response_id" if request.conversation_id is None else "conversation"
-        return template_messages(request.instructions, earlier, turn.items, turn.tools, context, before)
+        return template_messages(
+            request.instructions, earlier, turn.items, turn.tools, context, before, reads_images=reads_images
+        )
 
     async def _answer_at_once(self, exchange: Exchange, turn: Turn) -> bool:
         if not turn.request.background:

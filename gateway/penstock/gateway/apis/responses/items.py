@@ -13,6 +13,7 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.responses.schemas import GivenItem, InputItem, ResponseContentPart
 from penstock.gateway.generating.request_reading import media_note
+from penstock.gateway.models.language.images.reader import image_of_url
 from penstock.gateway.requests.context import RequestContext
 
 # `encrypted_content` of reasoning items: the text as an opaque string, for clients that keep the conversation
@@ -85,16 +86,18 @@ def id_in_message(text: str) -> str:
     return _NOT_IN_ID.sub("", text[: 4 * _MOST_ID_CHARS])[:_MOST_ID_CHARS]
 
 
-def input_items(inputs: str | list[GivenItem], context: RequestContext, field: str = "input") -> list[InputItem]:
+def input_items(
+    inputs: str | list[GivenItem], context: RequestContext, field: str = "input", *, reads_images: bool = False
+) -> list[InputItem]:
     """What models cannot be shown as it is becomes a short text, or is left out; `context` notes it. `field` is the
-    request's. Raises InvalidRequestError for items that say nothing."""
+    request's; `reads_images`: the model does. Raises InvalidRequestError for items that say nothing."""
     if isinstance(inputs, str):
         return [InputItem(role="user", content=inputs)]
     if not inputs:
         raise InvalidRequestError(f"{field} must not be empty.", param=field)
     items: list[InputItem] = []
     for number, item in enumerate(inputs):
-        items += _items(item, f"{field}[{number}]", context)
+        items += _items(item, f"{field}[{number}]", context, reads_images)
     if not items:
         raise InvalidRequestError(f"{field} has no item that a model can be shown.", param=field)
     return items
@@ -103,7 +106,7 @@ def input_items(inputs: str | list[GivenItem], context: RequestContext, field: s
 def content_text(content: str | Sequence[ResponseContentPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join([part.text or "" for part in content])
+    return "\n".join([_note("input_image") if part.image_url else part.text or "" for part in content])
 
 
 def shown_item(item: InputItem) -> dict[str, Any]:
@@ -127,21 +130,25 @@ def shown_item(item: InputItem) -> dict[str, Any]:
 def _shown_parts(content: str | list[ResponseContentPart] | None, kind: str) -> list[dict[str, Any]]:
     parts = [ResponseContentPart(kind, content)] if isinstance(content, str) else content or []
     more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
-    return [{"type": kind, "text": part.text, **more} for part in parts]
+    return [_shown_image(part) if part.image_url else {"type": kind, "text": part.text, **more} for part in parts]
 
 
-def _items(item: GivenItem, where: str, context: RequestContext) -> Sequence[InputItem]:
+def _shown_image(part: ResponseContentPart) -> dict[str, Any]:
+    return {"type": "input_image", "image_url": part.image_url, "detail": part.detail or "auto"}
+
+
+def _items(item: GivenItem, where: str, context: RequestContext, sees: bool) -> Sequence[InputItem]:
     kind = item.type
     if kind is None:
         is_reference = item.id is not None and item.role is None and item.content is None
         kind = "item_reference" if is_reference else "message"
     match kind:
         case "message":
-            return (_message(item, where, context),)
+            return (_message(item, where, context, sees),)
         case "function_call" | "custom_tool_call":
             return (_call(item, kind, where),)
         case "function_call_output" | "custom_tool_call_output":
-            return (_output(item, kind, item.output, f"{where}.output", context),)
+            return (_output(item, kind, item.output, f"{where}.output", context, sees),)
         case "reasoning":
             return (_thought(item, where, context),)
         case "item_reference":
@@ -156,18 +163,19 @@ def _items(item: GivenItem, where: str, context: RequestContext) -> Sequence[Inp
     return ()
 
 
-def _message(item: GivenItem, where: str, context: RequestContext) -> InputItem:
+def _message(item: GivenItem, where: str, context: RequestContext, sees: bool) -> InputItem:
     role = item.role
     if role is None:
         message = f"{where}.role must be user, assistant, system or developer."
         raise InvalidRequestError(message, param=f"{where}.role")
     if role == "tool":
         context.ignore(f"{where}.role", "the message is taken for the output of a tool.")
-        return _output(item, "function_call_output", item.content, f"{where}.content", context)
+        return _output(item, "function_call_output", item.content, f"{where}.content", context, sees)
     if role not in _ROLES:
         context.ignore(f"{where}.role", "no such role: the message is shown as the user's.")
         role = "user"
-    return InputItem(id=item.id, role=role, content=_content(item.content, f"{where}.content", context))
+    content = _content(item.content, f"{where}.content", context, sees and role == "user")
+    return InputItem(id=item.id, role=role, content=content)
 
 
 def _call(item: GivenItem, kind: str, where: str) -> InputItem:
@@ -187,9 +195,9 @@ def _call(item: GivenItem, kind: str, where: str) -> InputItem:
     return call
 
 
-def _output(item: GivenItem, kind: str, content: Any, where: str, context: RequestContext) -> InputItem:
+def _output(item: GivenItem, kind: str, content: Any, where: str, context: RequestContext, sees: bool) -> InputItem:
     are_parts = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
-    output = _content(content, where, context) if are_parts else _text(content)
+    output = _content(content, where, context, sees) if are_parts else _text(content)
     call_id = item.call_id or new_id("call")
     return InputItem(
         type=kind, id=item.id, call_id=call_id, name=item.name, namespace=item.namespace or None, output=output
@@ -241,15 +249,15 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else _encode(value).decode()
 
 
-def _content(content: Any, where: str, context: RequestContext) -> str | list[ResponseContentPart]:
+def _content(content: Any, where: str, context: RequestContext, sees: bool = False) -> str | list[ResponseContentPart]:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
         raise InvalidRequestError(f"{where} must be a text or a list of parts.", param=where)
-    return [_part(part, f"{where}[{number}]", context) for number, part in enumerate(content)]
+    return [_part(part, f"{where}[{number}]", context, sees) for number, part in enumerate(content)]
 
 
-def _part(part: Any, where: str, context: RequestContext) -> ResponseContentPart:
+def _part(part: Any, where: str, context: RequestContext, sees: bool) -> ResponseContentPart:
     if not isinstance(part, dict):
         raise InvalidRequestError(f"{where} must be an object.", param=where)
     kind, text = part.get("type"), part.get("text")
@@ -261,6 +269,10 @@ def _part(part: Any, where: str, context: RequestContext) -> ResponseContentPart
         if not isinstance(text, str):
             raise InvalidRequestError(f"{where}.text is missing.", param=f"{where}.text")
         return ResponseContentPart("text", text)
+    if kind == "input_image" and sees:
+        url, detail = part.get("image_url"), part.get("detail")
+        image_of_url(url, detail, f"{where}.image_url")  # refused before anything is kept
+        return ResponseContentPart(kind, image_url=url, detail=detail if isinstance(detail, str) else None)
     document = _document(part) if kind == "input_file" else None
     if document is not None:
         return ResponseContentPart("text", document)

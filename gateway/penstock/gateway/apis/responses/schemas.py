@@ -19,6 +19,9 @@ from penstock.gateway.transports.http.exchange import Exchange
 class ResponseContentPart(msgspec.Struct, omit_defaults=True):
     type: str
     text: str | None = None
+    image_url: str | None = None
+    """Of an `input_image` that the model is shown."""
+    detail: str | None = None
 
 
 class GivenItem(msgspec.Struct, kw_only=True):

@@ -111,7 +111,7 @@ class Answering:
     async def _chat_request(self, request: ChatRequest) -> GenerateRequest:
         model = self._host.dataplane.model(request.model)
         context = RequestContext()
-        messages = template_messages(request.messages, context, model.template_roles)
+        messages = template_messages(request.messages, context, model.template_roles, reads_images=model.reads_images)
         return await chat_generation(self._host.dataplane, self._settings, request, messages, context)
 
     async def _completion(self, request: CompletionRequest) -> Answer:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.engines.contract.messages import AddRequest, SamplingParams
+from penstock.engines.contract.messages import AddRequest, ImageInput, SamplingParams
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.errors import (
     ContextLengthError,
@@ -25,6 +26,7 @@ from penstock.gateway.models.language.adapters import Adapter
 from penstock.gateway.models.language.choice_output import Candidate, ChoiceDelta, TokenLogprob
 from penstock.gateway.models.language.generate_request import GenerateRequest, prompt_tokens, tokenized_params
 from penstock.gateway.models.language.generation import AcceptedCall, Generation, Usage
+from penstock.gateway.models.language.images.reader import RequestImage
 from penstock.gateway.models.language.models import LoadedModel, ServedModel
 from penstock.gateway.models.language.prompts import ChatValues, chat_text, encode_prompts
 from penstock.gateway.requests.context import RequestContext, deadline_exceeded, until
@@ -46,11 +48,15 @@ __all__ = [
 
 _T = TypeVar("_T")
 
+_IMAGE_COST = 128 << 20
+"""Characters of images that are decoded, or wait for that, at a time."""
+
 
 class ChatPrompt(NamedTuple):
     token_ids: list[int]
     end: str
     """Its last characters: whether a template has opened the model's thought, for example."""
+    images: tuple[ImageInput, ...] = ()
 
 
 class DataPlane:
@@ -70,6 +76,7 @@ class DataPlane:
         `salt_key` makes the salts of tenants; None: a new one."""
         self.models = Catalogue() if models is None else models
         self._text_pool = text_pool or WorkPools().text
+        self._image_pool = WorkPool("image data", _IMAGE_COST)
         self._request_timeout = request_timeout
         self._clamp_max_tokens = clamp_max_tokens
         self.salt_key = salt_key or secrets.token_bytes(32)
@@ -120,9 +127,21 @@ class DataPlane:
                 [token_ids] = await encode_prompts(
                     loaded, [chat.text], self._text_pool, add_special_tokens=False, tokenizer=chat.tokenizer, cut=cut
                 )
-                return ChatPrompt(token_ids, chat.end)
+                if not chat.images:
+                    return ChatPrompt(token_ids, chat.end)
+                return await self._with_images(loaded, ChatPrompt(token_ids, chat.end), chat.images, cut=cut)
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from None
+
+    async def _with_images(
+        self, loaded: LoadedModel, prompt: ChatPrompt, images: Sequence[RequestImage], *, cut: bool
+    ) -> ChatPrompt:
+        reader = loaded.image_reader
+        if reader is None:
+            raise InvalidRequestError("This model reads text only.", param="messages")
+        length = sys.maxsize if cut else loaded.engine.info.context_length
+        token_ids, inputs = await reader.placed(prompt.token_ids, images, length, self._image_pool)
+        return ChatPrompt(token_ids, prompt.end, inputs)
 
     def _used_by(self, context: RequestContext, name: str) -> LoadedModel:
         """The model, which is noted in the request's record. Raises as `model`."""
@@ -256,6 +275,7 @@ class DataPlane:
             traced=request.context.record.stages is not None,
             session=request.session,
             label=request.context.id,
+            images=request.images,
         )
 
     def _deadline(self, context: RequestContext) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.engines.contract.messages import SamplingParams
+from penstock.engines.contract.messages import ImageInput, SamplingParams
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.models.language.prompts import Truncation, encode_prompts
@@ -24,6 +24,8 @@ class GenerateRequest:
     model: str
     prompts: Sequence[str | list[int]]
     """Texts, encoded by the model's tokenizer, or token ids as they are."""
+    images: tuple[ImageInput, ...] = ()
+    """Of the only prompt, which has places for them."""
     params: SamplingParams
     """`max_tokens` 0 means: whatever the context leaves."""
     clamps: bool = True
@@ -98,6 +100,8 @@ async def prompt_tokens(model: LoadedModel, request: GenerateRequest, pool: Work
     if fills is not None:
         behind = next(encoded)
         prompts = [fills.prompt(prompt, behind) for prompt in prompts]
+    if cut is not None and request.images:
+        raise InvalidRequestError("A prompt with images cannot be truncated.", param="truncate_prompt_tokens")
     if cut is not None:
         prompts = [cut.applied(prompt, info.context_length, request.params.max_tokens) for prompt in prompts]
     _check_logprobs(request, prompts)

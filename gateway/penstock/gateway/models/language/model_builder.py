@@ -30,6 +30,7 @@ from penstock.gateway.models.language.engine_sharing import (
     watchdog_config,
 )
 from penstock.gateway.models.language.engine_spec import engine_spec
+from penstock.gateway.models.language.images.reader import ImageReader, image_reader
 from penstock.gateway.models.language.model_metrics import ModelMetrics
 from penstock.gateway.models.language.models import (
     LoadedModel,
@@ -56,6 +57,7 @@ class ModelTexts:
     guard: SpecialTextGuard | None
     """None: the text of a special token in a chat is that token."""
     default_params: dict[str, Any]
+    images: ImageReader | None
     template_needs: dict[str, TemplateNeeds]
     """Of each of the model's chat templates by its name, where it has needs."""
 
@@ -90,7 +92,9 @@ def read_texts(settings: TextSettings, tokenizer: Tokenizer) -> ModelTexts:
         sources = "\n".join(template.source for template in templates.values())
         guard = tokenizer.special_text_guard(sources, parsers.own_tags)
     needs = {name: one.needs for name, one in templates.items() if one.needs != TemplateNeeds()}
-    return ModelTexts(tokenizer, template, parsers, guard, default_params(Path(settings.folder)), needs)
+    folder = Path(settings.folder)
+    images = image_reader(folder, tokenizer)
+    return ModelTexts(tokenizer, template, parsers, guard, default_params(folder), images, needs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,7 @@ class ModelBuilder:
             chat_template=texts.chat_template,
             parsers=texts.parsers,
             guard=texts.guard,
+            images=texts.images,
             metrics=observed[0],
             default_params=texts.default_params,
             texts=about_texts,

@@ -26,6 +26,7 @@ from penstock.engines.formats.model_files import read_json_if_any, real_path
 from penstock.engines.host.user_cache import user_cache
 from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.models.language.adapters import Adapter, AdapterSet, CallCounter
+from penstock.gateway.models.language.images.reader import ImageReader
 from penstock.gateway.models.language.model_metrics import ModelMetrics
 from penstock.gateway.models.language.model_sleep import ModelSleep
 from penstock.tokenizers import (
@@ -191,6 +192,7 @@ class ServedModel:
     """Its tokenizer writes special tokens without spaces between them."""
     fills_in: bool = False
     """It has tokens for the text between two others."""
+    reads_images: bool = False
     parent: str | None = None
     """Of an adapter: its model's first name."""
 
@@ -234,6 +236,8 @@ class LoadedModel:
     parsers: ModelParsers = NO_PARSERS
     guard: SpecialTextGuard | None = None
     """None: the text of a special token in a chat is that token."""
+    images: ImageReader | None = None
+    """None: its files say nothing of images, or they cannot be prepared here."""
     created: int = field(default_factory=lambda: int(time.time()))
     loaded: bool = False
     adapters: AdapterSet = field(default_factory=AdapterSet)
@@ -254,6 +258,12 @@ class LoadedModel:
     def ready(self) -> bool:
         """Whether a request would be served now, if need be after the model has woken up."""
         return self.engine.ready or self.sleep.wakes_by_itself
+
+    @property
+    def image_reader(self) -> ImageReader | None:
+        """None: the model, as this engine runs it, reads text only."""
+        reader = self.images
+        return reader if reader is not None and reader.tile == self.engine.info.image_tile else None
 
     async def start(self) -> None:
         """As `Engine.start`."""
@@ -282,6 +292,7 @@ class LoadedModel:
             parsers=self.parsers,
             joins_special_tokens=self.tokenizer.table.family is not DecoderKind.GENERAL,
             fills_in=self.tokenizer.fill_in_middle is not None,
+            reads_images=self.image_reader is not None,
             parent=None if adapter is None else self.names[0],
         )
 

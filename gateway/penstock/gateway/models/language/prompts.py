@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from penstock.engines.errors import ContextLengthError, InvalidRequestError
+from penstock.gateway.models.language.images.reader import RequestImage, take_images
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.requests.intake import WorkPool
 from penstock.tokenizers import (
@@ -60,6 +61,8 @@ class ChatText:
     end: str
     """The last characters of the prompt."""
     tokenizer: Tokenizer | SealedTokenizer
+    images: Sequence[RequestImage] = ()
+    """In the order of their places in the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,13 @@ def chat_text(model: LoadedModel, template: ChatTemplate, values: ChatValues) ->
     """Raises ChatTemplateError. Blocks while the template renders."""
     template = template.choose(values.tools, values.documents)
     messages = template.normalize(values.messages)
+    images = take_images(messages)
     rest = (values.tools, values.documents, values.extra)
     guard = model.guard
     if guard is not None and _finds(guard, messages, rest):
-        return _guarded_text(guard, template, values, messages)
+        return replace(_guarded_text(guard, template, values, messages), images=images)
     text = _render(template, values, messages, rest)
-    return ChatText(text, text[-_PROMPT_END:], model.tokenizer)
+    return ChatText(text, text[-_PROMPT_END:], model.tokenizer, images)
 
 
 def _guarded_text(

@@ -132,10 +132,11 @@ async def _ask(
     chat: tuple[ChatValues, bool] | None,
 ) -> Tokens | Texts:
     model, adapter = await resolve(target, context)
-    prompts = request.prompts
+    prompts, images = request.prompts, request.images
     if chat is not None:
-        prompts = [(await dataplane.chat_prompt_on(model, chat[0], context, cut=chat[1])).token_ids]
-    copy = replace(request, prompts=prompts, context=context, stages=(), pulse=None)
+        prompt = await dataplane.chat_prompt_on(model, chat[0], context, cut=chat[1])
+        prompts, images = [prompt.token_ids], prompt.images
+    copy = replace(request, prompts=prompts, images=images, context=context, stages=(), pulse=None)
     tokens = Tokens(model.tokenizer, [[] for _ in range(len(prompts) * request.n)])
     name = None if adapter is None else adapter.name
     async with await dataplane.generate_on(model, copy, adapter=name) as generation:

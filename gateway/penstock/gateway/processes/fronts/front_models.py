@@ -223,6 +223,7 @@ def _loaded_model(entry: FrontModel, engine: Engine, texts: ModelTexts) -> Loade
         default_params=texts.default_params,
         parsers=texts.parsers,
         guard=texts.guard,
+        images=texts.images,
         created=entry.created,
         loaded=True,
         adapters=adapters,

@@ -20,7 +20,7 @@ from penstock.gateway.commands.bench.engine_bench import (
 )
 from penstock.gateway.commands.bench.figures import Spread
 from penstock.gateway.commands.bench.options import EngineBench
-from penstock.kvcache import KVGroup
+from penstock.kvcache import KVGroup, StateGroup
 from unit.gateway.commands.bench.known_work import WORK
 
 LATENCY = LatencyModel(per_step=0.002, per_sequence=0.001, per_prefill_token=0.0001)
@@ -160,3 +160,17 @@ def test_requests_share_no_blocks_and_give_them_back() -> None:
     assert dropped == [request.id for request in new[:4]]
     decodes = [step for step in runner.steps if len(step.request_ids) == 2]
     assert [step.num_computed_tokens for step in decodes[:5]] == [[5 + n, 2 + n] for n in range(5)]
+
+
+def test_requests_get_rows_of_states_of_their_own() -> None:
+    runner = Watched(SimulatedConfig(num_blocks=8, block_size=4, states=StateGroup(8, 4)), lambda seconds: None)
+    runner.steps = []
+    driver = StepDriver(runner, 4, Clock())
+    for _ in range(3):
+        for prompt in ([1, 2, 3, 4, 5], [6, 7]):
+            driver.begin(prompt, room=6)
+        driver.decode(5)
+        driver.drop_all()
+    tables = [request.block_ids for step in runner.steps for request in step.new_requests]
+    assert [[len(table) for table in both] for both in tables] == [[3, 2], [2, 1]] * 3
+    assert all(not set(first[1]) & set(second[1]) for first, second in zip(tables[::2], tables[1::2], strict=True))

@@ -6,7 +6,7 @@ import { blockMap, linePlot, stepTimeline } from "/console/plot.js";
 
 export const WAITS = {
   "": "", adapter: "its adapter is loading", grammar: "its grammar is being compiled",
-  blocks_outside: "its blocks are being read", same_prompt: "another request computes its prompt",
+  image: "its image is being encoded", blocks_outside: "its blocks are being read", same_prompt: "another request computes its prompt",
   first_sample: "the first sample computes its prompt", foreground: "requests that are not in the background",
   seat: "a place in the batch: max-num-seqs requests are running", blocks: "blocks: the KV cache is full", turn: "its turn",
 };

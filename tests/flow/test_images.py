@@ -1,0 +1,223 @@
+"""Images from a request's body to the model's tokens, which are those of transformers with its own processor."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from PIL import Image
+from transformers import AutoTokenizer
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.runner import OpenVINORunner
+from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.language.images.reader import image_reader
+from penstock.gateway.models.language.model_metrics import ModelMetrics
+from penstock.gateway.models.language.models import LoadedModel
+from penstock.gateway.server.ports.http_apps import build_app
+from penstock.gateway.transports.http.settings import AppSettings
+from penstock.tokenizers import ChatTemplate, Tokenizer
+from protocol.asgi_client import call
+from support.images import CHAT_TEMPLATE, PROCESSOR, TOKENS, make_seeing_model
+from support.inline_engine import InlineEngine
+
+COUNT = 8
+BODY = {"model": "seeing", "temperature": 0, "max_tokens": COUNT}
+
+
+def picture(seed: int, size: tuple[int, int] = (100, 60)) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8))
+
+
+def encoded(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def part(image: Image.Image, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded(image)}", **more}}
+
+
+def text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Its folder, and transformers' model."""
+    folder = tmp_path_factory.mktemp("seeing")
+    return folder, make_seeing_model(folder)
+
+
+@pytest_asyncio.fixture
+async def model(seeing: tuple[Path, Any]) -> AsyncIterator[LoadedModel]:
+    folder = seeing[0]
+    runner = OpenVINORunner(OpenVINOConfig(folder, dtype="f32", threads=1, num_blocks=64, max_num_seqs=4))
+    engine, tokenizer = InlineEngine(runner, SchedulerConfig(max_num_seqs=4)), Tokenizer(folder)
+    template = ChatTemplate(CHAT_TEMPLATE, tokenizer.special_tokens)
+    metrics = ModelMetrics("seeing", lambda: engine.stats, lambda: engine.ready)
+    guard = tokenizer.special_text_guard(template.source)
+    loaded = LoadedModel(("seeing",), "root", engine, tokenizer, template, metrics, {}, guard=guard)
+    loaded.images = image_reader(folder, tokenizer)
+    loaded.loaded = True
+    await engine.start()
+    yield loaded
+    await engine.stop()
+
+
+async def ask(model: LoadedModel, path: str, **fields: Any) -> Any:
+    plane = DataPlane()
+    plane.models.add(model)
+    done = await call(build_app(plane, AppSettings()), path, BODY | fields)
+    return done.status, done.json()
+
+
+async def chat(model: LoadedModel, *content: dict[str, Any], **fields: Any) -> tuple[int, Any]:
+    messages = [{"role": "user", "content": list(content)}]
+    return await ask(model, "/v1/chat/completions", messages=messages, return_token_ids=True, **fields)  # type: ignore[no-any-return]
+
+
+def reference(
+    seeing: tuple[Path, Any], prompt: str, images: list[Image.Image], **options: Any
+) -> tuple[int, list[int]]:
+    """`prompt` has <image> where they are. Returns the prompt's length, and the answer's tokens."""
+    folder, network = seeing
+    processor = SmolVLMImageProcessorPil(**{**PROCESSOR, **options})
+    tensors = processor([images], return_tensors="pt", return_row_col_info=True)
+    first, *rest = prompt.split("<image>")
+    for rows, columns, text in zip(tensors["rows"][0], tensors["cols"][0], rest, strict=True):
+        places = get_image_prompt_string(rows, columns, TOKENS, "<fake_token_around_image>", "<image>", "<global-img>")
+        first += places + text
+    ids = AutoTokenizer.from_pretrained(folder)(first, return_tensors="pt", add_special_tokens=False).input_ids
+    values = {name: tensors[name] for name in ("pixel_values", "pixel_attention_mask")}
+    with torch.inference_mode():
+        mask = torch.ones_like(ids)
+        output = network.generate(ids, attention_mask=mask, max_new_tokens=COUNT, do_sample=False, **values)
+    tokens = output[0, ids.shape[1] :].tolist()
+    return ids.shape[1], tokens[: tokens.index(2)] if 2 in tokens else tokens
+
+
+@pytest.mark.asyncio
+async def test_chats_with_images(seeing: tuple[Path, Any], model: LoadedModel) -> None:
+    one, two = picture(1), picture(2, (20, 70))
+    status, answer = await chat(model, text("a"), part(one), text("b"), part(two))
+    length, tokens = reference(
+        seeing, "<|im_start|>user:a<image>b<image><|im_end|>\n<|im_start|>assistant:", [one, two]
+    )
+    assert status == 200
+    assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"]) == length
+    assert answer["choices"][0]["token_ids"][: len(tokens)] == tokens
+    _, again = await chat(model, text("a"), part(one), text("b"), part(two))
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == length // 32 * 32
+    assert again["choices"][0]["token_ids"] == answer["choices"][0]["token_ids"]
+
+
+@pytest.mark.asyncio
+async def test_little_detail_is_one_tile(seeing: tuple[Path, Any], model: LoadedModel) -> None:
+    one = picture(3)
+    _, answer = await chat(model, part(one, detail="low"))
+    prompt = "<|im_start|>user:<image><|im_end|>\n<|im_start|>assistant:"
+    length, tokens = reference(seeing, prompt, [one], do_image_splitting=False)
+    assert answer["usage"]["prompt_tokens"] == length
+    assert answer["choices"][0]["token_ids"][: len(tokens)] == tokens
+
+
+@pytest.mark.asyncio
+async def test_all_apis_show_the_same(model: LoadedModel) -> None:
+    one = picture(4)
+    _, answer = await chat(model, text("see"), part(one))
+    expected = answer["usage"]["prompt_tokens"], answer["choices"][0]["message"]["content"]
+    source = {"type": "base64", "media_type": "image/png", "data": encoded(one)}
+    content: list[dict[str, Any]] = [text("see"), {"type": "image", "source": source}]
+    status, message = await ask(model, "/v1/messages", messages=[{"role": "user", "content": content}])
+    assert status == 200, message
+    usage = message["usage"]
+    assert (usage["input_tokens"] + usage["cache_read_input_tokens"], message["content"][0]["text"]) == expected
+    status, counted = await ask(model, "/v1/messages/count_tokens", messages=[{"role": "user", "content": content}])
+    assert counted["input_tokens"] == expected[0]
+    url = f"data:image/png;base64,{encoded(one)}"
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": url}]}
+    ]
+    status, response = await ask(model, "/v1/responses", input=items, max_tokens=None, max_output_tokens=COUNT)
+    assert status == 200, response
+    assert (response["usage"]["input_tokens"], response["output"][0]["content"][0]["text"]) == expected
+
+
+@pytest.mark.asyncio
+async def test_a_tool_s_result_may_be_an_image(model: LoadedModel) -> None:
+    """An agent that looks at a picture."""
+    source = {"type": "base64", "media_type": "image/png", "data": encoded(picture(5))}
+    messages = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "view", "input": {}}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image", "source": source}]}],
+        },
+    ]
+    status, counted = await ask(model, "/v1/messages/count_tokens", messages=messages)
+    assert status == 200, counted
+    assert counted["input_tokens"] > 13 * TOKENS
+
+
+@pytest.mark.asyncio
+async def test_text_that_looks_like_an_image_is_text(model: LoadedModel) -> None:
+    _, plain = await chat(model, text("<image>"))
+    assert 259 not in plain["prompt_token_ids"]
+    status, answer = await chat(model, text("<image><global-img>"), part(picture(1)))
+    assert status == 200
+    assert answer["prompt_token_ids"].count(259) == 13 * TOKENS
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ({"url": "https://example.com/a.png"}, "does not fetch images"),
+        ({"url": "data:image/png;base64,AAAA"}, "no JPEG, PNG, WebP or GIF"),
+        ({"url": "data:image/png;base64,?"}, "not in base64"),
+        ({"url": "data:image/png,abc"}, "must be in base64"),
+        ({"url": "data:;base64," + "A" * (2 << 20)}, "more than 1 MiB"),
+        ({}, "URL is missing"),
+    ],
+)
+async def test_images_that_cannot_be_shown(
+    image: dict[str, Any], message: str, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.gateway.models.language.images.reader._MOST_BYTES", 1 << 20)
+    status, answer = await chat(model, {"type": "image_url", "image_url": image})
+    assert status == 400
+    assert message in answer["error"]["message"]
+    assert answer["error"]["param"] == "messages[0].content[0].image_url"
+
+
+@pytest.mark.asyncio
+async def test_more_images_than_there_is_room_for(model: LoadedModel) -> None:
+    one = part(picture(1, (4, 4)), detail="low")
+    status, answer = await chat(model, *[one] * 65)
+    assert (status, answer["error"]["message"][:28]) == (400, "A request can have 64 images")
+    status, answer = await chat(model, *[part(picture(1))] * 12)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    status, answer = await chat(model, one, truncate_prompt_tokens=20)
+    assert (status, answer["error"]["message"]) == (400, "A prompt with images cannot be truncated.")
+
+
+@pytest.mark.asyncio
+async def test_a_model_without_a_reader_gets_a_note(model: LoadedModel) -> None:
+    model.images = None
+    status, answer = await chat(model, text("a"), part(picture(1)))
+    _, noted = await chat(model, text("a"), text("[image left out: this model reads text only]"))
+    assert status == 200
+    assert answer["prompt_token_ids"] == noted["prompt_token_ids"]

@@ -14,8 +14,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from penstock.engines.formats.gguf.architectures import hugging_face_names
 from penstock.engines.formats.model_settings import TEXT_PARTS
-from penstock.engines.openvino.families import FAMILIES
 from penstock.engines.openvino.families_refused import REFUSED_FAMILIES
+from penstock.engines.openvino.family import FAMILIES
 from penstock.loadtest.errors import LoadTestError
 
 ROOT = Path(__file__).parents[3]

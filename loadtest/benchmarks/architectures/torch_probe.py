@@ -86,7 +86,7 @@ def _run(kind: str, folder: Path) -> str:
         return "models that also read images or sound are refused"
     config = _config(kind)
     with torch.device("meta"):
-        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+        size = sum(parameter.numel() for parameter in _model(config).parameters())
     if size > _MOST_PARAMETERS:
         return _NOT_TRIED
     _save(config, folder)
@@ -102,10 +102,14 @@ def _config(kind: str) -> PretrainedConfig:
     return config
 
 
+def _model(config: PretrainedConfig) -> Any:
+    return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+
+
 def _save(config: PretrainedConfig, folder: Path) -> None:
     """With weights large enough for logits to differ."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
+    model = _model(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape)
@@ -113,7 +117,7 @@ def _save(config: PretrainedConfig, folder: Path) -> None:
                 parameter.copy_(noise * (0.4 if "emb" in name or "wte" in name else 2.0 / parameter.shape[-1] ** 0.5))
             else:
                 parameter.add_(0.2 * noise)
-    model.generation_config = GenerationConfig(pad_token_id=0)
+    model.generation_config = GenerationConfig(pad_token_id=0)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.engines.errors import UnsupportedError
@@ -32,6 +32,7 @@ def deepseek_v2(c: Settings) -> DecoderSpec:
         n_shared_experts=2,
         moe_intermediate_size=1407,
         first_k_dense_replace=0,
+        num_experts_per_tok=6,
         topk_method="greedy",
         routed_scaling_factor=1.0,
     )
@@ -65,7 +66,7 @@ def deepseek_v3(c: Settings) -> DecoderSpec:
         first_k_dense_replace=3,
         routed_scaling_factor=2.5,
     )
-    return _mixture(c, behind_dense(c))
+    return _mixture(c, behind_dense)
 
 
 @family("Glm4MoeLiteForCausalLM")
@@ -86,12 +87,13 @@ def glm4_moe_lite(c: Settings) -> DecoderSpec:
         first_k_dense_replace=1,
         routed_scaling_factor=1.8,
     )
-    return _mixture(c, sparse_layers(c))
+    return _mixture(c, sparse_layers)
 
 
-def _mixture(c: Settings, layers: Sequence[bool]) -> DecoderSpec:
+def _mixture(c: Settings, layers: Callable[[Settings], Sequence[bool]]) -> DecoderSpec:
     c = filled(c, norm_topk_prob=True, rope_interleave=True)
-    return like_deepseek(_latent(c, alternating=bool(c["rope_interleave"])), c, layers)
+    spec = _latent(c, alternating=bool(c["rope_interleave"]))
+    return like_deepseek(spec, c, layers(c))
 
 
 @family("YoutuForCausalLM")
@@ -125,8 +127,6 @@ def minicpm3(c: Settings) -> DecoderSpec:
         dim_model_base=256,
         tie_word_embeddings=True,
     )
-    if c.get("v_head_dim") is None:
-        c = {**c, "v_head_dim": c["hidden_size"] // (c["num_attention_heads"] or 1)}
     spec = _latent(c, alternating=False).with_mlp(bias=bool(c.get("mlp_bias")))
     depth, base = c["scale_depth"], c["dim_model_base"]
     return replace(
@@ -139,18 +139,19 @@ def minicpm3(c: Settings) -> DecoderSpec:
 
 def _latent(c: Settings, *, alternating: bool) -> DecoderSpec:
     """Without experts. What rotates are the last values of a head, of a size of their own."""
-    rotated, rest = size_in(c, "qk_rope_head_dim"), size_in(c, "qk_nope_head_dim")
+    rotated = size_in(c, "qk_rope_head_dim")
+    spec = plain(changed(c, {"head_dim": rotated, "num_key_value_heads": c["num_attention_heads"]}))
+    values = {"v_head_dim": spec.hidden_size // spec.layers[0].mixer.num_heads} if c.get("v_head_dim") is None else c
     latent = Latent(
         query_rank=size_in(c, "q_lora_rank") if c["q_lora_rank"] is not None else 0,
         rank=size_in(c, "kv_lora_rank"),
         rotated=rotated,
-        value_size=size_in(c, "v_head_dim"),
+        value_size=size_in(values, "v_head_dim"),
         norm_eps=_NORM_EPS,
     )
-    size = rotated + rest
+    size = rotated + size_in(c, "qk_nope_head_dim")
     if latent.value_size > size:
         raise UnsupportedError(f"config.json has v_head_dim={latent.value_size}, which is more than a head of {size}")
-    spec = plain(changed(c, {"head_dim": rotated, "num_key_value_heads": c["num_attention_heads"]}))
     return spec.with_attention(
         head_dim=size, scale=size**-0.5 * _stretch(c) ** 2, latent=latent, alternating_pairs=alternating
     )

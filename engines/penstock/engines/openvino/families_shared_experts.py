@@ -139,7 +139,7 @@ def ernie4_5_moe(c: Settings) -> DecoderSpec:
         moe_layer_interval=1,
         moe_norm_min=1e-12,
     )
-    spec = ernie4_5(filled(c, head_dim=c["hidden_size"] // (c["num_attention_heads"] or 1)))
+    spec = ernie4_5(filled(c, head_dim=None))
     c = renamed(c, num_experts="moe_num_experts", num_experts_per_tok="moe_k")
     c = renamed(c, n_shared_experts="moe_num_shared_experts")
     experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=True)

@@ -141,7 +141,7 @@ def _latent(c: Settings, *, alternating: bool) -> DecoderSpec:
     """Without experts. What rotates are the last values of a head, of a size of their own."""
     rotated = size_in(c, "qk_rope_head_dim")
     spec = plain(changed(c, {"head_dim": rotated, "num_key_value_heads": c["num_attention_heads"]}))
-    values = {"v_head_dim": spec.hidden_size // spec.layers[0].mixer.num_heads} if c.get("v_head_dim") is None else c
+    values = {"v_head_dim": spec.hidden_size // spec.attention[0].num_heads} if c.get("v_head_dim") is None else c
     latent = Latent(
         query_rank=size_in(c, "q_lora_rank") if c["q_lora_rank"] is not None else 0,
         rank=size_in(c, "kv_lora_rank"),

@@ -430,7 +430,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = machine_settings(120, 30)
+TestEngineMachine.settings = machine_settings(200, 30)
 
 
 class HybridEngineMachine(EngineMachine):

@@ -122,7 +122,7 @@ def hy_v3(c: Settings) -> DecoderSpec:
     spec = llama(c).with_attention(qk_norm="each head")
     c = changed(c, {"norm_topk_prob": True, "routed_scaling_factor": c["router_scaling_factor"]})
     spec = like_deepseek(spec, renamed(c, n_shared_experts="num_shared_experts"), sparse_layers(c))
-    return replace(spec, names=replace(_DEEPSEEK_NAMES, correction=_CORRECTION))
+    return replace(spec, names=TensorNames(router="router.gate", shared_expert="shared_mlp", correction="expert_bias"))
 
 
 @family("Ernie4_5_MoeForCausalLM")

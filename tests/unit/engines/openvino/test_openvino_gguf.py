@@ -228,7 +228,7 @@ def test_cached_weights_are_those_of_an_order_of_rows(tmp_path: Path) -> None:
 def test_experts_without_bytes(tmp_path: Path) -> None:
     """Any number of them fits into a file."""
     blocks = StoredBlocks("F32", (1 << 20, 1, 0), np.zeros((1 << 20, 0), np.uint8))
-    config = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2}
+    config = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2}
     with pytest.raises(EngineError, match="which is not that of several experts"):
         named_tensors({"blk.0.ffn_up_exps.weight": blocks}, ARCHITECTURES["qwen3moe"], config)
 

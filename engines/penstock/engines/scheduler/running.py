@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import add
 
 from penstock.engines.contract.step import BlockUpdate, NewRequest, SchedulerOutput
 from penstock.engines.scheduler.request import OrderKey, Request, RequestStatus, Run
@@ -76,6 +77,11 @@ class StepUnderWay:
             self.attended = sum(starts) + 0.5 * total
         else:
             self.attended = sum(n * (start + 0.5 * n) for n, start in zip(counts, starts, strict=True))
+
+    @property
+    def ends(self) -> list[int]:
+        """Up to where each request's tokens are computed by it."""
+        return list(map(add, self.step.num_computed_tokens, self.step.num_scheduled_tokens))
 
     def rewind(self) -> None:
         """The step is lost: its requests are where they were before it, and before those that followed it."""

@@ -298,7 +298,7 @@ class Scheduler:
                 num_tokens, seconds = self.speculation.without_drafting(done.step, drafting, seconds)
             self.budget.pace.observe(num_tokens, done.attended, seconds)
         if self.trials:
-            self.trials.acquit()
+            self.trials.succeeded()
         if done.step.block_copies:
             self.running.copied(done.runs)
         if done.step.block_loads:
@@ -347,12 +347,12 @@ class Scheduler:
                 start = run.num_computed_tokens = self.kv.rewind(run.tables, run.num_computed_tokens)
                 run.request.prompt_logprobs = run.request.prompt_logprobs[:start]  # the rest comes again
         self.running.lost(lost)
-        suspects = [run for run in failed.runs if run.has_seat]
+        ends = {run: end for run, end in zip(failed.runs, failed.ends, strict=True) if run.has_seat}
         if len(failed.runs) > 1:  # even if one is left: the one that made it fail may be gone
-            self.trials.divide(suspects)
+            self.trials.divide(ends)
             return
         self.trials.convict()
-        for run in suspects:
+        for run in ends:
             self._fail(run.request, error, now)
 
     # -- requests out ----------------------------------------------------------------------------------------

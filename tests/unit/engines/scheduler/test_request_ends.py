@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from penstock.engines.contract.messages import FinishReason, PoolingParams, SamplingParams
 from penstock.engines.contract.step import SchedulerOutput
-from penstock.kvcache import KVGroup
+from penstock.kvcache import KVGroup, StateGroup
 from unit.engines.scheduler.harness import FIRST, NAN, RAISE, VOCAB, Rig, alone, greedy, make_rig
 
 PROMPT = [0, 1, 1]
@@ -481,3 +481,16 @@ def test_an_id_is_in_use_until_no_step_computes_it() -> None:
 
 def test_the_reference_is_not_trivial() -> None:
     assert set(OUTPUT) == set(range(FIRST, VOCAB))
+
+
+@pytest.mark.parametrize(("start", "budget"), [(6, 2), (7, 3), (10, 2)])
+def test_a_suspect_is_on_trial_until_it_has_computed_what_failed(start: int, budget: int) -> None:
+    """It went back to a checkpoint, and gets to the fault in its second step: acquitted after the first, it would fail
+    beside others again, for ever."""
+    limits = {"max_num_batched_tokens": budget, "max_num_seqs": budget}
+    rig = make_rig(32, groups=(KVGroup(2),), states=StateGroup(4, 20), **limits)
+    rig.run(
+        rig.request(range(20), max_tokens=9), rig.request([*range(start), RAISE]), rig.request([7, 8], max_tokens=9)
+    )
+    assert code(rig, 2) == "step_failed"
+    assert [rig.ended[i].finish_reason for i in (1, 3)] == [FinishReason.LENGTH] * 2

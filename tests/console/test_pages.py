@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import zlib
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,30 @@ def test_thoughts_tools_and_probabilities_of_a_chat_are_only_text(open_page: Ope
     assert bodies[0]["response_format"]["json_schema"]["schema"] == {"type": "object"}
     assert bodies[1]["messages"][-1]["role"] == "tool"
     assert bodies[1]["messages"][-2]["tool_calls"][0]["id"] == "1"
+
+
+def test_a_picture_goes_to_a_model_that_sees(open_page: Open, open_server: Server, tmp_path: Path) -> None:
+    page, bodies = open_page(open_server.url, "overview"), []
+    sees = {"id": "eyes", "owned_by": "penstock", "capabilities": ["completion", "chat", "vision"]}
+    page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": [sees]}))
+
+    def answer(route: Any) -> None:
+        bodies.append(route.request.post_data_json)
+        route.fulfill(status=200, content_type="text/event-stream", body=sse({"content": "a dot"}))
+
+    page.route("**/v1/chat/completions", answer)
+    page.get_by_role("link", name="Playground").click()
+    (tmp_path / "dot.png").write_bytes(png(255, 0, 0))
+    page.get_by_label("Picture").set_input_files(str(tmp_path / "dot.png"))
+    page.get_by_label("Your message").fill("What is it?")
+    page.get_by_role("button", name="Send", exact=True).click()
+    page.get_by_text("a dot").wait_for()
+    text, image = bodies[0]["messages"][-1]["content"]
+    assert text == {"type": "text", "text": "What is it?"}
+    assert image == {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{b64encode(png(255, 0, 0)).decode()}"},
+    }
 
 
 def test_a_chat_streams_beside_another(open_page: Open, open_server: Server, picture: Keep) -> None:

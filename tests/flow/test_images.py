@@ -173,6 +173,13 @@ async def test_a_tool_s_result_may_be_an_image(model: LoadedModel) -> None:
 
 
 @pytest.mark.asyncio
+async def test_the_list_of_models_says_which_sees(model: LoadedModel) -> None:
+    assert "vision" in model.describe("seeing").capabilities
+    model.images = None
+    assert "vision" not in model.describe("seeing").capabilities
+
+
+@pytest.mark.asyncio
 async def test_text_that_looks_like_an_image_is_text(model: LoadedModel) -> None:
     _, plain = await chat(model, text("<image>"))
     assert 259 not in plain["prompt_token_ids"]

@@ -206,6 +206,7 @@ class ServedModel:
             "thinking": self.parsers.reasoning is not None,
             "structured_output": self.info.supports_grammars,
             "insert": self.fills_in,
+            "vision": self.reads_images,
         }
         return [name for name, there in capabilities.items() if there]
 

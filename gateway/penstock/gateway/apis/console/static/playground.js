@@ -5,7 +5,6 @@ import { seconds } from "/console/format.js";
 import { events, json, request } from "/console/session.js";
 
 const PATH = "/v1/chat/completions";
-const SEES = ["vision", "images"];
 
 export const playground = {
   title: "Playground",
@@ -63,7 +62,7 @@ export const playground = {
         const chats = data.filter((model) => model.capabilities.includes("chat"));
         for (const pane of panes) setOptions(pane.models, chats.map((model) => model.id));
         if (chats.length > 1 && panes[1].models.value === panes[0].models.value) panes[1].models.selectedIndex = 1;
-        const sees = chats.some((model) => model.capabilities.some((word) => SEES.includes(word)) || model.owned_by !== "penstock");
+        const sees = chats.some((model) => model.capabilities.includes("vision") || model.owned_by !== "penstock");
         picture.closest("label").hidden = !sees;
         if (!chats.length) setText(problem, "No model here has a chat template.");
       } catch (error) {

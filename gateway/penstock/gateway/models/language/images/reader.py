@@ -170,14 +170,14 @@ def image_reader(folder: Path, tokenizer: Tokenizer) -> ImageReader | None:
     names = settings.get("architectures")
     if not isinstance(names, list) or not set(names) & set(_ARCHITECTURES):
         return None
-    obstacle, reader = "Pillow is not installed (pip install 'penstock-server[images]')", None
+    obstacle = "Pillow is not installed (pip install 'penstock-server[images]')"
     if find_spec("PIL") is not None:
         try:
             return _reader(folder, settings, tokenizer)
         except (KeyError, TypeError, ValueError) as error:
             obstacle = f"its files do not say how as they should: {error}"
     logger.warning("%s could read images, and reads text only: %s", folder.name, obstacle)
-    return reader
+    return None
 
 
 def _settings(folder: Path, name: str) -> Mapping[str, Any]:

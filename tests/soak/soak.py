@@ -37,6 +37,8 @@ GROWTH, GROWTH_AT_FIRST = 0.03, 0.15
 """Share of its memory that a process may gain between the second and the last quarter, and 4 MiB beside it: allocators
 keep what they have had, and most of that comes in the first minutes."""
 FIRST_SECONDS = 300
+FIRST_EXCHANGES = 1500
+"""Before the first sample: however slow the machine is, allocators have had the most of what they take then."""
 BOUNDS = ("--stored-responses", "20", "--data-memory", "1MiB", "--kv-cache-memory", "64MiB")
 """Small ones, so that stores and the cache are full before the second quarter begins."""
 UNKNOWN_MODEL = "failed to load 'nowhere'"
@@ -132,16 +134,19 @@ def soak(server: Server, seconds: float, seed: int) -> list[str]:
     clients, samples = Clients(server, seed), Samples()
     processes = processes_of(server)
     with ThreadPoolExecutor(CLIENTS) as pool:
-        begun = time.monotonic()
         for number in range(CLIENTS):
             pool.submit(clients.run, number)
         before: Counter[str] | None = None
-        while (now := time.monotonic() - begun) < seconds:
-            if now >= seconds / 4 and before is None:
-                before = handles(server)
-            samples.take(processes)
-            clients.stop.wait(1)
-        clients.stop.set()
+        try:
+            wait_until(lambda: clients.sent.total() >= FIRST_EXCHANGES, 600)
+            begun = time.monotonic()
+            while (now := time.monotonic() - begun) < seconds:
+                if now >= seconds / 4 and before is None:
+                    before = handles(server)
+                samples.take(processes)
+                clients.stop.wait(1)
+        finally:
+            clients.stop.set()
     wait_until(server.is_idle)
     growth = GROWTH_AT_FIRST if seconds < FIRST_SECONDS else GROWTH
     return [*problems_of(clients), *problems_of_memory(samples, growth), *left_over(server, before or Counter())]

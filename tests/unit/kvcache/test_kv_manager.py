@@ -366,6 +366,18 @@ def test_blocks_behind_the_window_go_back() -> None:
     assert kv.pool.num_free == 16 - 2
 
 
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 7])
+def test_blocks_go_back_with_the_first_token_that_does_not_read_them(window: int) -> None:
+    group = KVGroup(2, window)
+    kv = KVCacheManager(16, [group])
+    table, _ = admit(kv, list(range(20)), chunk=1)
+    for end in range(1, 21):
+        assert end <= table.capacity or kv.grow(table, end - 1, end) is not None
+        first = group.first_block(end)
+        assert (end >= table.next_trim) == any(block != NO_BLOCK for block in blocks(table)[:first])
+        kv.trim(table, end)
+
+
 def test_what_went_back_can_still_be_found() -> None:
     kv = KVCacheManager(16, [KVGroup(2, 4), KVGroup(4)])
     tokens = list(range(20))

@@ -101,11 +101,11 @@ class ImageReader:
         ContextLengthError, OverloadedError."""
         self._check(prompt, images, context_length)
         left = _MOST_PIXEL_BYTES
-        prepared: list[PreparedImage] = []
+        prepared: list[tuple[PreparedImage, bytes]] = []
         for image in images:
             how = self._how._replace(splits=self._how.splits and not image.coarse)
             prepared.append(await pool.run(len(image.data), self._prepare, image, how))
-            left -= len(prepared[-1].pixels)
+            left -= len(prepared[-1][0].pixels)
             if left < 0:
                 raise InvalidRequestError("The images of this request are too many, or too large.", param="messages")
         return self._joined(prompt, prepared)
@@ -121,11 +121,14 @@ class ImageReader:
             message = f"This model's maximum context length is {context_length} tokens; the images do not fit into it."
             raise ContextLengthError(message, param="messages")
 
-    def _prepare(self, image: RequestImage, how: Preparation) -> PreparedImage:
-        """In a thread."""
-        return PROCESSES.prepare(image.file(), how, image.where)
+    def _prepare(self, image: RequestImage, how: Preparation) -> tuple[PreparedImage, bytes]:
+        """With `ImageInput.key`. In a thread: hashing many megabytes takes long, too."""
+        prepared = PROCESSES.prepare(image.file(), how, image.where)
+        return prepared, hashlib.blake2b(prepared.pixels, digest_size=32).digest()
 
-    def _joined(self, prompt: list[int], prepared: Sequence[PreparedImage]) -> tuple[list[int], tuple[ImageInput, ...]]:
+    def _joined(
+        self, prompt: list[int], prepared: Sequence[tuple[PreparedImage, bytes]]
+    ) -> tuple[list[int], tuple[ImageInput, ...]]:
         tokens: list[int] = []
         inputs: list[ImageInput] = []
         left = iter(prepared)
@@ -133,10 +136,9 @@ class ImageReader:
             if token != self._token:
                 tokens.append(token)
                 continue
-            image = next(left)
+            image, key = next(left)
             places, spans = self._places(image.rows, image.columns)
             begin = len(tokens)
-            key = hashlib.blake2b(image.pixels, digest_size=32).digest()
             inputs.append(ImageInput(key, image.pixels, tuple((begin + start, count) for start, count in spans)))
             tokens += places
         return tokens, tuple(inputs)

@@ -1,1 +1,1 @@
-"""Which engine serves which architecture, as docs/architectures.md: `python loadtest/benchmarks architectures`."""
+"""The table of docs/architectures.md: which engine serves which architecture."""

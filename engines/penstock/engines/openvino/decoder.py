@@ -69,8 +69,7 @@ def build_decoder(
 ) -> tuple[ov.Model, dict[str, Projection]]:
     """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
     computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `takes_embeddings`: there are inputs for
-    those of images. Raises UnsupportedError when the
-    checkpoint holds tensors that this graph would ignore."""
+    those of images. Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
     builder = (EmbeddingDecoderBuilder if takes_embeddings else DecoderBuilder)(spec, weights, precision, lora, tap)
     model = builder.build()
     check_all_used(spec, weights)
@@ -229,7 +228,7 @@ class DecoderBuilder:
         y = self._linear(x, prefix + "in_proj_qkv", size, hidden, False)
         y = ops.swish(paged_convolution(y, table, kernel, None, self._inputs))
         q, k, v = parts(y, layer.sizes, 1)
-        q, k = (_unit(ops.reshape(part, i64([0, layer.key_heads, layer.key_dim]), True)) for part in (q, k))
+        q, k = (_unit(ops.reshape(rows, i64([0, layer.key_heads, layer.key_dim]), True)) for rows in (q, k))
         v = ops.reshape(v, i64([0, heads, layer.value_dim]), True)
         beta = ops.sigmoid(self._linear(x, prefix + "in_proj_b", heads, hidden, False))
         step = ops.add(

@@ -23,6 +23,7 @@ from penstock.engines.openvino.family import (
     count,
     family,
     filled,
+    kinds_of_layers,
     mixed,
     plain,
     positive,
@@ -39,6 +40,8 @@ _LFM2_NAMES = TensorNames(
     down="w2",
 )
 _LFM2_NORMS = LayerNorms("operator_norm", "", "ffn_norm")
+_LARGEST_SIZE = 1024
+"""Several times that of any known model: of a kernel, a head, and of how many heads there are."""
 
 
 @family("Lfm2ForCausalLM")
@@ -119,14 +122,10 @@ def _lfm2_kinds(c: Settings) -> list[str]:
 
 
 def _known_kinds(kinds: Any, layers: int, recurrent: str) -> list[str]:
-    known = isinstance(kinds, list) and all(kind in (recurrent, "full_attention") for kind in kinds)
-    if not known or len(kinds) != layers:
-        raise UnsupportedError(
-            f"layer_types is not understood: {str(kinds)[:200]}; each of {layers} has {recurrent} or full_attention"
-        )
-    if "full_attention" not in kinds:
+    known = kinds_of_layers(kinds, layers, recurrent)
+    if "full_attention" not in known:
         raise UnsupportedError("no layer has full_attention: a model of recurrent layers alone is not supported")
-    return list(kinds)
+    return known
 
 
 def _size(c: Settings, key: str) -> int:
@@ -136,10 +135,6 @@ def _size(c: Settings, key: str) -> int:
             f"config.json has {key}={str(size)[:50]}, which is not a number from 1 to {_LARGEST_SIZE}"
         )
     return size
-
-
-_LARGEST_SIZE = 1024
-"""Several times that of any known model: of a kernel, a head, and of how many heads there are."""
 
 
 @family("Qwen3_5ForCausalLM")

@@ -11,10 +11,17 @@ from penstock.engines.openvino.decoder_spec import DecoderSpec, Latent, TensorNa
 from penstock.engines.openvino.families_experts import experts_of, size_of_expert
 from penstock.engines.openvino.families_shared_experts import behind_dense, like_deepseek, sparse_layers, with_share
 from penstock.engines.openvino.family import Settings, changed, family, filled, mixed, plain, positive, size_in
-from penstock.engines.openvino.rope import settings_in
+from penstock.engines.openvino.rope import settings_in, yarn_scale
 
 _NORM_EPS = 1e-6
 """Of the compressed, whatever config.json says of other norms."""
+_DEEPSEEK_SIZES = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 
 
 @family("DeepseekV2ForCausalLM")
@@ -23,11 +30,7 @@ def deepseek_v2(c: Settings) -> DecoderSpec:
     c = filled(
         c,
         max_position_embeddings=2048,
-        kv_lora_rank=512,
-        q_lora_rank=1536,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
+        **_DEEPSEEK_SIZES,
         n_routed_experts=64,
         n_shared_experts=2,
         moe_intermediate_size=1407,
@@ -52,11 +55,7 @@ def deepseek_v3(c: Settings) -> DecoderSpec:
     c = filled(
         c,
         max_position_embeddings=4096,
-        kv_lora_rank=512,
-        q_lora_rank=1536,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
+        **_DEEPSEEK_SIZES,
         n_routed_experts=256,
         num_experts_per_tok=8,
         n_shared_experts=1,
@@ -101,11 +100,7 @@ def youtu(c: Settings) -> DecoderSpec:
     c = filled(
         c,
         max_position_embeddings=131072,
-        kv_lora_rank=512,
-        q_lora_rank=1536,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
+        **_DEEPSEEK_SIZES,
         rope_interleave=True,
         tie_word_embeddings=True,
     )
@@ -163,5 +158,4 @@ def _stretch(c: Settings) -> float:
     weight = rope.get("mscale_all_dim")
     if (rope.get("rope_type") or rope.get("type") or "default") == "default" or not weight:
         return 1.0
-    factor = positive(rope, "factor")
-    return 1.0 if factor <= 1 else 0.1 * positive(rope, "mscale_all_dim") * math.log(factor) + 1.0
+    return yarn_scale(positive(rope, "factor"), positive(rope, "mscale_all_dim"))

@@ -187,15 +187,19 @@ def all_but_every_nth(c: Settings) -> list[int]:
 
 def layers_by_type(kinds: Any, layers: int, window: int) -> list[int]:
     """Windows in the layers that layer_types names."""
-    known = isinstance(kinds, list) and all(kind in ("full_attention", "sliding_attention") for kind in kinds)
-    if not known or len(kinds) != layers:
-        problem = f"{len(kinds)} entries for {layers} layers" if known else str(kinds)[:200]
-        raise UnsupportedError(
-            f"layer_types is not understood: {problem}; each layer has full_attention or sliding_attention"
-        )
+    kinds = kinds_of_layers(kinds, layers, "sliding_attention")
     if "sliding_attention" in kinds and not window:
         raise UnsupportedError("layer_types has sliding_attention, but no sliding window is switched on")
     return [window if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+def kinds_of_layers(kinds: Any, layers: int, other: str) -> list[str]:
+    """What layer_types has for each layer: full_attention, or the `other` kind."""
+    known = isinstance(kinds, list) and all(kind in ("full_attention", other) for kind in kinds)
+    if not known or len(kinds) != layers:
+        problem = f"{len(kinds)} entries for {layers} layers" if known else str(kinds)[:200]
+        raise UnsupportedError(f"layer_types is not understood: {problem}; each layer has full_attention or {other}")
+    return list(kinds)
 
 
 def layers_with_rope(c: Settings) -> list[bool]:

@@ -133,14 +133,15 @@ def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
     fixed = settings.get("attention_factor")
     if fixed is not None:
         return float(fixed)
-
-    def scale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
     mscale, mscale_all_dim = settings.get("mscale"), settings.get("mscale_all_dim")
     if mscale and mscale_all_dim:
-        return scale(float(mscale)) / scale(float(mscale_all_dim))
-    return scale(1.0)
+        return yarn_scale(factor, float(mscale)) / yarn_scale(factor, float(mscale_all_dim))
+    return yarn_scale(factor, 1.0)
+
+
+def yarn_scale(factor: float, weight: float) -> float:
+    """Of queries and keys in a context that is stretched by a factor (arXiv:2309.00071)."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _longrope(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> Rope:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -68,43 +67,6 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(_HangWatch(limit))
     gc.disable()  # until all tests are collected: what they import stays
     config.option.loadscopereorder = False  # pytest-xdist would put files with few tests, which may be long, last
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """That of `--dist loadfile`, which counts all tests that a process has ever had, done or not, with each of a
-    hundred thousand messages, and searches the list of all tests for each."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def add_node_collection(self, node: Any, collection: Any) -> None:
-            super().add_node_collection(node, collection)
-            if node in self.registered_collections:
-                self.registered_collections[node] = _Places(collection)
-
-        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
-            name = self.registered_collections[node][item_index]
-            file = self._split_scope(name)
-            super().mark_test_complete(node, item_index, duration)
-            tests = self.assigned_work[node][file]
-            del tests[name]
-            if not tests:
-                del self.assigned_work[node][file]
-
-    return Scheduling(config, log)
-
-
-class _Places(list[str]):
-    """Names that know their places."""
-
-    def __init__(self, names: list[str]) -> None:
-        super().__init__(names)
-        self._places = {name: place for place, name in enumerate(names)}
-
-    def index(self, name: str) -> int:  # type: ignore[override]
-        return self._places[name]
 
 
 WAITING = ("differential", "exchanges", "flow", "protocol")

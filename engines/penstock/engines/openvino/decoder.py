@@ -292,7 +292,8 @@ class DecoderBuilder:
             own = f"{prefix}{names.experts}.{number}."
             if mixture.clamp is not None:
                 return self._clamped_mlp(rows, own, mixture.expert, mixture.clamp)
-            return self._one_mlp(rows, own, mixture.expert, names.expert_gate_up)
+            is_pair = names.expert_pair and f"{own}{names.expert_pair}.weight" in self._weights
+            return self._one_mlp(rows, own, mixture.expert, (names.expert_pair,) if is_pair else names.expert_gate_up)
 
         logits = self._route(x, prefix + names.router, mixture.count, mixture.router_bias)
         correction = names.correction and self._weights.vector(prefix + names.correction, mixture.count)

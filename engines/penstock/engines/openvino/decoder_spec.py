@@ -60,6 +60,8 @@ class TensorNames:
     down: str = "down_proj"
     expert_gate_up: tuple[str, ...] = ()
     """As `gate_up`, of an expert; (): they are called the same."""
+    expert_pair: str = ""
+    """An expert's two matrices as one, in checkpoints that store them so."""
     router: str = "gate"
     """Of the experts; this and the next three stand behind `mlp`, which may be "" for that."""
     correction: str = ""

@@ -10,13 +10,14 @@ from typing import Any
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import (
     DecoderSpec,
+    DeltaNames,
     GatedDelta,
     LayerNorms,
     Mixer,
     ShortConvolution,
     TensorNames,
 )
-from penstock.engines.openvino.families_experts import experts_of, size_of_expert
+from penstock.engines.openvino.families_experts import experts_of, layers_with_experts, size_of_expert
 from penstock.engines.openvino.family import (
     Settings,
     changed,
@@ -140,9 +141,39 @@ def _size(c: Settings, key: str) -> int:
 @family("Qwen3_5ForCausalLM")
 def qwen3_5(c: Settings) -> DecoderSpec:
     """Three gated delta nets, then attention with a gate, of which a quarter of each head rotates."""
+    return _qwen(filled(c, num_key_value_heads=4, linear_num_value_heads=32))
+
+
+@family("Qwen3_5MoeForCausalLM")
+def qwen3_5_moe(c: Settings) -> DecoderSpec:
+    c = filled(c, num_key_value_heads=2, num_experts=256, num_experts_per_tok=8)
+    return _qwen_mixed(c, normalized=True)
+
+
+@family("Qwen3NextForCausalLM")
+def qwen3_next(c: Settings) -> DecoderSpec:
+    """Matrices of its delta nets are ordered by head of keys."""
+    c = filled(c, num_key_value_heads=2, num_experts=512, num_experts_per_tok=10, norm_topk_prob=True)
+    spec = _qwen_mixed(c, normalized=bool(c["norm_topk_prob"]))
+    names = DeltaNames(qkv=("in_proj_qkvz",), beta="in_proj_ba")
+    return _with_deltas(spec, names=names, by_key_head=True)
+
+
+def _qwen_mixed(c: Settings, normalized: bool) -> DecoderSpec:
+    """A mixture with an expert that every token has, by a share of its own, in each layer, or in those that
+    decoder_sparse_step and mlp_only_layers say. Matrices of the experts may be stored in pairs."""
+    c = filled(c, moe_intermediate_size=512, shared_expert_intermediate_size=512)
+    c = filled(c, decoder_sparse_step=1, intermediate_size=c["moe_intermediate_size"])
+    spec = _qwen(c)
+    experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=normalized)
+    shared = replace(experts.expert, intermediate_size=size_of_expert(c, "shared_expert_intermediate_size"))
+    spec = mixed(spec, replace(experts, shared=shared), layers_with_experts(c))
+    return replace(spec, names=replace(spec.names, expert_pair="gate_up_proj"))
+
+
+def _qwen(c: Settings) -> DecoderSpec:
     c = filled(
         c,
-        num_key_value_heads=4,
         head_dim=256,
         max_position_embeddings=32768,
         full_attention_interval=4,
@@ -154,10 +185,23 @@ def qwen3_5(c: Settings) -> DecoderSpec:
         partial_rotary_factor=0.25,
     )
     spec = plain(c, may_be_partial=True).with_attention(qk_norm="each head", gated=True)
+    return replace(_with_recurrent(spec, _qwen_kinds(c), "linear_attention", _delta(c)), norm_offset=1.0)
+
+
+def _delta(c: Settings) -> GatedDelta:
     delta = GatedDelta(*(_size(c, f"linear_{name}") for name in _DELTA_SIZES))
     if delta.value_heads % delta.key_heads:
         raise UnsupportedError(f"{delta.value_heads} heads of values do not go together with {delta.key_heads} of keys")
-    return replace(_with_recurrent(spec, _qwen_kinds(c), "linear_attention", delta), norm_offset=1.0)
+    return delta
+
+
+def _with_deltas(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
+    """Fields of all delta nets changed."""
+    layers = [
+        replace(layer, mixer=replace(layer.mixer, **changes)) if isinstance(layer.mixer, GatedDelta) else layer
+        for layer in spec.layers
+    ]
+    return replace(spec, layers=tuple(layers))
 
 
 _DELTA_SIZES = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")

@@ -104,6 +104,8 @@ from transformers import (
     OlmoeConfig,
     OlmoeForCausalLM,
     OlmoForCausalLM,
+    OlmoHybridConfig,
+    OlmoHybridForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PhiConfig,
@@ -297,6 +299,16 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
             "moe_intermediate_size": 32,
             "num_dense_layers": 1,
             "routed_scaling_factor": 1.5,
+        },
+    ),
+    "olmo-hybrid": (
+        OlmoHybridForCausalLM,
+        OlmoHybridConfig,
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_num_value_heads": 4,
         },
     ),
     "llama4": (

@@ -17,6 +17,7 @@ from penstock.engines.openvino.decoder_spec import (
     ShortConvolution,
     TensorNames,
 )
+from penstock.engines.openvino.families_dense import NORMS_BEHIND
 from penstock.engines.openvino.families_experts import experts_of, layers_with_experts, size_of_expert
 from penstock.engines.openvino.family import (
     Settings,
@@ -30,6 +31,7 @@ from penstock.engines.openvino.family import (
     positive,
     renamed,
 )
+from penstock.engines.openvino.rope import settings_in
 
 _LFM2_NAMES = TensorNames(
     norm="model.embedding_norm",
@@ -186,6 +188,53 @@ def _qwen(c: Settings) -> DecoderSpec:
     )
     spec = plain(c, may_be_partial=True).with_attention(qk_norm="each head", gated=True)
     return replace(_with_recurrent(spec, _qwen_kinds(c), "linear_attention", _delta(c)), norm_offset=1.0)
+
+
+@family("OlmoHybridForCausalLM")
+def olmo_hybrid(c: Settings) -> DecoderSpec:
+    """Norms are behind the parts of layers with attention, and before those of delta nets. A rope_theta of null: no
+    layer rotates."""
+    c = filled(
+        c,
+        num_key_value_heads=None,
+        max_position_embeddings=65536,
+        linear_conv_kernel_dim=4,
+        linear_allow_neg_eigval=True,
+    )
+    heads = _whole(c, linear_num_key_heads=c["num_attention_heads"], linear_num_value_heads=c["num_attention_heads"])
+    keys = _whole(heads, linear_key_head_dim=int(0.75 * c["hidden_size"] / _size(heads, "linear_num_key_heads")))
+    delta = _delta(_whole(keys, linear_value_head_dim=2 * _size(keys, "linear_key_head_dim")))
+    delta = replace(delta, names=_OLMO_NAMES, norm_eps=1e-5, strength=2.0 if c["linear_allow_neg_eigval"] else 1.0)
+    rope = settings_in(c, "rope_parameters")
+    rotates = rope.get("rope_theta", c.get("rope_theta", 0)) is not None
+    spec = plain(c, rotates=rotates).with_layers(norms=NORMS_BEHIND).with_attention(qk_norm="all heads")
+    spec = _with_recurrent(spec, _olmo_kinds(c), "linear_attention", delta)
+    layers = [replace(layer, norms=LayerNorms()) if layer.mixer is delta else layer for layer in spec.layers]
+    return replace(spec, layers=tuple(layers))
+
+
+_OLMO_NAMES = DeltaNames(
+    qkv=("q_proj", "k_proj", "v_proj"),
+    gate="g_proj",
+    beta="b_proj",
+    decay="a_proj",
+    convolutions=("q_conv1d", "k_conv1d", "v_conv1d"),
+    norm="o_norm",
+    out="o_proj",
+)
+
+
+def _olmo_kinds(c: Settings) -> list[str]:
+    """linear_attention or full_attention, of each layer: by default each fourth, or the last one."""
+    kinds, layers = c.get("layer_types"), c["num_hidden_layers"]
+    if kinds is None:
+        kinds = ["full_attention" if n % 4 == 3 or n == layers - 1 < 3 else "linear_attention" for n in range(layers)]
+    return _known_kinds(kinds, layers, "linear_attention")
+
+
+def _whole(c: Settings, **defaults: int) -> Settings:
+    """With what a setting means when it is null, too."""
+    return {**c, **{key: value for key, value in defaults.items() if c.get(key) is None}}
 
 
 def _delta(c: Settings) -> GatedDelta:

@@ -87,12 +87,8 @@ class RecurrentLayers:
     def _folded(self, qkv: Node, n: int, prefix: str, layer: GatedDelta) -> Node:
         size = sum(layer.sizes)
         table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, size, layer.kernel])
-        sizes = layer.sizes if len(layer.names.convolutions) > 1 else (size,)
-        kernels = [
-            self._weights.table(f"{prefix}{name}.weight", (channels, 1, layer.kernel))
-            for name, channels in zip(layer.names.convolutions, sizes, strict=True)
-        ]
-        kernel = ops.concat(kernels, 0) if len(kernels) > 1 else kernels[0]
+        names = [f"{prefix}{name}.weight" for name in layer.names.convolutions]
+        kernel = self._weights.rows(names, (size, 1, layer.kernel))
         return ops.swish(paged_convolution(qkv, table, kernel, None, self._inputs))
 
 

@@ -67,6 +67,9 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         ("qwen3.5-moe", {}),
         ("qwen3-next", {}),
         ("qwen3-next", {"norm_topk_prob": False, "mlp_only_layers": [2], "linear_num_key_heads": 1}),
+        ("olmo-hybrid", {}),
+        ("olmo-hybrid", {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "num_key_value_heads": 4}),
+        ("olmo-hybrid", {"linear_allow_neg_eigval": False, "layer_types": None, "linear_key_head_dim": None}),
         ("lfm2-moe", {"norm_topk_prob": False, "use_expert_bias": False, "num_dense_layers": 0}),
     ],
 )

@@ -201,13 +201,13 @@ def olmo_hybrid(c: Settings) -> DecoderSpec:
         linear_conv_kernel_dim=4,
         linear_allow_neg_eigval=True,
     )
+    rope = settings_in(c, "rope_parameters")
+    rotates = rope.get("rope_theta", c.get("rope_theta", 0)) is not None
+    spec = plain(c, rotates=rotates).with_layers(norms=NORMS_BEHIND).with_attention(qk_norm="all heads")
     heads = _whole(c, linear_num_key_heads=c["num_attention_heads"], linear_num_value_heads=c["num_attention_heads"])
     keys = _whole(heads, linear_key_head_dim=int(0.75 * c["hidden_size"] / _size(heads, "linear_num_key_heads")))
     delta = _delta(_whole(keys, linear_value_head_dim=2 * _size(keys, "linear_key_head_dim")))
     delta = replace(delta, names=_OLMO_NAMES, norm_eps=1e-5, strength=2.0 if c["linear_allow_neg_eigval"] else 1.0)
-    rope = settings_in(c, "rope_parameters")
-    rotates = rope.get("rope_theta", c.get("rope_theta", 0)) is not None
-    spec = plain(c, rotates=rotates).with_layers(norms=NORMS_BEHIND).with_attention(qk_norm="all heads")
     spec = _with_recurrent(spec, _olmo_kinds(c), "linear_attention", delta)
     layers = [replace(layer, norms=LayerNorms()) if layer.mixer is delta else layer for layer in spec.layers]
     return replace(spec, layers=tuple(layers))

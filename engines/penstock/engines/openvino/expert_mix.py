@@ -12,10 +12,15 @@ from penstock.engines.openvino.graph_nodes import Node, f32, i32, i64, parts, sc
 
 
 def mix(
-    x: Node, logits: Node, experts: Experts, expert: Callable[[Node, int], Node], correction: Node | None = None
+    x: Node,
+    logits: Node,
+    experts: Experts,
+    expert: Callable[[Node, int], Node],
+    correction: Node | None = None,
+    scales: Node | None = None,
 ) -> Node:
     """x [T, hidden size] through the experts that `logits` [T, count] choose. `expert`: one's result, by its rows and
-    its number. `correction` [count]: as `TensorNames.correction`.
+    its number. `correction` [count]: as `TensorNames.correction`. `scales` [count], of the weights.
 
     The rows are sorted by expert and split, so that each expert is an MLP over its own rows: the plugin passes by what
     has no rows, reads the weights of chosen experts only, and multiplies them as it multiplies other matrices, in 8 and
@@ -26,6 +31,8 @@ def mix(
         total = ops.reduce_sum(weights, i64([-1]), True)
         weights = ops.divide(weights, ops.maximum(total, f32(experts.least_sum)) if experts.least_sum else total)
     weights = scaled(weights, experts.scale)
+    if scales is not None:
+        weights = ops.multiply(weights, ops.gather(scales, chosen, i64(0)))
     chosen = ops.reshape(chosen, i64([-1]), False)
     size = ops.gather(ops.shape_of(chosen), i64(0), i64(0))
     by_expert = ops.topk(chosen, size, 0, "min", "value", "i32")

@@ -167,6 +167,17 @@ class Clamp:
 
 
 @dataclass(frozen=True)
+class ExpertGroups:
+    """A token has experts of the best few groups only (arXiv:2405.04434)."""
+
+    count: int
+    """Each has equally many, neighbours."""
+    chosen: int
+    best: int
+    """A group is as good as so many of its best experts together."""
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of an MLP: a router chooses a few for each token."""
 
@@ -189,6 +200,7 @@ class Experts:
     """What that one adds is multiplied by a share of the token's own; else it is added as it is."""
     weighs_inputs: bool = False
     """Inputs of the chosen are multiplied by sigmoids of their scores, in place of results by their weights."""
+    groups: ExpertGroups | None = None
     router_bias: bool = False
     router_norm: bool = False
     """The router gets its input normed, with weights of its own, and each expert's weight is scaled by a number."""

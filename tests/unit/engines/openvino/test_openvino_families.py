@@ -43,6 +43,7 @@ LONG: dict[str, Any] = {
     "original_max_position_embeddings": 128,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 5e5}
+IN_GROUPS = {"topk_method": "group_limited_greedy", "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
 DEFAULT = {"rope_type": "default", "rope_theta": 5e5}
 GROWING = DEFAULT | {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 1.0}
 
@@ -142,9 +143,12 @@ GROWING = DEFAULT | {"original_max_position_embeddings": 8, "llama_4_scaling_bet
         ),
         ("hunyuan-moe", {}),
         ("deepseek-v2", {}),
-        ("deepseek-v2", {"q_lora_rank": None, "attention_bias": True, "routed_scaling_factor": 2.0}),
+        ("deepseek-v2", {"q_lora_rank": None, "attention_bias": True, "routed_scaling_factor": 2.0} | IN_GROUPS),
         ("deepseek-v3", {}),
-        ("deepseek-v3", {"rope_interleave": False, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}}),
+        (
+            "deepseek-v3",
+            {"rope_interleave": False, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}} | IN_GROUPS,
+        ),
         ("glm4-moe-lite", {"v_head_dim": 24, "rms_norm_eps": 0.1}),
         ("minicpm3", {}),
         ("minicpm3", {"v_head_dim": None, "scale_depth": None, "dim_model_base": None, "mlp_bias": True}),
@@ -226,9 +230,11 @@ def test_no_list_and_an_empty_one_of_layers_without_rope_mean_the_same() -> None
         ("cohere", {"logit_scale": 0}, "logit_scale"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm"),
         ("olmo", {"clip_qkv": -1.0}, "clip_qkv"),
-        ("deepseek-v3", {"n_group": 2}, "n_group"),
+        ("deepseek-v3", {"n_group": 4}, "n_group=4"),
+        ("deepseek-v3", {"n_group": 6, "topk_group": 3}, "n_group=6"),
+        ("deepseek-v3", {"n_group": 3, "num_experts_per_tok": 3}, "topk_group=1, and chooses 3 of 6 experts"),
         ("deepseek-v3", {"v_head_dim": 25}, "v_head_dim=25, which is more than a head of 24"),
-        ("deepseek-v2", {"topk_method": "group_limited_greedy"}, "topk_method=group_limited_greedy"),
+        ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method=noaux_tc"),
         ("deepseek-v2", {"kv_lora_rank": "x"}, "kv_lora_rank=x, which is not a size"),
         ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
         ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [1.0]}}, "1 divisors for 4"),

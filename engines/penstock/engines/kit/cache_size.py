@@ -80,6 +80,25 @@ def num_blocks(
     return count
 
 
+def state_interval(setting: int | None, row_bytes: int, block_bytes: int, block_size: int) -> int:
+    """Tokens between checkpoints. None: a few whole blocks, so that states take no more memory than keys and values.
+    Raises InvalidRequestError for a setting that does not fit the blocks."""
+    if setting is None:
+        interval = block_size
+        while interval < _LONGEST_INTERVAL and row_bytes * block_size > interval * block_bytes:
+            interval *= 2
+        return interval
+    if setting % block_size:
+        raise InvalidRequestError(
+            f"state_interval={setting} is not a multiple of the {block_size} tokens of a block", param="state_interval"
+        )
+    return setting
+
+
+_LONGEST_INTERVAL = 1024
+"""Tokens that may have to be computed again, at most, behind a prefix hit."""
+
+
 class StateSpace(NamedTuple):
     """Memory for recurrent states, beside the blocks: as many checkpoints as the blocks have tokens for, and rows that
     are in use."""

@@ -177,6 +177,8 @@ def load_model(
     except Exception as e:  # safetensors and torch have errors of their own for what is damaged
         raise EngineError(f"the checkpoint in {model_dir} cannot be loaded: {e}") from e
     _check_tensors(info)
+    if getattr(model, "_is_stateful", False) and not layer_types(model_config) & RECURRENT:
+        raise UnsupportedError(f"{type(model).__name__} keeps state outside the KV cache, which is not supported")
     nn.Module.to(model, device)
     return model
 

@@ -8,6 +8,7 @@ state behind it has a row of its own. The model itself runs without a cache; onl
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -109,7 +110,8 @@ def catch_calls(model: nn.Module) -> list[nn.Module]:
     users = [module for module in model.modules() if _CACHE in inspect.signature(module.forward).parameters]
     innermost = [module for module in users if not any(part in users for part in list(module.modules())[1:])]
     for module in innermost:
-        module.forward = partial(_dispatch, module, module.forward)
+        names = list(inspect.signature(module.forward).parameters)
+        module.forward = partial(_dispatch, module, module.forward, names)
     return innermost
 
 
@@ -119,12 +121,12 @@ def set_handler(modules: Sequence[nn.Module], handler: RecurrentHandler | None) 
         setattr(module, _HANDLER, handler)
 
 
-def _dispatch(module: nn.Module, forward: Forward, *args: Any, **options: Any) -> Any:
+def _dispatch(module: nn.Module, forward: Forward, names: list[str], *args: Any, **options: Any) -> Any:
     handler: RecurrentHandler | None = getattr(module, _HANDLER, None)
     if handler is None:
         return forward(*args, **options)
-    hidden = args[0] if args else options.pop("hidden_states")
-    return handler.advance(module, forward, hidden, options)
+    options |= dict(zip(names, args, strict=False))
+    return handler.advance(module, forward, options.pop(names[0]), options)
 
 
 class StateRecorder:
@@ -154,7 +156,15 @@ class StateRecorder:
         if more or not isinstance(output, Tensor) or output.shape[:2] != hidden.shape[:2] or module in self.layouts:
             raise UnsupportedError(f"its recurrent layers are of an unknown form: {type(module).__name__}")
         self.layouts[module] = layouts
+        _free_time_steps(module)
         return output
+
+
+def _free_time_steps(module: nn.Module) -> None:
+    """Mamba-2: transformers clamps the steps of a chunk, not that of a single token, so tokens would depend on how they
+    were cut. vLLM clamps none."""
+    if hasattr(module, "time_step_limit"):
+        module.time_step_limit = (0.0, math.inf)  # type: ignore[assignment]
 
 
 class TorchStates:

@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 from penstock.engines.kit.batch import Int32s, Ints, StepBatch
 from penstock.engines.kit.cache_size import LayerGroup, group_layers
 from penstock.engines.torch.config import fresh_tensor
-from penstock.engines.torch.recurrent import Piece, plan_pieces
+from penstock.engines.torch.recurrent import StatePiece, plan_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class StepTensors:
     """[T]: the request of each token, by its index in the batch."""
     places: Ints
     """[T]: where each of the batch's tokens is in this order."""
-    pieces: Sequence[Piece]
+    pieces: Sequence[StatePiece]
     """For recurrent layers; empty: there are none."""
 
 

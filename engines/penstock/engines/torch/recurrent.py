@@ -58,7 +58,7 @@ def bytes_of_row(layouts: StateLayouts) -> int:
     return sum(layout.num_bytes for states in layouts.values() for layout in states)
 
 
-class Piece(NamedTuple):
+class StatePiece(NamedTuple):
     """Equally many tokens of some requests, within one interval of each."""
 
     tokens: Tensor
@@ -69,7 +69,7 @@ class Piece(NamedTuple):
     """[requests]: rows."""
 
 
-def plan_pieces(batch: StepBatch, places: Ints, interval: int, device: torch.device) -> Iterator[Piece]:
+def plan_pieces(batch: StepBatch, places: Ints, interval: int, device: torch.device) -> Iterator[StatePiece]:
     """In the order in which they are computed. `places`: as in `StepTensors`; the last of the batch's groups has the
     rows."""
     rows, ends = batch.groups[-1].block_ids, batch.computed + batch.scheduled
@@ -83,7 +83,7 @@ def plan_pieces(batch: StepBatch, places: Ints, interval: int, device: torch.dev
             chosen = np.flatnonzero((counts == count) & ((starts == 0) == is_first))
             at = (batch.begins[chosen] + starts[chosen] - batch.computed[chosen])[:, None] + np.arange(count)
             reads, writes = ((positions - 1) // interval for positions in (starts[chosen], stops[chosen]))
-            yield Piece(
+            yield StatePiece(
                 torch.from_numpy(places[at]).to(device),
                 None if is_first else _rows(rows[chosen, reads], device),
                 _rows(rows[chosen, writes], device),
@@ -181,7 +181,7 @@ class TorchStates:
 class StepStates:
     """Answers the layers' calls during one forward pass at a time; `pieces` is set before it."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[StatePiece]
 
     def __init__(self, states: TorchStates, config: PretrainedConfig) -> None:
         self._states = states
@@ -207,7 +207,7 @@ class StepStates:
         return output
 
 
-def _fill(layer: Any, tables: Sequence[tuple[StateLayout, Tensor]], piece: Piece) -> None:
+def _fill(layer: Any, tables: Sequence[tuple[StateLayout, Tensor]], piece: StatePiece) -> None:
     """With states that the layer may write to. Those of first tokens are zeros, and said not to be there."""
     for layout, table in tables:
         if piece.reads is None:

@@ -39,13 +39,6 @@ _MAMBA = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64, "head_dim": 16, "num_hidden_layers": 2},
-    "granitemoehybrid": {
-        **_MAMBA,
-        **_EXPERTS,
-        "layer_types": ["linear_attention", "full_attention"] * 2,
-        "num_local_experts": 4,
-        "shared_intermediate_size": 32,
-    },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "nemotron_h": {
         **_EXPERTS,

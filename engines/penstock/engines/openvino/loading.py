@@ -269,6 +269,7 @@ def _open_exported(config: OpenVINOConfig, file: Path, report: Report) -> Export
         weight_bytes=weights_of(file).stat().st_size,
         kept="as exported" + (f" ({exported.integers})" if exported.integers else ""),
         has_experts=bool(settings.get("num_experts") or settings.get("num_local_experts")),
+        is_hybrid=exported.is_hybrid,
         file=file,
         graph=exported.model,
     )

@@ -60,21 +60,31 @@ def max_model_len(setting: int | None, limit: int | None) -> int:
 
 
 def num_blocks(
-    config: CacheSettings, groups: Sequence[KVGroup], model_len: int, block_bytes: int, *, free: int, share: float
+    config: CacheSettings,
+    groups: Sequence[KVGroup],
+    model_len: int,
+    block_bytes: int,
+    *,
+    free: int,
+    share: float,
+    beside: int = 0,
 ) -> int:
     """Of the pool, for all groups: as asked for, or as many as `share` of the `free` bytes hold and max_num_seqs full
-    requests can use. `block_bytes`: of one block in all layers of a group."""
+    requests can use. `block_bytes`: of one block in all layers of a group; `beside`: bytes of the cache that are no
+    blocks, its states in use."""
     if config.num_blocks is not None:
         return config.num_blocks
     if config.kv_cache_memory is not None:
-        count = parse_memory(config.kv_cache_memory, free=free) // block_bytes
+        count = (parse_memory(config.kv_cache_memory, free=free) - beside) // block_bytes
     else:
         usable = config.max_num_seqs * blocks_of_request(groups, model_len, config.max_num_batched_tokens)
-        count = min(usable, int(free * share) // block_bytes)
+        count = min(usable, int((free - beside) * share) // block_bytes)
     least = len(groups)
     if count < least:
+        states = f" and {beside} bytes of recurrent states" if beside else ""
         raise UnsupportedError(
-            f"the KV cache does not hold {'one block' if least == 1 else f'{least} blocks'} of {block_bytes} bytes",
+            f"the KV cache does not hold {'one block' if least == 1 else f'{least} blocks'} of {block_bytes} bytes"
+            + states,
             param="kv_cache_memory",
         )
     return count
@@ -100,8 +110,8 @@ _LONGEST_INTERVAL = 1024
 
 
 class StateSpace(NamedTuple):
-    """Memory for recurrent states, beside the blocks: as many checkpoints as the blocks have tokens for, and rows that
-    are in use."""
+    """Memory for recurrent states in the cache: as many checkpoints as its blocks have tokens for, and rows that are in
+    use."""
 
     interval: int
     """Tokens between checkpoints; 0: the model has no recurrent layers."""
@@ -111,9 +121,12 @@ class StateSpace(NamedTuple):
     @classmethod
     def of(cls, config: CacheSettings, interval: int, row_bytes: int, free: int) -> StateSpace:
         """Each seat has a checkpoint and a row in use, each step under way a row for each interval of its tokens; or as
-        many as a share of the `free` bytes holds, and then requests wait for rows as they wait for blocks."""
+        many as a share of the memory holds, and then requests wait for rows as they wait for blocks. That memory is
+        kv_cache_memory, or the `free` bytes."""
         if not interval:
             return cls(0, 0, 0)
+        if config.num_blocks is None and config.kv_cache_memory is not None:
+            free = parse_memory(config.kv_cache_memory, free=free)
         least = _ROWS_OF_SEAT + _STEPS * (-(-config.max_num_batched_tokens // interval) + 2)
         rows = least + _ROWS_OF_SEAT * (config.max_num_seqs - 1)
         return cls(interval, row_bytes, min(rows, max(least, int(free * _SHARE_OF_STATES) // row_bytes)))
@@ -135,7 +148,7 @@ _ROWS_OF_SEAT = 2
 _STEPS = 2
 """Under way."""
 _SHARE_OF_STATES = 0.25
-"""Of free memory, for rows in use."""
+"""Of the memory, for rows in use."""
 
 
 class LayerGroup(NamedTuple):

@@ -66,7 +66,8 @@ class TorchRunner(StepRunner, WithAdapters[TorchAdapters]):
             groups,
             model_len,
             block_bytes + space.bytes_beside(block_size),
-            free=free - space.working_bytes,
+            free=free,
+            beside=space.working_bytes,
             share=_SHARE_OF_FREE_MEMORY[device.type],
         )
         states = space.group(count * block_size)

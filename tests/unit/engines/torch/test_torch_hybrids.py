@@ -14,7 +14,10 @@ from transformers import PreTrainedModel
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, StepBatch
 from penstock.engines.torch import loading
+from penstock.engines.torch.attention import ATTENTION, register
+from penstock.engines.torch.probe import inspect_layers
 from penstock.engines.torch.recurrent import plan_pieces
+from penstock.gateway.models.memory.state_shape import StateShape, read_states
 from support.engine import Driver
 from support.models import load_reference, reference_answers, reference_tokens
 from unit.engines.torch.families import make_family
@@ -86,6 +89,20 @@ def test_tokens_are_those_of_transformers(family: str, tmp_path: Path, make_runn
     driver.run()
     assert driver.stats.prefix_hits == 32
     assert driver.tokens[request] == reference_tokens(reference, [*PROMPTS[1], 5, 6], 6, guess=driver.tokens[request])
+    check_sizes(reference)
+
+
+def check_sizes(model: PreTrainedModel) -> None:
+    """The gateway reads out of config.json how large states are."""
+    register()
+    model.set_attn_implementation(ATTENTION)
+    layers, _ = inspect_layers(model, 256)
+    sizes = {"conv_states": 0, "recurrent_states": 0}
+    for states in layers.states.values():
+        for layout in states:
+            sizes[layout.kind] += math.prod(layout.shape)
+    expected = StateShape(len(layers.attention), sizes["conv_states"], sizes["recurrent_states"])
+    assert read_states(model.config.to_dict()) == expected
 
 
 def test_preempted_requests_go_on_from_a_checkpoint(tmp_path: Path, make_runner: Any) -> None:

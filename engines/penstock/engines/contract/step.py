@@ -58,7 +58,7 @@ class NewRequest:
     grammar: Any = None
     """What `GrammarHost.compile_grammar` gave for `params.grammar`."""
     embeddings: list[EmbeddingSpan] = field(default_factory=list)
-    """By their positions, ascending, without overlaps. Only where `ModelInfo.image_tile` is set."""
+    """By their positions, ascending, without overlaps. Only where `ModelInfo.image_grid` is set."""
 
 
 class BlockUpdate(NamedTuple):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from penstock.engines.contract.loading import Report, silent
+from penstock.engines.contract.messages import ImageInput
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ImageRows
 from penstock.engines.errors import UnsupportedError
@@ -20,7 +21,7 @@ from penstock.engines.kit.cache_size import StateSpace, num_blocks
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.drafting import draft_model_of, load_drafts, open_drafts
-from penstock.engines.openvino.image_encoder import ImageEncoder, vision_spec
+from penstock.engines.openvino.image_encoder import ImageEncoder, vision_model
 from penstock.engines.openvino.loading import load_decoder, open_decoder
 from penstock.engines.openvino.lora import OpenVINOAdapters
 from penstock.engines.openvino.process_memory import collapse_filled_memory
@@ -44,7 +45,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         _check_release()
         started = time.monotonic()
         head = open_drafts(config, report)
-        vision = vision_spec(read_json_if_any(config.model_dir / "config.json"))
+        vision = vision_model(read_json_if_any(config.model_dir / "config.json"))
         source = open_decoder(config, report, head.tap if head else None, sees=vision is not None)
         if source.is_hybrid:
             check_hybrid(config)
@@ -87,7 +88,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             has_draft_model=draft is not None,
             supports_grammars=True,
             supports_processors=True,
-            image_tile=None if images is None else images.tile,
+            image_grid=None if images is None else images.grid,
             work=loaded.work,
         )
         draft_model = draft_model_of(draft, head, loaded, count, config.max_num_batched_tokens) if draft else None
@@ -95,10 +96,10 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         self._decoders = [loaded] if draft is None else [loaded, draft]
         self._images = images
 
-    def encode_image(self, pixels: bytes) -> ImageRows:
+    def encode_image(self, image: ImageInput) -> ImageRows:
         """`ImageHost.encode_image`"""
         assert self._images is not None
-        return self._images.encode(pixels)
+        return self._images.encode(image)
 
     @property
     def block_bytes(self) -> int:

@@ -146,12 +146,13 @@ class QueueIntake:
         return None
 
     def _refusal_of_images(self, message: AddRequest) -> PenstockError | None:
-        tile = self.info.image_tile
-        if tile is None:
+        grid = self.info.image_grid
+        if grid is None:
             return UnsupportedError("This engine reads text only.")
         for image in message.images:
-            tiles, rest = divmod(len(image.pixels), tile.pixel_bytes)
-            if rest or not tiles or sum(count for _, count in image.spans) != tiles * tile.tokens:
+            tokens = [grid.tokens(height, width) for height, width in image.tiles]
+            size = sum(3 * height * width for height, width in image.tiles)
+            if not all(tokens) or size != len(image.pixels) or sum(count for _, count in image.spans) != sum(tokens):
                 return InvalidRequestError("an image does not fit the places that it has in the prompt")
         end = 0
         for start, count in [span for image in message.images for span in image.spans]:

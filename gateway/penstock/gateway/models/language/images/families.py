@@ -1,0 +1,16 @@
+"""Registry of image families, by the architectures of config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.gateway.models.language.images.family import ImageFamily
+from penstock.gateway.models.language.images.idefics3 import Idefics3Images
+
+FAMILIES: tuple[type[ImageFamily], ...] = (Idefics3Images,)
+
+
+def family_of(architectures: Any) -> type[ImageFamily] | None:
+    """`architectures`: as config.json names them. None: it reads text only, or its images are not known here."""
+    names = set(architectures) if isinstance(architectures, list) else set()
+    return next((family for family in FAMILIES if names & set(family.architectures)), None)

@@ -81,6 +81,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may name logits processors (`SamplingParams.processors`)."""
     image_grid: ImageGrid | None = None
     """Requests may have images (`AddRequest.images`), made of such tiles. None: the model reads text only."""
+    has_grid_positions: bool = False
+    """Tokens of images have positions of three dimensions, as their tiles lie (`NewRequest.tiles`). Each tile has one
+    span of tokens."""
     supports_resume: bool = False
     """Requests may go on behind tokens that another engine has put out (`AddRequest.output_token_ids`). Our scheduler
     supports this with every runner."""

@@ -15,7 +15,9 @@ from penstock.engines.openvino.decoder_inputs import (
     EMBEDDINGS,
     EMBEDDINGS_AT,
     FEATURES,
+    GRID_POSITIONS,
     GROUP_INPUTS,
+    ImageInputs,
     group_suffix,
     step_inputs,
 )
@@ -40,7 +42,7 @@ from penstock.engines.openvino.recurrent import (
     paged_convolution,
     paged_delta_net,
 )
-from penstock.engines.openvino.rope import Rope
+from penstock.engines.openvino.rope import Frequencies, Rope
 from penstock.engines.openvino.weights import Weights, round_to
 
 
@@ -65,12 +67,15 @@ def build_decoder(
     *,
     lora: bool = False,
     tap: FeatureTap | None = None,
-    takes_embeddings: bool = False,
+    images: ImageInputs | None = None,
 ) -> tuple[ov.Model, dict[str, Projection]]:
     """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
-    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `takes_embeddings`: there are inputs for
-    those of images. Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
-    builder = (EmbeddingDecoderBuilder if takes_embeddings else DecoderBuilder)(spec, weights, precision, lora, tap)
+    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `images`: there are inputs for these.
+    Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
+    if images is None:
+        builder = DecoderBuilder(spec, weights, precision, lora, tap)
+    else:
+        builder = SeeingDecoderBuilder(images, spec, weights, precision, lora, tap)
     model = builder.build()
     check_all_used(spec, weights)
     return model, builder.lora.projections if builder.lora else {}
@@ -422,8 +427,8 @@ class DecoderBuilder:
 
     def _rotations(self, rope: Rope) -> tuple[Node, Node]:
         """cos and sin of every token's angles, [T, 1, 1, head_dim]: the two halves of a head turn together."""
-        positions = ops.unsqueeze(ops.convert(self._inputs["position_ids"], "f32"), i64([1, 2]))
-        half = ops.matmul(f32(rope.inv_freq[None, :, None]), positions, False, False)
+        positions, by_position = self._turning(rope)
+        half = ops.matmul(f32(by_position[None]), ops.convert(positions, "f32"), False, False)
         angles = ops.transpose(half, i64([0, 2, 1]))
         angles = ops.concat([angles, angles], -1)
         cos, sin = ops.cos(angles), ops.sin(angles)
@@ -431,6 +436,10 @@ class DecoderBuilder:
             factor = f32(rope.attention_factor)
             cos, sin = ops.multiply(cos, factor), ops.multiply(sin, factor)
         return ops.unsqueeze(cos, i64(1)), ops.unsqueeze(sin, i64(1))
+
+    def _turning(self, rope: Rope) -> tuple[Node, Frequencies]:
+        """Positions [T, n, 1] i64, and by how much each of these turns each pair, [pairs, n]."""
+        return ops.unsqueeze(self._inputs["position_ids"], i64([1, 2])), rope.inv_freq[:, None]
 
     def _rotate(self, x: Node, layer: Attention, heads: int, norm: str) -> Node:
         """[T, heads * head_dim] rotated, behind a norm where the family has one."""
@@ -463,16 +472,49 @@ class DecoderBuilder:
         return whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
 
 
-class EmbeddingDecoderBuilder(DecoderBuilder):
+class SeeingDecoderBuilder(DecoderBuilder):
     """Some of its tokens are read as embeddings that the step has."""
 
+    def __init__(
+        self,
+        images: ImageInputs,
+        spec: DecoderSpec,
+        weights: Weights,
+        precision: str,
+        lora: bool,
+        tap: FeatureTap | None,
+    ) -> None:
+        super().__init__(spec, weights, precision, lora, tap)
+        self._images = images
+
     def _begin(self) -> None:
+        for name, (dtype, shape) in self._images.kinds.items():
+            self._add_input(name, dtype, shape)
         super()._begin()
-        self._add_input(EMBEDDINGS, np.float32, [-1, self._spec.hidden_size])
-        self._add_input(EMBEDDINGS_AT, np.int64, [-1])
 
     def _embed(self) -> Node:
-        return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._inputs[EMBEDDINGS], i64(0))
+        return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._rows_of_images(0), i64(0))
+
+    def _layer(self, x: Node, n: int) -> Node:
+        x = super()._layer(x, n)
+        if n >= self._images.deepstack:
+            return x
+        places = self._inputs[EMBEDDINGS_AT]
+        added = ops.add(ops.gather(x, places, i64(0)), self._rows_of_images(1 + n))
+        return ops.scatter_update(x, places, added, i64(0))
+
+    def _rows_of_images(self, number: int) -> Node:
+        """[E, hidden size]: those of the embeddings, or of a layer behind them."""
+        rows, count = self._inputs[EMBEDDINGS], self._images.deepstack
+        return parts(rows, (self._spec.hidden_size,) * (1 + count), 1)[number] if count else rows
+
+    def _turning(self, rope: Rope) -> tuple[Node, Frequencies]:
+        if not self._images.has_grid_positions:
+            return super()._turning(rope)
+        if not rope.axes:
+            raise UnsupportedError("mrope_section in config.json does not share out the pairs of a head")
+        by_position = np.where(np.arange(3) == np.array(rope.axes)[:, None], rope.inv_freq[:, None], np.float32(0))
+        return ops.unsqueeze(self._inputs[GRID_POSITIONS], i64(2)), by_position
 
 
 _LEAST_SQUARE = 1e-6

@@ -20,9 +20,10 @@ from penstock.engines.openvino.device import ThreadPlan, all_threads, compiled
 from penstock.engines.openvino.numerics import Dtype, Numerics
 from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.vision_idefics3 import Idefics3Vision
+from penstock.engines.openvino.vision_qwen import Qwen3Vision, Qwen25Vision, Qwen35Vision, QwenVision
 from penstock.engines.openvino.weights import Weights
 
-_MODELS: tuple[type[VisionModel], ...] = (Idefics3Vision,)
+_MODELS: tuple[type[VisionModel], ...] = (Idefics3Vision, QwenVision, Qwen25Vision, Qwen3Vision, Qwen35Vision)
 
 
 def vision_model(settings: Mapping[str, Any]) -> VisionModel | None:
@@ -40,6 +41,7 @@ class ImageEncoder:
         """`dtype`: what it is computed in. Raises UnsupportedError for a checkpoint that it cannot run, EngineError for
         a broken one."""
         self.grid = vision.grid
+        self._vision = vision
         self._source = _open(config, vision, dtype, report)
         plan = ThreadPlan(config.threads or all_threads(usable_cores()))
         with compiled(self._source, [plan], report) as [model]:
@@ -59,7 +61,7 @@ class ImageEncoder:
         return np.concatenate(rows)
 
     def _encode_tile(self, tile: np.ndarray[Any, Any]) -> ImageRows:
-        self._request.infer([tile])
+        self._request.infer(self._vision.inputs(tile))
         return np.array(self._request.get_output_tensor(0).data, np.float32)
 
 
@@ -88,7 +90,7 @@ class _Source:
 
 
 def _open(config: OpenVINOConfig, vision: VisionModel, dtype: Dtype, report: Report) -> _Source:
-    checkpoint = Checkpoint(config.model_dir, lambda name: name if name.startswith(vision.prefixes) else None)
+    checkpoint = Checkpoint(config.model_dir, vision.own_name)
     if checkpoint.is_quantized:
         raise UnsupportedError("the checkpoint has an image encoder with quantized weights")
     numerics = Numerics(dtype=dtype, activations=dtype, kv=None, integers=None)

@@ -46,11 +46,11 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         started = time.monotonic()
         head = open_drafts(config, report)
         vision = vision_model(read_json_if_any(config.model_dir / "config.json"))
-        source = open_decoder(config, report, head.tap if head else None, sees=vision is not None)
+        source = open_decoder(config, report, head.tap if head else None, vision)
         if source.is_hybrid:
             check_hybrid(config)
         images = None
-        if vision is not None and source.embedding_width:  # not with an exported graph
+        if vision is not None and source.images is not None:  # not with an exported graph
             images = ImageEncoder(config, vision, source.numerics.dtype, report)
         loaded = load_decoder(config, source, report)
         draft = load_drafts(config, head, loaded, report)
@@ -89,6 +89,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             supports_grammars=True,
             supports_processors=True,
             image_grid=None if images is None else images.grid,
+            has_grid_positions=source.images is not None and source.images.has_grid_positions,
             work=loaded.work,
         )
         draft_model = draft_model_of(draft, head, loaded, count, config.max_num_batched_tokens) if draft else None

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import numpy as np
+import numpy.typing as npt
 import openvino as ov
 import openvino.opset15 as ops
 
@@ -27,6 +29,11 @@ class VisionModel(ABC):
     prefixes: ClassVar[tuple[str, ...]]
     """Of its tensors' names."""
 
+    deepstack: int = 0
+    """As `ImageInputs` has it: rows for the decoder are so many hidden states wider."""
+    has_grid_positions: ClassVar[bool] = False
+    """As `ModelInfo` has it."""
+
     @classmethod
     @abstractmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -36,9 +43,17 @@ class VisionModel(ABC):
     @abstractmethod
     def grid(self) -> ImageGrid: ...
 
+    def own_name(self, name: str) -> str | None:
+        """Of a tensor of the checkpoint; None: it belongs to something else."""
+        return name if name.startswith(self.prefixes) else None
+
+    def inputs(self, tile: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
+        """Of the graph, for a tile [1, height, width, 3]."""
+        return [tile]
+
     @abstractmethod
     def graph(self, weights: Weights) -> ov.Model:
-        """From a tile [1, height, width, 3] u8 to [tokens, width of the decoder] f32."""
+        """From `inputs` to [tokens, width of rows for the decoder] f32."""
 
 
 def inner_settings(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -6,8 +6,9 @@ from typing import Any
 
 from penstock.gateway.models.language.images.family import ImageFamily
 from penstock.gateway.models.language.images.idefics3 import Idefics3Images
+from penstock.gateway.models.language.images.qwen import Qwen3Images, QwenImages
 
-FAMILIES: tuple[type[ImageFamily], ...] = (Idefics3Images,)
+FAMILIES: tuple[type[ImageFamily], ...] = (Idefics3Images, QwenImages, Qwen3Images)
 
 
 def family_of(architectures: Any) -> type[ImageFamily] | None:

@@ -127,6 +127,8 @@ def reference_tokens_with_pictures(
     """`count` greedy tokens behind the prompt, EOS or not."""
     tensors = processor(family)(list(pictures), return_tensors="pt", do_resize=False)
     ids = torch.tensor([list(prompt)])
+    if prompt[-1] == IMAGE_TOKEN:
+        return _whole(model, ids, count, tensors)
     with torch.inference_mode():
         output = model.generate(
             ids,
@@ -137,3 +139,15 @@ def reference_tokens_with_pictures(
             **tensors,
         )
     return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+def _whole(model: PreTrainedModel, ids: torch.Tensor, count: int, tensors: Any) -> list[int]:
+    """Each token from all before it: behind a picture that ends the prompt, `generate` counts positions in another way
+    than the model itself does."""
+    length = ids.shape[1]
+    for _ in range(count):
+        kinds = (ids == IMAGE_TOKEN).int()
+        with torch.inference_mode():
+            logits = model(ids, mm_token_type_ids=kinds, use_cache=False, logits_to_keep=1, **tensors).logits
+        ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], 1)
+    return ids[0, length:].tolist()  # type: ignore[no-any-return]

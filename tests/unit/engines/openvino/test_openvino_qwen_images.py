@@ -171,5 +171,5 @@ def test_sections_that_do_not_fit_are_refused(tmp_path: Path, make_runner: Any) 
     make_qwen(tmp_path, "qwen2.5-vl")
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"mrope_section"', '"sections"'))
-    with pytest.raises(UnsupportedError, match="mrope_section in config.json"):
+    with pytest.raises(UnsupportedError, match=r"mrope_section in config\.json"):
         make_runner(tmp_path)

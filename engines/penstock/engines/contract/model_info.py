@@ -81,6 +81,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may name logits processors (`SamplingParams.processors`)."""
     image_grid: ImageGrid | None = None
     """Requests may have images (`AddRequest.images`), made of such tiles. None: the model reads text only."""
+    whole_tiles: bool = False
+    """Tokens of a tile attend to later ones of it, too: no step ends between them."""
     supports_resume: bool = False
     """Requests may go on behind tokens that another engine has put out (`AddRequest.output_token_ids`). Our scheduler
     supports this with every runner."""

@@ -31,7 +31,7 @@ from penstock.engines.openvino.decoder_spec import (
     ShortConvolution,
 )
 from penstock.engines.openvino.expert_mix import alternating, clamped, mix
-from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i64, limited, part, parts, scaled
+from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i32, i64, limited, part, parts, scaled
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.recurrent import (
     CONV_TABLE,
@@ -41,6 +41,7 @@ from penstock.engines.openvino.recurrent import (
     paged_delta_net,
 )
 from penstock.engines.openvino.rope import Rope
+from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.weights import Weights, round_to
 
 
@@ -65,15 +66,21 @@ def build_decoder(
     *,
     lora: bool = False,
     tap: FeatureTap | None = None,
-    takes_embeddings: bool = False,
+    vision: VisionModel | None = None,
 ) -> tuple[ov.Model, dict[str, Projection]]:
     """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
-    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `takes_embeddings`: there are inputs for
-    those of images. Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
-    builder = (EmbeddingDecoderBuilder if takes_embeddings else DecoderBuilder)(spec, weights, precision, lora, tap)
+    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `vision`: there are inputs for what
+    this makes of images. Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
+    builder = _builder_for(vision)(spec, weights, precision, lora, tap)
     model = builder.build()
     check_all_used(spec, weights)
     return model, builder.lora.projections if builder.lora else {}
+
+
+def _builder_for(vision: VisionModel | None) -> type[DecoderBuilder]:
+    if vision is None:
+        return DecoderBuilder
+    return WholeTileDecoderBuilder if vision.whole_tiles else EmbeddingDecoderBuilder
 
 
 def check_all_used(spec: DecoderSpec, weights: Weights) -> None:
@@ -104,6 +111,8 @@ class DecoderBuilder:
         self._weights = weights
         self._inputs: dict[str, Node] = {}
         self._turns: dict[Rope, tuple[Node, Node]] = {}
+        self._kinds: Node | None = None
+        """As `paged_attention` has them."""
         groups = spec.groups
         self._num_groups = len(groups)
         self._group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
@@ -310,7 +319,7 @@ class DecoderBuilder:
         if layer.sinks:
             values = self._weights.vector(prefix + "sinks", layer.num_heads)
             sinks = ops.reshape(values, i64([1, layer.num_heads, 1, 1]), False)
-        return paged_attention(qkv, caches, inputs, layer, sinks)
+        return paged_attention(qkv, caches, inputs, layer, sinks, self._kinds)
 
     def _mlp(self, x: Node, n: int) -> Node:
         names, mlp = self._spec.names, self._spec.layers[n].mlp
@@ -473,6 +482,16 @@ class EmbeddingDecoderBuilder(DecoderBuilder):
 
     def _embed(self) -> Node:
         return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._inputs[EMBEDDINGS], i64(0))
+
+
+class WholeTileDecoderBuilder(EmbeddingDecoderBuilder):
+    """Tokens of a tile attend to each other in both directions."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        tokens, places = self._inputs["input_ids"], self._inputs[EMBEDDINGS_AT]
+        none, ones = (ops.broadcast(i32(n), ops.shape_of(x)) for n, x in enumerate((tokens, places)))
+        self._kinds = ops.scatter_update(none, places, ones, i64(0))
 
 
 _LEAST_SQUARE = 1e-6

@@ -25,7 +25,9 @@ class VisionModel(ABC):
 
     architectures: ClassVar[tuple[str, ...]]
     prefixes: ClassVar[tuple[str, ...]]
-    """Of its tensors' names."""
+    """Of its tensors' names, as `own_name` has them."""
+    whole_tiles: ClassVar[bool] = False
+    """In the decoder, the tokens of a tile attend to each other in both directions (`ModelInfo.whole_tiles`)."""
 
     @classmethod
     @abstractmethod
@@ -35,6 +37,11 @@ class VisionModel(ABC):
     @property
     @abstractmethod
     def grid(self) -> ImageGrid: ...
+
+    def own_name(self, name: str) -> str | None:
+        """Of a tensor in the files, which releases of transformers write differently; None: it is no part of this."""
+        name = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
+        return name if name.startswith(self.prefixes) else None
 
     @abstractmethod
     def graph(self, weights: Weights) -> ov.Model:
@@ -55,6 +62,20 @@ def checked_size(settings: Mapping[str, Any], key: str, usual: int | None = None
     if type(size) is not int or not 0 < size <= _MOST:
         raise UnsupportedError(f"config.json has {key}={str(size)[:50]} for its image encoder, which is not a size")
     return size
+
+
+SIGLIP_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+"""What settings mean that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.gateway.models.language.images.family import ImageFamily
+from penstock.gateway.models.language.images.gemma3 import Gemma3Images
 from penstock.gateway.models.language.images.idefics3 import Idefics3Images
 
-FAMILIES: tuple[type[ImageFamily], ...] = (Idefics3Images,)
+FAMILIES: tuple[type[ImageFamily], ...] = (Gemma3Images, Idefics3Images)
 
 
 def family_of(architectures: Any) -> type[ImageFamily] | None:

@@ -84,6 +84,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     has_grid_positions: bool = False
     """Tokens of images have positions of three dimensions, as their tiles lie (`NewRequest.tiles`). Each tile has one
     span of tokens."""
+    whole_tiles: bool = False
+    """Tokens of a tile attend to later ones of it, too: no step ends between them."""
     supports_resume: bool = False
     """Requests may go on behind tokens that another engine has put out (`AddRequest.output_token_ids`). Our scheduler
     supports this with every runner."""

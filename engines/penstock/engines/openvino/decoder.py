@@ -33,7 +33,7 @@ from penstock.engines.openvino.decoder_spec import (
     ShortConvolution,
 )
 from penstock.engines.openvino.expert_mix import alternating, clamped, mix
-from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i64, limited, part, parts, scaled
+from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i32, i64, limited, part, parts, scaled
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.recurrent import (
     CONV_TABLE,
@@ -43,6 +43,7 @@ from penstock.engines.openvino.recurrent import (
     paged_delta_net,
 )
 from penstock.engines.openvino.rope import Frequencies, Rope
+from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.weights import Weights, round_to
 
 
@@ -67,18 +68,29 @@ def build_decoder(
     *,
     lora: bool = False,
     tap: FeatureTap | None = None,
-    images: ImageInputs | None = None,
+    vision: VisionModel | None = None,
 ) -> tuple[ov.Model, dict[str, Projection]]:
     """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
-    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `images`: there are inputs for these.
-    Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
-    if images is None:
-        builder = DecoderBuilder(spec, weights, precision, lora, tap)
-    else:
-        builder = SeeingDecoderBuilder(images, spec, weights, precision, lora, tap)
+    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `vision`: there are inputs for what
+    this makes of images. Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
+    builder = _builder_for(vision, spec, weights, precision, lora, tap)
     model = builder.build()
     check_all_used(spec, weights)
     return model, builder.lora.projections if builder.lora else {}
+
+
+def _builder_for(
+    vision: VisionModel | None,
+    spec: DecoderSpec,
+    weights: Weights,
+    precision: str,
+    lora: bool,
+    tap: FeatureTap | None,
+) -> DecoderBuilder:
+    if vision is None:
+        return DecoderBuilder(spec, weights, precision, lora, tap)
+    kind = WholeTileDecoderBuilder if vision.whole_tiles else EmbeddingDecoderBuilder
+    return kind(vision.decoder_inputs(spec.hidden_size), spec, weights, precision, lora, tap)
 
 
 def check_all_used(spec: DecoderSpec, weights: Weights) -> None:
@@ -109,6 +121,8 @@ class DecoderBuilder:
         self._weights = weights
         self._inputs: dict[str, Node] = {}
         self._turns: dict[Rope, tuple[Node, Node]] = {}
+        self._kinds: Node | None = None
+        """As `paged_attention` has them."""
         groups = spec.groups
         self._num_groups = len(groups)
         self._group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
@@ -315,7 +329,7 @@ class DecoderBuilder:
         if layer.sinks:
             values = self._weights.vector(prefix + "sinks", layer.num_heads)
             sinks = ops.reshape(values, i64([1, layer.num_heads, 1, 1]), False)
-        return paged_attention(qkv, caches, inputs, layer, sinks)
+        return paged_attention(qkv, caches, inputs, layer, sinks, self._kinds)
 
     def _mlp(self, x: Node, n: int) -> Node:
         names, mlp = self._spec.names, self._spec.layers[n].mlp
@@ -472,7 +486,7 @@ class DecoderBuilder:
         return whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
 
 
-class SeeingDecoderBuilder(DecoderBuilder):
+class EmbeddingDecoderBuilder(DecoderBuilder):
     """Some of its tokens are read as embeddings that the step has."""
 
     def __init__(
@@ -511,10 +525,18 @@ class SeeingDecoderBuilder(DecoderBuilder):
     def _turning(self, rope: Rope) -> tuple[Node, Frequencies]:
         if not self._images.has_grid_positions:
             return super()._turning(rope)
-        if not rope.axes:
-            raise UnsupportedError("mrope_section in config.json does not share out the pairs of a head")
         by_position = np.where(np.arange(3) == np.array(rope.axes)[:, None], rope.inv_freq[:, None], np.float32(0))
         return ops.unsqueeze(self._inputs[GRID_POSITIONS], i64(2)), by_position
+
+
+class WholeTileDecoderBuilder(EmbeddingDecoderBuilder):
+    """Tokens of a tile attend to each other in both directions."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        tokens, places = self._inputs["input_ids"], self._inputs[EMBEDDINGS_AT]
+        none, ones = (ops.broadcast(i32(n), ops.shape_of(x)) for n, x in enumerate((tokens, places)))
+        self._kinds = ops.scatter_update(none, places, ones, i64(0))
 
 
 _LEAST_SQUARE = 1e-6

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,18 +15,25 @@ import openvino as ov
 from penstock.engines.contract.loading import Loading, Report
 from penstock.engines.contract.messages import ImageInput
 from penstock.engines.contract.step import ImageRows
-from penstock.engines.errors import UnsupportedError
+from penstock.engines.errors import EngineError, UnsupportedError
+from penstock.engines.formats.model_files import read_json_if_any
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.decoder import FeatureTap
 from penstock.engines.openvino.device import ThreadPlan, all_threads, compiled
+from penstock.engines.openvino.loading import DecoderGraph, open_decoder
 from penstock.engines.openvino.numerics import Dtype, Numerics
 from penstock.engines.openvino.vision import VisionModel
+from penstock.engines.openvino.vision_gemma3 import Gemma3Vision
 from penstock.engines.openvino.vision_idefics3 import Idefics3Vision
 from penstock.engines.openvino.vision_qwen import Qwen3Vision, Qwen25Vision, Qwen35Vision, QwenVision
 from penstock.engines.openvino.weights import Weights
 
-_MODELS: tuple[type[VisionModel], ...] = (Idefics3Vision, QwenVision, Qwen25Vision, Qwen3Vision, Qwen35Vision)
+logger = logging.getLogger(__name__)
+
+_QWEN = (QwenVision, Qwen25Vision, Qwen3Vision, Qwen35Vision)
+_MODELS: tuple[type[VisionModel], ...] = (Gemma3Vision, Idefics3Vision, *_QWEN)
 
 
 def vision_model(settings: Mapping[str, Any]) -> VisionModel | None:
@@ -34,6 +44,31 @@ def vision_model(settings: Mapping[str, Any]) -> VisionModel | None:
     return next((model.of(settings) for model in _MODELS if known & set(model.architectures)), None)
 
 
+def open_with_images(
+    config: OpenVINOConfig, tap: FeatureTap | None, report: Report
+) -> tuple[DecoderGraph, ImageEncoder | None]:
+    """The decoder, and its image encoder if there is one that can be run. Raises as `open_decoder`."""
+    vision = None
+    if find_spec("PIL") is not None:  # else no image can be prepared
+        with _logged(config):
+            vision = vision_model(read_json_if_any(config.model_dir / "config.json"))
+    source = open_decoder(config, report, tap, vision)
+    if vision is None or source.images is None:  # an exported graph has no inputs for it
+        return source, None
+    with _logged(config):
+        return source, ImageEncoder(config, vision, source.numerics.dtype, report)
+    return open_decoder(config, report, tap), None
+
+
+@contextmanager
+def _logged(config: OpenVINOConfig) -> Iterator[None]:
+    """A model whose encoder cannot be run reads text only."""
+    try:
+        yield
+    except (UnsupportedError, EngineError) as error:
+        logger.warning("%s could read images, and reads text only: %s", config.model_dir.name, error)
+
+
 class ImageEncoder:
     """Used by one thread at a time, beside the decoder."""
 
@@ -41,6 +76,7 @@ class ImageEncoder:
         """`dtype`: what it is computed in. Raises UnsupportedError for a checkpoint that it cannot run, EngineError for
         a broken one."""
         self.grid = vision.grid
+        self.whole_tiles = vision.whole_tiles
         self._vision = vision
         self._source = _open(config, vision, dtype, report)
         plan = ThreadPlan(config.threads or all_threads(usable_cores()))

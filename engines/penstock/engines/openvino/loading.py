@@ -191,7 +191,7 @@ class LoadedDecoder:
 def open_decoder(
     config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None, vision: VisionModel | None = None
 ) -> DecoderGraph:
-    """`tap`: of the draft head beside it; exported models have none. `vision`: the encoder of images beside it. Raises
+    """`tap`: of the draft head beside it; exported models have none. `vision`: there is an encoder of images. Raises
     UnsupportedError for a model that cannot be run, EngineError for a broken one."""
     graph = exported_graph(config.model_dir)
     if graph is not None:
@@ -218,9 +218,9 @@ def open_built(
     eos = eos_token_ids(folder, spec.vocab_size)
     model_len = max_model_len(max_len, spec.max_position_embeddings)
     checkpoint = Checkpoint(folder, full_name, parse_scheme(settings))
-    images = None if vision is None else ImageInputs(spec.hidden_size, vision.deepstack, vision.has_grid_positions)
-    build = partial(build_decoder, lora=lora, tap=tap, images=images)
+    build = partial(build_decoder, lora=lora, tap=tap, vision=vision)
     source = built_decoder(config, spec, checkpoint, build, report, is_draft=is_draft)
+    images = None if vision is None else vision.decoder_inputs(spec.hidden_size)
     return replace(source, eos_token_ids=eos, model_len=model_len, tap=tap, images=images)
 
 

@@ -14,6 +14,7 @@ import openvino.opset15 as ops
 
 from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.openvino.decoder_inputs import ImageInputs
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, f32, i64
 from penstock.engines.openvino.weights import Weights
 
@@ -27,7 +28,9 @@ class VisionModel(ABC):
 
     architectures: ClassVar[tuple[str, ...]]
     prefixes: ClassVar[tuple[str, ...]]
-    """Of its tensors' names."""
+    """Of its tensors' names, as `own_name` has them."""
+    whole_tiles: ClassVar[bool] = False
+    """In the decoder, the tokens of a tile attend to each other in both directions (`ModelInfo.whole_tiles`)."""
 
     deepstack: int = 0
     """As `ImageInputs` has it: rows for the decoder are so many hidden states wider."""
@@ -44,12 +47,17 @@ class VisionModel(ABC):
     def grid(self) -> ImageGrid: ...
 
     def own_name(self, name: str) -> str | None:
-        """Of a tensor of the checkpoint; None: it belongs to something else."""
+        """Of a tensor in the files, which releases of transformers write differently; None: it is no part of this."""
+        name = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
         return name if name.startswith(self.prefixes) else None
 
     def inputs(self, tile: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
         """Of the graph, for a tile [1, height, width, 3]."""
         return [tile]
+
+    def decoder_inputs(self, width: int) -> ImageInputs:
+        """`width`: of the decoder's hidden state."""
+        return ImageInputs(width, self.deepstack, self.has_grid_positions)
 
     @abstractmethod
     def graph(self, weights: Weights) -> ov.Model:
@@ -70,6 +78,20 @@ def checked_size(settings: Mapping[str, Any], key: str, usual: int | None = None
     if type(size) is not int or not 0 < size <= _MOST:
         raise UnsupportedError(f"config.json has {key}={str(size)[:50]} for its image encoder, which is not a size")
     return size
+
+
+SIGLIP_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+"""What settings mean that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,22 +14,19 @@ import openvino.opset15 as ops
 from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.graph_nodes import Node, i64
-from penstock.engines.openvino.vision import UNEVEN, Siglip, SiglipGraph, VisionModel, checked_size, inner_settings
+from penstock.engines.openvino.vision import (
+    SIGLIP_DEFAULTS,
+    UNEVEN,
+    Siglip,
+    SiglipGraph,
+    VisionModel,
+    checked_size,
+    inner_settings,
+)
 from penstock.engines.openvino.weights import Weights
 
-_VISION, _PROJECTION = "model.vision_model.", "model.connector.modality_projection.proj.weight"
-_DEFAULTS: dict[str, Any] = {
-    "hidden_size": 1152,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-}
-"""What settings mean that config.json leaves out."""
+_VISION, _PROJECTION = "vision_model.", "connector.modality_projection.proj.weight"
+_DEFAULTS = {**SIGLIP_DEFAULTS, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ import openvino.opset15 as ops
 from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.model_settings import text_settings
+from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, f32, i64, parts
 from penstock.engines.openvino.vision import VisionModel, checked_size, inner_settings
 from penstock.engines.openvino.weights import Weights
 
-_PREFIX, _OUTER = "visual.", "model."
-"""The second stands before the first in checkpoints of newer releases of transformers."""
+_PREFIX = "visual."
 _EPS = 1e-6
 _THETA = 10000.0
 _FRAMES = 2
@@ -51,7 +51,7 @@ class QwenVision(VisionModel):
     """Qwen2-VL's, and what the others have in common with it."""
 
     architectures = ("Qwen2VLForConditionalGeneration",)
-    prefixes = (_PREFIX, _OUTER + _PREFIX)
+    prefixes = (_PREFIX,)
     names = _Names(("mlp.fc1", "mlp.fc2"), "ln_q", ("mlp.0", "mlp.2"))
     has_grid_positions = True
     pixel_values = _CLIP
@@ -87,6 +87,8 @@ class QwenVision(VisionModel):
             raise UnsupportedError(f"config.json has hidden_act={spec.activation[:50]!r} in vision_config")
         if vision.get("temporal_patch_size", _FRAMES) != _FRAMES or vision.get("in_channels", 3) != 3:
             raise UnsupportedError("config.json has an image encoder with patches of another kind")
+        if any(rope is not None and not rope.axes for rope in parse_config(settings).ropes):
+            raise UnsupportedError("mrope_section in config.json does not share out the pairs of a head")
         return spec
 
     @classmethod
@@ -113,9 +115,6 @@ class QwenVision(VisionModel):
     @property
     def deepstack(self) -> int:  # type: ignore[override]
         return len(self.taps)
-
-    def own_name(self, name: str) -> str | None:
-        return name.removeprefix(_OUTER) if name.startswith(self.prefixes) else None
 
     def inputs(self, tile: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
         """Patches [P, 3 * patch * patch], square by square; cos and sin of their angles [P, 1, head size]; with windows

@@ -98,6 +98,9 @@ class QueueIntake:
             own_seed = random.getrandbits(63) if seed is None else seed + index
             own = of_others if index else message
             request = Request(request_id, own, own_seed, stop, needs)
+            if self.info.whole_tiles:
+                spans = [span for image in message.images for span in image.spans]
+                request.whole_tiles = [(start, start + count) for start, count in spans]
             request.key = order_key(self.config.policy, request, self.config.ageing_seconds)
             samples.append(request)
         return samples

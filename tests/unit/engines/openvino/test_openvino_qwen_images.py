@@ -167,9 +167,15 @@ def test_encoders_that_are_not_understood(changes: dict[str, Any], message: str)
         vision_model(settings)
 
 
-def test_sections_that_do_not_fit_are_refused(tmp_path: Path, make_runner: Any) -> None:
-    make_qwen(tmp_path, "qwen2.5-vl")
+def test_sections_that_do_not_fit_leave_a_model_that_reads_text(
+    tmp_path: Path, make_runner: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_qwen(tmp_path, "qwen2.5-vl")
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"mrope_section"', '"sections"'))
-    with pytest.raises(UnsupportedError, match=r"mrope_section in config\.json"):
-        make_runner(tmp_path)
+    driver = Driver(make_runner(tmp_path), max_num_seqs=1)
+    assert "reads text only: mrope_section in config.json" in caplog.text
+    text = words(25, 9)
+    [request] = driver.add(text, COUNT)
+    driver.run()
+    assert driver.tokens[request] == reference_tokens(model, text, COUNT)

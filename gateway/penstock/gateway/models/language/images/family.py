@@ -53,6 +53,8 @@ class ImageFamily(ABC):
     """The token that a chat template writes for an image."""
     token: ClassVar[str]
     """The one that stands, in a prompt, for each row that the encoder gives."""
+    newlines: ClassVar[int] = 0
+    """So many stand before and behind an image. They are one with those of the text around it."""
 
     cell: int
     """Pixels of the side of a square that takes one token."""

@@ -26,6 +26,8 @@ from penstock.tokenizers import Tokenizer
 logger = logging.getLogger("penstock")
 
 _MOST_IMAGES = 64
+_LONGEST_RUN = 32
+"""No tokenizer has a token of so many newlines."""
 _MOST_BYTES = 20 << 20
 """Of an image's file."""
 _MOST_PIXEL_BYTES = 256 << 20
@@ -89,6 +91,9 @@ class ImageReader:
         self._tokenizer = tokenizer
         self._marker, self._token = (_token(tokenizer, name) for name in (family.marker, family.token))
         self._places = lru_cache(64)(self._new_places)
+        runs = {count: self._encoded_newlines(count) for count in range(1, _LONGEST_RUN if family.newlines else 1)}
+        self._newlines = {run[0]: count for count, run in runs.items() if len(run) == 1}
+        """How many a token has that has nothing else, where they are joined with those of the family."""
 
     async def placed(
         self, prompt: list[int], images: Sequence[RequestImage], context_length: int, pool: WorkPool
@@ -129,9 +134,15 @@ class ImageReader:
     ) -> tuple[list[int], tuple[ImageInput, ...]]:
         tokens: list[int] = []
         inputs: list[ImageInput] = []
-        left = iter(prepared)
+        left, newlines = iter(prepared), 0
         for token in prompt:
-            if token != self._marker:
+            if token in self._newlines:
+                newlines += self._newlines[token]
+                continue
+            is_image = token == self._marker
+            tokens += self._encoded_newlines(newlines + is_image * self._family.newlines)
+            newlines = is_image * self._family.newlines
+            if not is_image:
                 tokens.append(token)
                 continue
             image, key = next(left)
@@ -140,7 +151,10 @@ class ImageReader:
             placed = tuple((begin + start, count) for start, count in spans)
             inputs.append(ImageInput(key, image.pixels, placed, image.tiles))
             tokens += places
-        return tokens, tuple(inputs)
+        return tokens + self._encoded_newlines(newlines), tuple(inputs)
+
+    def _encoded_newlines(self, count: int) -> list[int]:
+        return self._tokenizer.encode("\n" * count, add_special_tokens=False) if count else []
 
     def _new_places(self, image: PreparedImage) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of an image without its pixels, and (start, count) of those that its tiles take."""

@@ -22,6 +22,7 @@ _QWEN3 = {"rope_theta": 500000.0, "mrope_section": [24, 20, 20], "mrope_interlea
 _QWEN3_5 = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
+    "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
     "Idefics3ForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
@@ -30,6 +31,7 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", _QWEN2),
     "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", _QWEN3),
     "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", _QWEN3_5),
+    "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", _QWEN3_5),
 }
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)
@@ -51,6 +53,9 @@ _OTHERS = (
     "model.visual.",
     "model.multi_modal_projector.",
     "model.connector.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+    "model.embed_vision.",
 )
 
 

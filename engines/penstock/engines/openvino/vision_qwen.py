@@ -191,7 +191,7 @@ class Qwen3Vision(QwenVision):
 class Qwen35Vision(Qwen3Vision):
     """Qwen3-VL's, without deepstack."""
 
-    architectures = ("Qwen3_5ForConditionalGeneration",)
+    architectures = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 
     @classmethod
     def _taps(cls, vision: Mapping[str, Any]) -> tuple[int, ...]:

@@ -100,7 +100,11 @@ class QwenImages(ImageFamily):
 class Qwen3Images(QwenImages):
     """Colours become values from -1 to 1."""
 
-    architectures = ("Qwen3VLForConditionalGeneration", "Qwen3_5ForConditionalGeneration")
+    architectures = (
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    )
 
     @classmethod
     def _check_values(cls, processor: Mapping[str, Any]) -> None:

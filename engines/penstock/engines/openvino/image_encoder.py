@@ -27,11 +27,12 @@ from penstock.engines.openvino.numerics import Dtype, Numerics
 from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.vision_gemma3 import Gemma3Vision
 from penstock.engines.openvino.vision_idefics3 import Idefics3Vision
+from penstock.engines.openvino.vision_pixtral import PixtralVision
 from penstock.engines.openvino.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-_MODELS: tuple[type[VisionModel], ...] = (Gemma3Vision, Idefics3Vision)
+_MODELS: tuple[type[VisionModel], ...] = (Gemma3Vision, Idefics3Vision, PixtralVision)
 
 
 def vision_model(settings: Mapping[str, Any]) -> VisionModel | None:

@@ -358,7 +358,7 @@ class DecoderBuilder:
     def _shared_attention(self, q: Node, n: int, source: int) -> Node:
         """The operation writes what it attends to: the same keys and values once more, in the same places."""
         caches, k, v = self._caches[source]
-        return paged_attention((q, k, v), caches, self._tables_of(source), self._spec.attention[n])
+        return paged_attention((q, k, v), caches, self._tables_of(source), self._spec.attention[n], None, self._kinds)
 
     def _tables_of(self, n: int) -> dict[str, Node]:
         """Inputs of attention in this layer's group. `LayerGroup.per_slot` layers share a block: the parts of block b

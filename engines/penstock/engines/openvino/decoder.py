@@ -21,6 +21,7 @@ from penstock.engines.openvino.decoder_inputs import (
 )
 from penstock.engines.openvino.decoder_spec import (
     MLP,
+    AltUp,
     Attention,
     Clamp,
     DecoderSpec,
@@ -32,7 +33,19 @@ from penstock.engines.openvino.decoder_spec import (
     ShortConvolution,
 )
 from penstock.engines.openvino.expert_mix import alternating, clamped, mix
-from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i32, i64, limited, part, parts, scaled
+from penstock.engines.openvino.graph_nodes import (
+    ACTIVATIONS,
+    Node,
+    capped,
+    f32,
+    i32,
+    i64,
+    limited,
+    part,
+    parts,
+    scaled,
+    sparse,
+)
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.recurrent import (
     CONV_TABLE,
@@ -71,7 +84,8 @@ def build_decoder(
     """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
     computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `takes_embeddings`: there are inputs for
     those of images. Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
-    builder = (EmbeddingDecoderBuilder if takes_embeddings else DecoderBuilder)(spec, weights, precision, lora, tap)
+    plain = DecoderBuilder if spec.altup is None else AltUpDecoderBuilder
+    builder = (EmbeddingDecoderBuilder if takes_embeddings else plain)(spec, weights, precision, lora, tap)
     model = builder.build()
     check_all_used(spec, weights)
     return model, builder.lora.projections if builder.lora else {}
@@ -123,9 +137,7 @@ class DecoderBuilder:
     def build(self) -> ov.Model:
         spec = self._spec
         self._begin()
-        x = self._embed()
-        if spec.embeddings_of_layers is not None:
-            self._of_layers = self._embed_for_layers(x, spec.embeddings_of_layers)
+        x = self._first_state(self._embed())
         states = [x]
         for n in range(spec.num_layers):
             x = self._layer(x, n)
@@ -191,11 +203,19 @@ class DecoderBuilder:
             x = ops.add(x, self._weights.look_up(self._inputs["position_ids"], names.positions + ".weight", shape))
         return self._norm(x, names.embedding_norm, spec.hidden_size)
 
+    def _first_state(self, x: Node) -> Node:
+        """What the first layer gets; x: the embeddings of the tokens."""
+        if self._spec.embeddings_of_layers is not None:
+            self._of_layers = self._embed_for_layers(x, self._spec.embeddings_of_layers)
+        return x
+
     def _embed_for_layers(self, x: Node, own: LayerEmbeddings) -> list[Node]:
-        """[T, size] for each layer; x: the embeddings of the tokens."""
+        """[T, size] for each layer. Tokens that the table does not have get its first row."""
         layers, hidden, prefix = self._spec.num_layers, self._spec.hidden_size, "model."
         width = layers * own.size
         ids, table = self._inputs["input_ids"], prefix + "embed_tokens_per_layer.weight"
+        if own.vocab_size < self._spec.vocab_size:
+            ids = ops.select(ops.less(ids, i64(own.vocab_size)), ids, i64(0))
         looked_up = self._weights.look_up(ids, table, (own.vocab_size, width))
         looked_up = ops.multiply(looked_up, f32(round_to(np.float32(own.size**0.5), self._precision)))
         y = scaled(self._linear(x, prefix + "per_layer_model_projection", width, hidden, False), hidden**-0.5)
@@ -394,6 +414,7 @@ class DecoderBuilder:
         names, inner, transposed = self._spec.names, mlp.intermediate_size, mlp.transposed
         activate, sizes = ACTIVATIONS[mlp.activation], (inner,) * (1 + mlp.gated)
         first, *second = self._linears(x, prefix, gate_up or names.gate_up, sizes, mlp.bias, transposed=transposed)
+        first = sparse(first, mlp.sparsity) if mlp.sparsity else first
         y = ops.multiply(activate(first), second[0]) if second else activate(first)
         return self._linear(y, prefix + names.down, self._spec.hidden_size, inner, mlp.bias, transposed)
 
@@ -553,6 +574,94 @@ class EmbeddingDecoderBuilder(DecoderBuilder):
         return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._inputs[EMBEDDINGS], i64(0))
 
 
+class AltUpDecoderBuilder(DecoderBuilder):
+    """Its hidden states are several (`AltUp`): [T, count, hidden size]."""
+
+    def _first_state(self, x: Node) -> Node:
+        if self._tap is not None:
+            raise UnsupportedError("a draft head cannot read the hidden states of this family: there are several")
+        x = super()._first_state(x)
+        further = [self._square("model.altup_projections", n, x) for n in range(self._altup.count - 1)]
+        return self._joined([x, *(self._as_large(one, x) for one in further)])
+
+    @property
+    def _altup(self) -> AltUp:
+        altup = self._spec.altup
+        assert altup is not None
+        return altup
+
+    def _chosen(self, x: Node) -> Node:
+        first, *further = self._states(super()._chosen(x))
+        further = [self._square("model.altup_unembed_projections", n, one) for n, one in enumerate(further)]
+        alike = self._joined([first, *(self._as_large(one, first) for one in further)])
+        return ops.reduce_mean(alike, i64([1]), False)
+
+    def _layer(self, x: Node, n: int) -> Node:
+        layer, prefix = self._spec.layers[n], f"{self._spec.names.layers}.{n}."
+        own, norms = self._spec.embeddings_of_layers, layer.norms
+        assert own is not None
+        predicted = self._predicted(x, prefix + "altup.")
+        active = self._states(predicted)[self._altup.active]
+        normed = self._layer_norm(active, n, norms.before_attention)
+        y = ops.add(active, self._layer_norm(self._mixer(normed, n), n, norms.after_attention))
+        y = scaled(ops.add(y, self._laurel(normed, n, prefix + "laurel.")), 2**-0.5)
+        mlp = self._mlp(self._layer_norm(y, n, norms.before_mlp), n)
+        y = ops.add(y, self._layer_norm(mlp, n, norms.after_mlp))
+        corrected = self._states(self._corrected(predicted, y, active, prefix + "altup."))
+        first = corrected[self._altup.active]
+        scale = self._weights.vector(prefix + "altup.correct_output_scale", self._spec.hidden_size)
+        if self._altup.scales_output:
+            first = ops.multiply(first, scale)
+        added = self._own_embedding(first, n, own)
+        return self._joined([corrected[0], *(ops.add(one, added) for one in corrected[1:])])
+
+    def _predicted(self, x: Node, prefix: str) -> Node:
+        count = self._altup.count
+        kinds = self._kinds(self._states(x)[self._altup.active], prefix)
+        shares = self._table(kinds, prefix + "prediction_coefs", count * count, count)
+        shares = ops.reshape(shares, i64([0, count, count]), True)
+        return ops.add(x, ops.matmul(shares, x, False, False))
+
+    def _corrected(self, predicted: Node, y: Node, active: Node, prefix: str) -> Node:
+        """`y`: what has become of the `active` one."""
+        count = self._altup.count
+        shares = self._table(self._kinds(y, prefix), prefix + "correction_coefs", count, count)
+        shares = ops.unsqueeze(ops.add(shares, f32(1.0)), i64(2))
+        return ops.add(predicted, ops.multiply(shares, ops.unsqueeze(ops.subtract(y, active), i64(1))))
+
+    def _kinds(self, x: Node, prefix: str) -> Node:
+        """[T, count]"""
+        hidden = self._spec.hidden_size
+        normed = scaled(self._norm(x, prefix + "router_norm", hidden), 1 / hidden)
+        return ops.tanh(self._table(normed, prefix + "modality_router", self._altup.count, hidden))
+
+    def _laurel(self, x: Node, n: int, prefix: str) -> Node:
+        rank, hidden = self._altup.laurel_rank, self._spec.hidden_size
+        y = self._linear(x, prefix + "linear_left", rank, hidden, False)
+        y = self._linear(y, prefix + "linear_right", hidden, rank, False)
+        return ops.add(x, self._layer_norm(y, n, "laurel.post_laurel_norm"))
+
+    def _states(self, x: Node) -> list[Node]:
+        """Each one [T, hidden size]."""
+        return [ops.squeeze(one, i64(1)) for one in parts(x, (1,) * self._altup.count, 1)]
+
+    def _joined(self, states: Sequence[Node]) -> Node:
+        return ops.concat([ops.unsqueeze(one, i64(1)) for one in states], 1)
+
+    def _square(self, name: str, n: int, x: Node) -> Node:
+        return self._linear(x, f"{name}.{n}", self._spec.hidden_size, self._spec.hidden_size, False)
+
+    def _table(self, x: Node, name: str, out: int, inner: int) -> Node:
+        """x times a small matrix, which is never rounded."""
+        return ops.matmul(x, self._weights.table(name + ".weight", (out, inner)), False, True)
+
+    def _as_large(self, y: Node, x: Node) -> Node:
+        """`y` with the mean square of x."""
+        of_x, of_y = (ops.reduce_mean(ops.power(one, f32(2.0)), i64([-1]), True) for one in (x, y))
+        return ops.multiply(y, ops.divide(ops.sqrt(of_x), ops.sqrt(ops.maximum(of_y, f32(_LEAST_MEAN_SQUARE)))))
+
+
+_LEAST_MEAN_SQUARE = 1e-5
 _LEAST_SQUARE = 1e-6
 
 

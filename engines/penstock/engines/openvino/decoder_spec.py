@@ -155,6 +155,9 @@ class MLP:
     bias: bool = False
     transposed: bool = False
     """Its matrices are stored as [in, out]."""
+    sparsity: float = 0.0
+    """So large a share of what the activation gets becomes 0, if it is distributed normally: what is less than mean and
+    standard deviation say. The rest is what it is above that."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,20 @@ class GatedDelta:
         return keys, keys, self.value_heads * self.value_dim
 
 
+@dataclass(frozen=True)
+class AltUp:
+    """There are several hidden states (arXiv:2301.13310). A layer predicts all of them out of all, computes one, and
+    corrects the others by what has become of it."""
+
+    count: int
+    active: int
+    """The one that is computed."""
+    scales_output: bool
+    """Its values are scaled where they meet the layer's own embedding."""
+    laurel_rank: int
+    """Beside attention there is a product with two small matrices (arXiv:2411.07501)."""
+
+
 Mixer = Attention | ShortConvolution | GatedDelta
 """The part of a layer that looks at other tokens."""
 
@@ -288,6 +305,7 @@ class DecoderSpec:
     """The matrices of the layers are stored as [in, out]."""
     head_bias: bool = False
     embeddings_of_layers: LayerEmbeddings | None = None
+    altup: AltUp | None = None
     further_layers: int = 0
     """Of the checkpoint, behind the last one: for multi-token prediction, and not computed."""
 

@@ -44,8 +44,7 @@ _BY_REASON = {
         "MusicgenMelodyForCausalLM", "Phi4MultimodalForCausalLM",
     ),
     _LAYERS: (
-        "DoryForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration",
-        "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
+        "DoryForCausalLM", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
         "HrmTextForCausalLM",
     ),
     _OLD: (

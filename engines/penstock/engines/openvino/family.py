@@ -89,7 +89,7 @@ def plain(
     """The decoder that config.json's usual settings describe: rotary attention to all tokens, with grouped heads, one
     gated MLP, and an RMS norm before each. `rotates`: all layers do so alike. `may_be_partial`: only a part of each
     head may be rotated."""
-    check_model_sizes(c)
+    check_model_sizes(c, alike=True)
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
     for key in ("num_attention_heads", *sizes):
         if c[key] is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,14 @@ def scaled(x: Node, factor: float) -> Node:
 def capped(x: Node, cap: float) -> Node:
     """cap * tanh(x / cap); 0: x as it is."""
     return ops.multiply(ops.tanh(ops.multiply(x, f32(1 / cap))), f32(cap)) if cap else x
+
+
+def sparse(x: Node, share: float) -> Node:
+    """`MLP.sparsity`, along the last axis of [T, n]."""
+    mean = ops.reduce_mean(x, i64([-1]), True)
+    variance = ops.reduce_mean(ops.power(ops.subtract(x, mean), f32(2.0)), i64([-1]), True)
+    deviation = scaled(ops.sqrt(variance), NormalDist().inv_cdf(share))
+    return ops.relu(ops.subtract(x, ops.add(mean, deviation)))
 
 
 def limited(x: Node, limit: float) -> Node:

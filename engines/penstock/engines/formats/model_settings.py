@@ -31,7 +31,7 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)
-_MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+_MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
 """By model_type of the language model."""
 
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")

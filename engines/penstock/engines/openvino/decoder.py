@@ -45,6 +45,7 @@ from penstock.engines.openvino.graph_nodes import (
     parts,
     scaled,
     sparse,
+    xielu,
 )
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.recurrent import (
@@ -318,14 +319,18 @@ class DecoderBuilder:
             q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
             y = self._shared_attention(q, n, layer.shares)
             return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
-        sizes = (layer.q_size * (1 + layer.gated), layer.kv_size, layer.kv_size)[: 2 + layer.has_values]
+        gate_name = names.attention_gate
+        of_queries = layer.q_size * (2 if layer.gated and not gate_name else 1)
+        sizes = (of_queries, layer.kv_size, layer.kv_size)[: 2 + layer.has_values]
         if len(names.qkv) == 1 and layer.qkv_rows == "by key head":
             y = self._linear(x, prefix + names.qkv[0], sum(sizes), hidden, layer.qkv_bias)
             q, k, v = _by_key_head(y, layer)
         else:
             q, k, *values = self._linears(x, prefix, names.qkv[: len(sizes)], sizes, layer.qkv_bias, width)
             v = values[0] if values else k
-        if layer.gated:
+        if gate_name:
+            gate = self._linear(x, prefix + gate_name, layer.q_size, hidden, False)
+        elif layer.gated:
             q, gate = _by_head(q, layer)
         q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
         if layer.growth is not None:
@@ -354,6 +359,7 @@ class DecoderBuilder:
         shared = self._turned(ops.reshape(shared, i64([0, 1, 1, latent.rotated]), True), turning, layer.rope, 1)
         k = ops.concat([part(both, 0, plain), ops.tile(shared, i64([1, heads, 1, 1]))], -1)
         q = ops.concat([part(q, 0, plain), self._turned(part(q, plain, d), turning, layer.rope, heads)], -1)
+        q = q if layer.growth is None else self._grown(q, layer.growth)
         missing = i64([0, 0, 0, d - latent.value_size])
         v = ops.pad(part(both, plain, plain + latent.value_size), i64([0, 0, 0, 0]), missing, "constant", f32(0.0))
         whole = [ops.reshape(one, i64([0, heads * d]), True) for one in (q, k, v)]
@@ -409,14 +415,21 @@ class DecoderBuilder:
         prefix = f"{names.layers}.{n}." + (names.mlp and f"{names.mlp}.")
         return self._one_mlp(x, prefix, mlp) if isinstance(mlp, MLP) else self._experts(x, prefix, mlp)
 
-    def _one_mlp(self, x: Node, prefix: str, mlp: MLP, gate_up: tuple[str, ...] = ()) -> Node:
-        """`gate_up` (): the names that all MLPs have."""
+    def _one_mlp(self, x: Node, prefix: str, mlp: MLP, gate_up: tuple[str, ...] = (), down: str = "") -> Node:
+        """Without `gate_up` and `down`: the names that all MLPs have."""
         names, inner, transposed = self._spec.names, mlp.intermediate_size, mlp.transposed
-        activate, sizes = ACTIVATIONS[mlp.activation], (inner,) * (1 + mlp.gated)
+        activate, sizes = self._activation(mlp, prefix), (inner,) * (1 + mlp.gated)
         first, *second = self._linears(x, prefix, gate_up or names.gate_up, sizes, mlp.bias, transposed=transposed)
         first = sparse(first, mlp.sparsity) if mlp.sparsity else first
         y = ops.multiply(activate(first), second[0]) if second else activate(first)
-        return self._linear(y, prefix + names.down, self._spec.hidden_size, inner, mlp.bias, transposed)
+        return self._linear(y, prefix + (down or names.down), self._spec.hidden_size, inner, mlp.bias, transposed)
+
+    def _activation(self, mlp: MLP, prefix: str) -> Callable[[Node], Node]:
+        if mlp.activation != "xielu":
+            return ACTIVATIONS[mlp.activation]
+        up, down = (self._weights.table(f"{prefix}act_fn.{name}", (1,)) for name in ("alpha_p", "alpha_n"))
+        beta, least = (self._weights.table(f"{prefix}act_fn.{name}", ()) for name in ("beta", "eps"))
+        return lambda x: xielu(x, up, down, beta, least)
 
     def _experts(self, x: Node, prefix: str, mixture: Experts, routed: Node | None = None) -> Node:
         """`routed`: what the router gets; None: x."""
@@ -427,11 +440,14 @@ class DecoderBuilder:
             routed = scaled(ops.multiply(self._rms(routed), scale), self._spec.hidden_size**-0.5)
             scales = self._weights.vector(prefix + "router.per_expert_scale", mixture.count)
 
+        fused = f"{prefix}{names.experts}.0.gate_up_proj.weight" in self._weights
+        gate_up = ("gate_up_proj",) if fused else ()
+
         def expert(rows: Node, number: int) -> Node:
             own = f"{prefix}{names.experts}.{number}."
             if mixture.clamp is not None:
                 return self._clamped_mlp(rows, own, mixture.expert, mixture.clamp)
-            return self._one_mlp(rows, own, mixture.expert, names.expert_gate_up)
+            return self._one_mlp(rows, own, mixture.expert, gate_up, names.expert_down)
 
         logits = self._route(routed, prefix + names.router, mixture.count, mixture.router_bias)
         correction = names.correction and self._weights.vector(prefix + names.correction, mixture.count)
@@ -440,7 +456,7 @@ class DecoderBuilder:
             return y
         shared = self._one_mlp(x, f"{prefix}{names.shared_expert}.", mixture.shared)
         if not mixture.gated_share:
-            return ops.add(y, shared)
+            return ops.add(y, scaled(shared, mixture.shared_scale))
         share = ops.sigmoid(self._route(x, f"{prefix}{names.shared_expert}_gate", 1, False))
         return ops.add(y, ops.multiply(share, shared))
 
@@ -492,13 +508,13 @@ class DecoderBuilder:
         if not name:
             return x
         y = self._normed(x)
-        if spec.norm == "layer without weights":
+        if spec.norm.endswith("without weights"):
             return y
         y = ops.multiply(y, self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
         return ops.add(y, self._weights.vector(name + ".bias", size)) if spec.norm == "layer" else y
 
     def _normed(self, x: Node) -> Node:
-        if self._spec.norm == "rms":
+        if self._spec.norm.startswith("rms"):
             return self._rms(x)
         return ops.mvn(x, i64([-1]), True, self._spec.norm_eps, "inside_sqrt")
 
@@ -513,11 +529,12 @@ class DecoderBuilder:
         return ops.multiply(x, ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(eps or self._spec.norm_eps)))))
 
     def _grown(self, q: Node, growth: QueryGrowth) -> Node:
-        """Queries [T, heads * head_dim], by their positions."""
+        """Queries [T, ...], by their positions."""
         place = ops.add(self._inputs["position_ids"], i64(growth.first))  # in integers: bf16 has none above 256
         steps = ops.convert(ops.divide(place, i64(growth.every)), "f32")
         factor = ops.add(ops.multiply(ops.log(ops.add(steps, f32(1.0))), f32(growth.scale)), f32(1.0))
-        return ops.multiply(q, ops.unsqueeze(factor, i64(1)))
+        further = len(q.get_output_partial_shape(0)) - 1
+        return ops.multiply(q, ops.unsqueeze(factor, i64(range(1, 1 + further))))
 
     def _rotations(self, rope: Rope) -> tuple[Node, Node]:
         """cos and sin of every token's angles, [T, 1, 1, head_dim]: the two halves of a head turn together."""

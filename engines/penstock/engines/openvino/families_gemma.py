@@ -156,7 +156,7 @@ def gemma4(c: Settings) -> DecoderSpec:
         spec,
         embedding_scale=math.sqrt(c["hidden_size"]),
         embeddings_of_layers=_embeddings_of_layers(spec, c),
-        names=TensorNames(router="router.proj", expert_gate_up=("gate_up_proj",)),
+        names=TensorNames(router="router.proj"),
     )
 
 

@@ -53,12 +53,12 @@ _BY_REASON = {
         "OpenAIGPTLMHeadModel", "PersimmonForCausalLM", "ReformerModelWithLMHead", "XGLMForCausalLM",
     ),
     _RARE: (
-        "AfmoeForCausalLM", "ApertusForCausalLM", "BeamForCausalLM", "BitNetForCausalLM", "BltForCausalLM",
-        "Cohere2MoeForCausalLM", "CwmForCausalLM", "DbrxForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM",
-        "FlintForCausalLM", "GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM", "HeliumForCausalLM",
-        "HyperCLOVAXForCausalLM", "Jais2ForCausalLM", "JetMoeForCausalLM", "Kolibri1ForCausalLM",
+        "BeamForCausalLM", "BitNetForCausalLM", "BltForCausalLM",
+        "DbrxForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM",
+        "FlintForCausalLM",
+        "JetMoeForCausalLM", "Kolibri1ForCausalLM",
         "LagunaForCausalLM", "MellumForCausalLM", "MiMoV2FlashForCausalLM", "ModernBertDecoderForCausalLM",
-        "NanoChatForCausalLM", "VaultGemmaForCausalLM",
+
     ),
 }  # fmt: skip
 

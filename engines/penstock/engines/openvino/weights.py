@@ -75,6 +75,9 @@ class Weights:
         self._tables: dict[str, tuple[Node, Node | None]] = {}
         self._num_layers = 1 + max((int(match[1]) for name in checkpoint if (match := _LAYER.search(name))), default=0)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._checkpoint
+
     def vector(self, name: str, size: int, *, plus: float = 0.0) -> Node:
         """A norm's or a bias's values and `plus`, f32 [size]; the checkpoint may have one row of them."""
         is_row = self._checkpoint[name].shape == (1, size)

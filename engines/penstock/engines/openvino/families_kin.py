@@ -240,7 +240,7 @@ def nanochat(c: Settings) -> DecoderSpec:
 
 @family("HeliumForCausalLM")
 def helium(c: Settings) -> DecoderSpec:
-    c = filled(c, num_key_value_heads=20, head_dim=128, max_position_embeddings=4096, rms_norm_eps=1e-8, rope_theta=1e5)
+    c = filled(c, head_dim=128, max_position_embeddings=4096, rms_norm_eps=1e-8, rope_theta=1e5)
     return llama(c).with_attention(o_bias=False, alternating_pairs=True)
 
 

@@ -258,8 +258,9 @@ def cohere2_moe(c: Settings) -> DecoderSpec:
         sliding_window_pattern=4,
         norm_topk_prob=True,
     )
+    spec = cohere(changed(c, {"use_qk_norm": False}))
+    spec = windowed(spec, _cohere2_windows(c))
     mixtures, dense = sparse_layers(c), c["prefix_dense_intermediate_size"]
-    spec = windowed(cohere(changed(c, {"use_qk_norm": False})), _cohere2_windows(c))
     turns_dense = c["prefix_dense_sliding_window_pattern"] == 1
     kinds = zip(spec.windows, mixtures, strict=True)
     rotates = [bool(window) or (turns_dense and not has_experts) for window, has_experts in kinds]
@@ -276,8 +277,8 @@ def _cohere2_windows(c: Settings) -> list[int]:
     """Dense layers in front have a pattern of their own."""
     if c.get("layer_types") is not None:
         return all_but_every_nth(c)
-    layers, dense = c["num_hidden_layers"], count(c, "first_k_dense_replace")
-    dense = min(dense, layers)
+    layers = c["num_hidden_layers"]
+    dense = min(count(c, "first_k_dense_replace"), layers)
     first = {"sliding_window_pattern": c["prefix_dense_sliding_window_pattern"], "num_hidden_layers": dense}
     return all_but_every_nth({**c, **first}) + all_but_every_nth({**c, "num_hidden_layers": layers - dense})
 

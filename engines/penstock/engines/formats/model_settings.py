@@ -28,6 +28,7 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
     "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
     "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", {}),
+    "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", {}),
 }
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)

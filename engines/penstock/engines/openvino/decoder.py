@@ -26,11 +26,9 @@ from penstock.engines.openvino.decoder_spec import (
     Clamp,
     DecoderSpec,
     Experts,
-    GatedDelta,
     Latent,
     LayerEmbeddings,
     QueryGrowth,
-    ShortConvolution,
 )
 from penstock.engines.openvino.expert_mix import alternating, clamped, mix
 from penstock.engines.openvino.graph_nodes import (
@@ -43,18 +41,14 @@ from penstock.engines.openvino.graph_nodes import (
     limited,
     part,
     parts,
+    rms,
     scaled,
     sparse,
     xielu,
 )
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
-from penstock.engines.openvino.recurrent import (
-    CONV_TABLE,
-    DELTA_TABLE,
-    STATE_INPUTS,
-    paged_convolution,
-    paged_delta_net,
-)
+from penstock.engines.openvino.recurrent import STATE_INPUTS
+from penstock.engines.openvino.recurrent_layers import RecurrentLayers
 from penstock.engines.openvino.rope import Rope
 from penstock.engines.openvino.weights import Weights, round_to
 
@@ -134,6 +128,7 @@ class DecoderBuilder:
         """An embedding of each token for each layer (`LayerEmbeddings`)."""
         self.lora = LoraGraph(precision, self._add_input) if lora else None
         self._tap = tap
+        self._recurrent = RecurrentLayers(spec, weights, self._inputs, self._add_input, self._linear)
 
     def build(self) -> ov.Model:
         spec = self._spec
@@ -272,41 +267,7 @@ class DecoderBuilder:
         mixer = self._spec.layers[n].mixer
         if isinstance(mixer, Attention):
             return self._attention(x, n)
-        return self._convolution(x, n, mixer) if isinstance(mixer, ShortConvolution) else self._delta_net(x, n, mixer)
-
-    def _convolution(self, x: Node, n: int, layer: ShortConvolution) -> Node:
-        names, hidden = self._spec.names, self._spec.hidden_size
-        prefix = f"{names.layers}.{n}.{names.convolution}."
-        matrix = self._linear(x, prefix + "in_proj", 3 * hidden, hidden, layer.bias)
-        before, behind, values = parts(matrix, (hidden,) * 3, 1)
-        table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, hidden, layer.kernel])
-        kernel = self._weights.table(prefix + "conv.weight", (hidden, 1, layer.kernel))
-        bias = self._weights.vector(prefix + "conv.bias", hidden) if layer.bias else None
-        y = paged_convolution(ops.multiply(before, values), table, kernel, bias, self._inputs)
-        return self._linear(ops.multiply(behind, y), prefix + "out_proj", hidden, hidden, layer.bias)
-
-    def _delta_net(self, x: Node, n: int, layer: GatedDelta) -> Node:
-        names, hidden, heads = self._spec.names, self._spec.hidden_size, layer.value_heads
-        prefix, size = f"{names.layers}.{n}.{names.delta_net}.", sum(layer.sizes)
-        table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, size, layer.kernel])
-        kernel = self._weights.table(prefix + "conv1d.weight", (size, 1, layer.kernel))
-        y = self._linear(x, prefix + "in_proj_qkv", size, hidden, False)
-        y = ops.swish(paged_convolution(y, table, kernel, None, self._inputs))
-        q, k, v = parts(y, layer.sizes, 1)
-        q, k = (_unit(ops.reshape(rows, i64([0, layer.key_heads, layer.key_dim]), True)) for rows in (q, k))
-        v = ops.reshape(v, i64([0, heads, layer.value_dim]), True)
-        beta = ops.sigmoid(self._linear(x, prefix + "in_proj_b", heads, hidden, False))
-        step = ops.add(
-            self._linear(x, prefix + "in_proj_a", heads, hidden, False), self._weights.vector(prefix + "dt_bias", heads)
-        )
-        pace = ops.negative(ops.exp(self._weights.vector(prefix + "A_log", heads)))
-        shape = [-1, heads, layer.value_dim, layer.key_dim]
-        states = self._add_input(f"{DELTA_TABLE}{n}", ov.Type.dynamic, shape)
-        y = paged_delta_net(q, k, v, states, ops.multiply(pace, ops.softplus(step)), beta, self._inputs)
-        y = ops.multiply(self._rms(y), self._weights.vector(prefix + "norm.weight", layer.value_dim))
-        y = ops.reshape(y, i64([0, layer.sizes[2]]), True)
-        gate = ops.swish(self._linear(x, prefix + "in_proj_z", layer.sizes[2], hidden, False))
-        return self._linear(ops.multiply(y, gate), prefix + "out_proj", hidden, layer.sizes[2], False)
+        return self._recurrent.layer(x, n, mixer)
 
     def _attention(self, x: Node, n: int, width: int = 0) -> Node:
         """`width` of x; 0: that of the hidden state."""
@@ -336,7 +297,7 @@ class DecoderBuilder:
         if layer.growth is not None:
             q = self._grown(q, layer.growth)
         if layer.norms_values:
-            v = self._rms(ops.reshape(v, i64([0, layer.num_kv_heads, layer.head_dim]), True))
+            v = rms(ops.reshape(v, i64([0, layer.num_kv_heads, layer.head_dim]), True), self._spec.norm_eps)
             v = ops.reshape(v, i64([0, layer.kv_size]), True)
         k = self._rotate(k, layer, layer.num_kv_heads, prefix + names.k_norm)
         y = self._paged_attention((q, k, limited(v, layer.limit)), n, prefix)
@@ -378,7 +339,7 @@ class DecoderBuilder:
         return self._linear(compressed, prefix + "q_b_proj", layer.q_size, rank, False)
 
     def _latent_norm(self, x: Node, name: str, size: int, latent: Latent) -> Node:
-        return ops.multiply(self._rms(x, latent.norm_eps), self._weights.vector(name + ".weight", size))
+        return ops.multiply(rms(x, latent.norm_eps), self._weights.vector(name + ".weight", size))
 
     def _paged_attention(self, qkv: tuple[Node, Node, Node], n: int, prefix: str) -> Node:
         layer, (_, k, v) = self._spec.attention[n], qkv
@@ -437,7 +398,7 @@ class DecoderBuilder:
         routed = x if routed is None else routed
         if mixture.router_norm:
             scale = self._weights.vector(prefix + "router.scale", self._spec.hidden_size)
-            routed = scaled(ops.multiply(self._rms(routed), scale), self._spec.hidden_size**-0.5)
+            routed = scaled(ops.multiply(rms(routed, self._spec.norm_eps), scale), self._spec.hidden_size**-0.5)
             scales = self._weights.vector(prefix + "router.per_expert_scale", mixture.count)
 
         fused = f"{prefix}{names.experts}.0.gate_up_proj.weight" in self._weights
@@ -515,18 +476,13 @@ class DecoderBuilder:
 
     def _normed(self, x: Node) -> Node:
         if self._spec.norm.startswith("rms"):
-            return self._rms(x)
+            return rms(x, self._spec.norm_eps)
         return ops.mvn(x, i64([-1]), True, self._spec.norm_eps, "inside_sqrt")
 
     def _normed_heads(self, x: Node, name: str, heads: int, size: int) -> Node:
         """[T, heads, 1, size], with weights for each head."""
         weights = self._weights.table(name + ".weight", (heads, size))
         return ops.multiply(self._normed(x), ops.reshape(weights, i64([1, heads, 1, size]), False))
-
-    def _rms(self, x: Node, eps: float = 0.0) -> Node:
-        """x with a mean square of 1 along its last axis. `eps` 0: that of the other norms."""
-        variance = ops.reduce_mean(ops.power(x, f32(2.0)), i64([-1]), True)
-        return ops.multiply(x, ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(eps or self._spec.norm_eps)))))
 
     def _grown(self, q: Node, growth: QueryGrowth) -> Node:
         """Queries [T, ...], by their positions."""
@@ -559,7 +515,7 @@ class DecoderBuilder:
         elif layer.qk_norm == "each head, own weights":
             x = self._normed_heads(x, norm, heads, d)
         elif layer.qk_norm == "each head, weightless" and rope is not None:
-            x = self._rms(x)
+            x = rms(x, self._spec.norm_eps)
         x = x if rope is None else self._turned(x, layer, rope, heads)
         if layer.qk_norm == "each head, rotated":
             x = self._norm(x, norm, d)
@@ -679,13 +635,6 @@ class AltUpDecoderBuilder(DecoderBuilder):
 
 
 _LEAST_MEAN_SQUARE = 1e-5
-_LEAST_SQUARE = 1e-6
-
-
-def _unit(x: Node) -> Node:
-    """x with a length of 1 along its last axis."""
-    square = ops.reduce_sum(ops.multiply(x, x), i64([-1]), True)
-    return ops.divide(x, ops.sqrt(ops.add(square, f32(_LEAST_SQUARE))))
 
 
 def _by_head(y: Node, layer: Attention) -> list[Node]:

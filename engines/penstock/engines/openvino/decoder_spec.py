@@ -226,6 +226,20 @@ class ShortConvolution:
 
 
 @dataclass(frozen=True)
+class DeltaNames:
+    """Names of a delta net's parts in the checkpoint."""
+
+    qkv: tuple[str, ...] = ("in_proj_qkv",)
+    """One name: one matrix has the rows of queries, keys and values; `convolutions` likewise."""
+    gate: str = "in_proj_z"
+    beta: str = "in_proj_b"
+    decay: str = "in_proj_a"
+    convolutions: tuple[str, ...] = ("conv1d",)
+    norm: str = "norm"
+    out: str = "out_proj"
+
+
+@dataclass(frozen=True)
 class GatedDelta:
     """Qwen3.5's recurrent layer, a gated delta net (arXiv:2412.06464). Queries, keys and values are folded over the
     newest tokens; a state of each head of values decays, and is corrected by each token."""
@@ -238,6 +252,14 @@ class GatedDelta:
     value_dim: int
     kernel: int
     """Tokens."""
+    names: DeltaNames = DeltaNames()
+    by_key_head: bool = False
+    """The matrix `DeltaNames.qkv` has for each head of keys its query, its key, and its values and their gates;
+    `DeltaNames.beta` likewise has betas and decays."""
+    strength: float = 1.0
+    """The largest beta."""
+    norm_eps: float = 0.0
+    """Of the norm behind the states; 0: that of the other norms."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:

@@ -142,7 +142,7 @@ def qwen2_moe(c: Settings) -> DecoderSpec:
     spec = windowed(spec, upper_layers(c))
     experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=bool(c["norm_topk_prob"]))
     shared = replace(experts.expert, intermediate_size=size_of_expert(c, "shared_expert_intermediate_size"))
-    return mixed(spec, replace(experts, shared=shared), _sparse_layers(c))
+    return mixed(spec, replace(experts, shared=shared), layers_with_experts(c))
 
 
 @family("Qwen3MoeForCausalLM")
@@ -154,7 +154,7 @@ def qwen3_moe(c: Settings) -> DecoderSpec:
     if c.get("use_sliding_window"):
         spec = windowed(spec, every_layer(c))
     experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=bool(c["norm_topk_prob"]))
-    return mixed(spec, experts, _sparse_layers(c))
+    return mixed(spec, experts, layers_with_experts(c))
 
 
 @family("OlmoeForCausalLM", known=(LIMIT,))
@@ -284,7 +284,7 @@ def _filled_qwen(c: Settings) -> Settings:
     )
 
 
-def _sparse_layers(c: Settings) -> list[bool]:
+def layers_with_experts(c: Settings) -> list[bool]:
     """Every decoder_sparse_step-th layer, without those of mlp_only_layers."""
     step, dense = count(c, "decoder_sparse_step"), c.get("mlp_only_layers") or []
     if not step or not isinstance(dense, list):

@@ -88,6 +88,17 @@ class Weights:
         """A small matrix, or the weights of a convolution, as they are, f32."""
         return ops.constant(self._take(name, shape).f32())
 
+    def rows(self, names: Sequence[str], shape: tuple[int, ...]) -> Node:
+        """As `table`; its rows are those of several tensors, one after another, in any portions."""
+        sizes = [self._checkpoint[name].shape[:1] for name in names]
+        values = [self._take(name, (*size, *shape[1:])).f32() for name, size in zip(names, sizes, strict=True)]
+        joined = np.concatenate(values)
+        if joined.shape != shape:
+            raise UnsupportedError(
+                f"tensors {', '.join(names)} have {len(joined)} rows, config.json asks for {shape[0]}"
+            )
+        return ops.constant(joined)
+
     def project(
         self, x: Node, name: str, shape: tuple[int, int], *, is_head: bool = False, transposed: bool = False
     ) -> Node:

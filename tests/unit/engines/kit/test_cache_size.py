@@ -89,3 +89,15 @@ def test_seats_without_memory_for_states_wait_for_rows(free: int, rows: int) -> 
     space = StateSpace.of(Settings(), 16, 10, free=free)
     assert space.working_rows == rows
     assert StateGroup(16, rows).largest_chunk(32, 2) == 32
+
+
+def test_states_are_part_of_the_memory_of_the_cache() -> None:
+    """Of the memory that is asked for, or of the share of what is free."""
+    settings = Settings(kv_cache_memory=2000)
+    space = StateSpace.of(settings, 16, 10, free=10**9)
+    assert space == StateSpace.of(Settings(), 16, 10, free=2000)
+    count = num_blocks(settings, [KVGroup(16)], 100, 100, free=10**9, share=0.5, beside=space.working_bytes)
+    assert count == (2000 - space.working_bytes) // 100
+    assert num_blocks(Settings(), [KVGroup(16)], 10**6, 100, free=4000, share=0.5, beside=1000) == 15
+    with pytest.raises(UnsupportedError, match="one block of 100 bytes and 1950 bytes of recurrent states"):
+        num_blocks(settings, [KVGroup(16)], 100, 100, free=0, share=0.5, beside=1950)

@@ -23,6 +23,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
 )
 
 from penstock.engines.errors import UnsupportedError
@@ -114,6 +116,12 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         Qwen3_5ForConditionalGeneration,
         Qwen3_5Config,
         FAMILIES["qwen3.5"][2],
+        {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
+    ),
+    "qwen3.5-moe": (
+        Qwen3_5MoeForConditionalGeneration,
+        Qwen3_5MoeConfig,
+        OTHER_FAMILIES["qwen3.5-moe"][2],
         {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
     ),
 }

@@ -19,6 +19,7 @@ _LLAMA3 = {"rms_norm_eps": 1e-5}
 _GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8}
 _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
+    "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
     "Idefics3ForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
@@ -48,6 +49,9 @@ _OTHERS = (
     "model.visual.",
     "model.multi_modal_projector.",
     "model.connector.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+    "model.embed_vision.",
 )
 
 

@@ -26,10 +26,23 @@ from penstock.engines.openvino.decoder_spec import (
     DecoderSpec,
     Experts,
     Latent,
+    LayerEmbeddings,
     QueryGrowth,
 )
 from penstock.engines.openvino.expert_mix import alternating, clamped, mix
-from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i64, limited, part, parts, rms, scaled
+from penstock.engines.openvino.graph_nodes import (
+    ACTIVATIONS,
+    Node,
+    capped,
+    f32,
+    i32,
+    i64,
+    limited,
+    part,
+    parts,
+    rms,
+    scaled,
+)
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.recurrent import STATE_INPUTS
 from penstock.engines.openvino.recurrent_layers import RecurrentLayers
@@ -71,8 +84,11 @@ def build_decoder(
 
 def check_all_used(spec: DecoderSpec, weights: Weights) -> None:
     """Raises UnsupportedError when the checkpoint holds tensors that no graph has."""
-    further = tuple(f"{spec.names.layers}.{spec.num_layers + n}." for n in range(spec.further_layers))
-    ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq") and not n.startswith(further)]
+    layers, attention = spec.names.layers, spec.names.attention
+    spare = [f"{layers}.{spec.num_layers + n}." for n in range(spec.further_layers)]
+    sharing = [n for n, layer in spec.attention.items() if layer.shares is not None]
+    spare += [f"{layers}.{n}.{attention}.{part}" for n in sharing for part in ("k_", "v_")]
+    ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq") and not n.startswith(tuple(spare))]
     if spec.tie_word_embeddings:
         ignored = [n for n in ignored if n != spec.names.head + ".weight"]
     if ignored:
@@ -97,9 +113,15 @@ class DecoderBuilder:
         self._weights = weights
         self._inputs: dict[str, Node] = {}
         self._turns: dict[Rope, tuple[Node, Node]] = {}
-        groups = spec.groups
-        self._num_groups = len(groups)
-        self._group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+        self._groups = spec.groups
+        self._num_groups = len(self._groups)
+        self._group_of = {layer: number for number, group in enumerate(self._groups) for layer in group.layers}
+        self._blocks: dict[tuple[int, int], Node] = {}
+        """By group and place: where a layer that is one of several in a slot has its blocks."""
+        self._caches: dict[int, tuple[list[Node], Node, Node]] = {}
+        """By layer: its caches, and the keys and values of this step's tokens."""
+        self._of_layers: list[Node] = []
+        """An embedding of each token for each layer (`LayerEmbeddings`)."""
         self.lora = LoraGraph(precision, self._add_input) if lora else None
         self._tap = tap
         self._recurrent = RecurrentLayers(spec, weights, precision, self._inputs, self._add_input, self._linear)
@@ -108,6 +130,8 @@ class DecoderBuilder:
         spec = self._spec
         self._begin()
         x = self._embed()
+        if spec.embeddings_of_layers is not None:
+            self._of_layers = self._embed_for_layers(x, spec.embeddings_of_layers)
         states = [x]
         for n in range(spec.num_layers):
             x = self._layer(x, n)
@@ -173,6 +197,18 @@ class DecoderBuilder:
             x = ops.add(x, self._weights.look_up(self._inputs["position_ids"], names.positions + ".weight", shape))
         return self._norm(x, names.embedding_norm, spec.hidden_size)
 
+    def _embed_for_layers(self, x: Node, own: LayerEmbeddings) -> list[Node]:
+        """[T, size] for each layer; x: the embeddings of the tokens."""
+        layers, hidden, prefix = self._spec.num_layers, self._spec.hidden_size, "model."
+        width = layers * own.size
+        ids, table = self._inputs["input_ids"], prefix + "embed_tokens_per_layer.weight"
+        looked_up = self._weights.look_up(ids, table, (own.vocab_size, width))
+        looked_up = ops.multiply(looked_up, f32(round_to(np.float32(own.size**0.5), self._precision)))
+        y = scaled(self._linear(x, prefix + "per_layer_model_projection", width, hidden, False), hidden**-0.5)
+        y = self._norm(ops.reshape(y, i64([0, layers, own.size]), True), prefix + "per_layer_projection_norm", own.size)
+        both = ops.add(ops.reshape(y, i64([0, width]), True), looked_up)
+        return parts(scaled(both, 2**-0.5), (own.size,) * layers, 1)
+
     def _head(self, x: Node) -> Node:
         spec, names = self._spec, self._spec.names
         name = (names.embedding if spec.tie_word_embeddings else names.head) + ".weight"
@@ -192,7 +228,27 @@ class DecoderBuilder:
             return ops.add(x, ops.add(y, self._mlp(normed, n)))
         x = ops.add(x, scaled(self._layer_norm(y, n, norms.after_attention), scale))
         y = self._mlp(self._layer_norm(x, n, norms.before_mlp), n)
-        return ops.add(x, scaled(self._layer_norm(y, n, norms.after_mlp), scale))
+        if layer.beside is not None:
+            y = ops.add(self._layer_norm(y, n, norms.beside[0]), self._beside(x, n, layer.beside))
+        x = ops.add(x, scaled(self._layer_norm(y, n, norms.after_mlp), scale))
+        if self._spec.embeddings_of_layers is not None:
+            x = ops.add(x, self._own_embedding(x, n, self._spec.embeddings_of_layers))
+        name = f"{self._spec.names.layers}.{n}.layer_scalar"
+        return ops.multiply(x, self._weights.vector(name, 1)) if layer.scaled else x
+
+    def _beside(self, x: Node, n: int, mixture: Experts) -> Node:
+        """What experts beside the MLP add; x: what is in front of its norm."""
+        _, before, after = self._spec.layers[n].norms.beside
+        prefix = f"{self._spec.names.layers}.{n}."
+        y = self._experts(self._layer_norm(x, n, before), prefix, mixture, x)
+        return self._layer_norm(y, n, after)
+
+    def _own_embedding(self, x: Node, n: int, own: LayerEmbeddings) -> Node:
+        prefix, hidden = f"{self._spec.names.layers}.{n}.", self._spec.hidden_size
+        gate = ACTIVATIONS[own.activation](self._linear(x, prefix + "per_layer_input_gate", own.size, hidden, False))
+        y = ops.multiply(gate, self._of_layers[n])
+        y = self._linear(y, prefix + "per_layer_projection", hidden, own.size, False)
+        return self._layer_norm(y, n, "post_per_layer_input_norm")
 
     def _layer_norm(self, x: Node, n: int, name: str) -> Node:
         return self._norm(x, name and f"{self._spec.names.layers}.{n}.{name}", self._spec.hidden_size)
@@ -209,17 +265,26 @@ class DecoderBuilder:
         prefix = f"{names.layers}.{n}.{names.attention}."
         if layer.latent is not None:
             return self._latent_attention(x, n, prefix, layer.latent)
-        sizes = (layer.q_size * (1 + layer.gated), layer.kv_size, layer.kv_size)
+        if layer.shares is not None:
+            q = self._linear(x, prefix + names.qkv[0], layer.q_size, hidden, layer.qkv_bias)
+            q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
+            y = self._shared_attention(q, n, layer.shares)
+            return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
+        sizes = (layer.q_size * (1 + layer.gated), layer.kv_size, layer.kv_size)[: 2 + layer.has_values]
         if len(names.qkv) == 1 and layer.qkv_rows == "by key head":
             y = self._linear(x, prefix + names.qkv[0], sum(sizes), hidden, layer.qkv_bias)
             q, k, v = _by_key_head(y, layer)
         else:
-            q, k, v = self._linears(x, prefix, names.qkv, sizes, layer.qkv_bias, width)
+            q, k, *values = self._linears(x, prefix, names.qkv[: len(sizes)], sizes, layer.qkv_bias, width)
+            v = values[0] if values else k
         if layer.gated:
             q, gate = _by_head(q, layer)
         q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
         if layer.growth is not None:
             q = self._grown(q, layer.growth)
+        if layer.norms_values:
+            v = rms(ops.reshape(v, i64([0, layer.num_kv_heads, layer.head_dim]), True), self._spec.norm_eps)
+            v = ops.reshape(v, i64([0, layer.kv_size]), True)
         k = self._rotate(k, layer, layer.num_kv_heads, prefix + names.k_norm)
         y = self._paged_attention((q, k, limited(v, layer.limit)), n, prefix)
         if layer.gated:
@@ -262,15 +327,34 @@ class DecoderBuilder:
         return ops.multiply(rms(x, latent.norm_eps), self._weights.vector(name + ".weight", size))
 
     def _paged_attention(self, qkv: tuple[Node, Node, Node], n: int, prefix: str) -> Node:
-        layer, suffix = self._spec.attention[n], group_suffix(self._group_of[n], self._num_groups)
+        layer, (_, k, v) = self._spec.attention[n], qkv
         caches = [self._add_input(f"{kind}_cache.{n}", ov.Type.dynamic, [-1] * 4) for kind in ("key", "value")]
-        inputs = {name: self._inputs[name + suffix] for name in GROUP_INPUTS}
-        inputs["subsequence_begins"] = self._inputs["subsequence_begins"]
+        self._caches[n] = caches, k, v
         sinks = None
         if layer.sinks:
             values = self._weights.vector(prefix + "sinks", layer.num_heads)
             sinks = ops.reshape(values, i64([1, layer.num_heads, 1, 1]), False)
-        return paged_attention(qkv, caches, inputs, layer, sinks)
+        return paged_attention(qkv, caches, self._tables_of(n), layer, sinks)
+
+    def _shared_attention(self, q: Node, n: int, source: int) -> Node:
+        """The operation writes what it attends to: the same keys and values once more, in the same places."""
+        caches, k, v = self._caches[source]
+        return paged_attention((q, k, v), caches, self._tables_of(source), self._spec.attention[n])
+
+    def _tables_of(self, n: int) -> dict[str, Node]:
+        """Inputs of attention in this layer's group. `LayerGroup.per_slot` layers share a block: the parts of block b
+        are blocks b * per_slot and those after it."""
+        number = self._group_of[n]
+        group, suffix = self._groups[number], group_suffix(number, self._num_groups)
+        inputs = {name: self._inputs[name + suffix] for name in GROUP_INPUTS}
+        inputs["subsequence_begins"] = self._inputs["subsequence_begins"]
+        if group.per_slot > 1:
+            key = number, group.place(n)
+            if key not in self._blocks:
+                first = ops.multiply(inputs["block_indices"], i32(group.per_slot))
+                self._blocks[key] = ops.add(first, i32(group.place(n)))
+            inputs["block_indices"] = self._blocks[key]
+        return inputs
 
     def _mlp(self, x: Node, n: int) -> Node:
         names, mlp = self._spec.names, self._spec.layers[n].mlp
@@ -285,8 +369,14 @@ class DecoderBuilder:
         y = ops.multiply(activate(first), second[0]) if second else activate(first)
         return self._linear(y, prefix + names.down, self._spec.hidden_size, inner, mlp.bias, transposed)
 
-    def _experts(self, x: Node, prefix: str, mixture: Experts) -> Node:
-        names = self._spec.names
+    def _experts(self, x: Node, prefix: str, mixture: Experts, routed: Node | None = None) -> Node:
+        """`routed`: what the router gets; None: x."""
+        names, scales = self._spec.names, None
+        routed = x if routed is None else routed
+        if mixture.router_norm:
+            scale = self._weights.vector(prefix + "router.scale", self._spec.hidden_size)
+            routed = scaled(ops.multiply(rms(routed, self._spec.norm_eps), scale), self._spec.hidden_size**-0.5)
+            scales = self._weights.vector(prefix + "router.per_expert_scale", mixture.count)
 
         def expert(rows: Node, number: int) -> Node:
             own = f"{prefix}{names.experts}.{number}."
@@ -295,9 +385,9 @@ class DecoderBuilder:
             is_pair = names.expert_pair and f"{own}{names.expert_pair}.weight" in self._weights
             return self._one_mlp(rows, own, mixture.expert, (names.expert_pair,) if is_pair else names.expert_gate_up)
 
-        logits = self._route(x, prefix + names.router, mixture.count, mixture.router_bias)
+        logits = self._route(routed, prefix + names.router, mixture.count, mixture.router_bias)
         correction = names.correction and self._weights.vector(prefix + names.correction, mixture.count)
-        y = mix(x, logits, mixture, expert, correction or None)
+        y = mix(x, logits, mixture, expert, correction or None, scales)
         if mixture.shared is None:
             return y
         shared = self._one_mlp(x, f"{prefix}{names.shared_expert}.", mixture.shared)

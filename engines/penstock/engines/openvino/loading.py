@@ -21,7 +21,7 @@ from penstock.engines.formats.model_settings import text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, Ints, StepBatch
-from penstock.engines.kit.cache_size import LayerGroup, check_model_sizes, max_model_len
+from penstock.engines.kit.cache_size import LayerGroup, check_model_sizes, max_model_len, state_interval
 from penstock.engines.kit.features import FeatureStore
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import OpenVINOConfig
@@ -34,7 +34,7 @@ from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout, ca
 from penstock.engines.openvino.lora import OpenVINOAdapters, Projection
 from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.numerics import ModelFacts, Numerics, StoredTypes, Wish
-from penstock.engines.openvino.recurrent import StateTables, row_bytes, state_interval
+from penstock.engines.openvino.recurrent import StateTables, row_bytes
 from penstock.engines.openvino.trials import settle
 from penstock.engines.openvino.weights import Weights, checkpoint_key, open_weights
 from penstock.engines.openvino.work import MatrixWork, count_matrices, model_work

@@ -64,7 +64,8 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             kv_groups,
             source.model_len,
             block_bytes + space.bytes_beside(loaded.block_size),
-            free=free - space.working_bytes,
+            free=free,
+            beside=space.working_bytes,
             share=_SHARE_OF_FREE_MEMORY,
         )
         states = space.group(count * loaded.block_size)

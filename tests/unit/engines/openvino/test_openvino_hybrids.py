@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, StepBatch
+from penstock.engines.kit.cache_size import state_interval
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.families import parse_config
-from penstock.engines.openvino.recurrent import state_inputs, state_interval
+from penstock.engines.openvino.recurrent import state_inputs
 from penstock.engines.openvino.runner import check_hybrid
 from penstock.engines.scheduler.config import SchedulerConfig
 from support.engine import Driver as EngineDriver

@@ -264,7 +264,7 @@ class GatedDelta:
 
 
 @dataclass(frozen=True)
-class StateSpace:
+class Mamba2:
     """Mamba-2's recurrent layer (arXiv:2405.21060). One matrix gives gates, then values, keys and queries, which are
     folded over the newest tokens, and a step of each head; the state of a head decays, and gets the value times the
     key. (The paper calls them z, x, B, C and dt.)"""
@@ -293,7 +293,7 @@ class StateSpace:
         return self.inner, keys, keys
 
 
-Recurrent = ShortConvolution | GatedDelta | StateSpace
+Recurrent = ShortConvolution | GatedDelta | Mamba2
 Mixer = Attention | Recurrent
 """The part of a layer that looks at other tokens."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.decoder_spec import DecoderSpec, StateSpace, TensorNames
+from penstock.engines.openvino.decoder_spec import DecoderSpec, Mamba2, TensorNames
 from penstock.engines.openvino.families_dense import granite
 from penstock.engines.openvino.families_hybrid import layers_with_attention, small_size, with_recurrent
 from penstock.engines.openvino.families_shared_experts import granite_moe_shared
@@ -50,14 +50,14 @@ def _kinds(c: Settings) -> Sequence[str]:
     return layers_with_attention(kinds, c["num_hidden_layers"], "linear_attention")
 
 
-def _state_space(c: Settings) -> StateSpace:
+def _state_space(c: Settings) -> Mamba2:
     c = filled(c, mamba_expand=2, mamba_conv_bias=True, mamba_proj_bias=False)
     heads, groups = small_size(c, "mamba_n_heads"), small_size(c, "mamba_n_groups")
     inner = small_size(c, "mamba_expand") * c["hidden_size"]
     if inner % heads or heads % groups or c.get("mamba_d_head", "auto") not in ("auto", None, inner // heads):
         raise UnsupportedError(f"{heads} heads of {groups} groups in {inner} values do not go together in Mamba-2")
     _check_steps(c.get("time_step_limit"))
-    return StateSpace(
+    return Mamba2(
         heads=heads,
         head_dim=inner // heads,
         groups=groups,

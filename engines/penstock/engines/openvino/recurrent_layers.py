@@ -8,7 +8,7 @@ import openvino as ov
 import openvino.opset15 as ops
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.decoder_spec import DecoderSpec, GatedDelta, Recurrent, ShortConvolution, StateSpace
+from penstock.engines.openvino.decoder_spec import DecoderSpec, GatedDelta, Mamba2, Recurrent, ShortConvolution
 from penstock.engines.openvino.graph_nodes import Node, f32, i64, parts, rms, scaled
 from penstock.engines.openvino.recurrent import CONV_TABLE, DELTA_TABLE, paged_convolution, paged_delta_net
 from penstock.engines.openvino.weights import Weights
@@ -104,7 +104,7 @@ class RecurrentLayers:
         added = self._weights.vector(f"{prefix}{names[0]}.bias", size) if bias else None
         return ops.swish(paged_convolution(x, table, kernels, added, self._inputs))
 
-    def _state_space(self, x: Node, n: int, layer: StateSpace) -> Node:
+    def _state_space(self, x: Node, n: int, layer: Mamba2) -> Node:
         """A delta net with keys so short that what its state knows already does not matter: then it adds to the state
         what a state space adds. With keys e * k and values v / e, strength * k * (v - e * e * state * k); e * e is far
         below what a float32 can tell from 1."""

@@ -78,6 +78,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
     GraniteMoeSWAConfig,
@@ -413,6 +415,18 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
         GraniteMoeSharedForCausalLM,
         GraniteMoeSharedConfig,
         {**_GRANITE, "num_local_experts": 4, "shared_intermediate_size": 48},
+    ),
+    "granite-hybrid": (
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig,
+        {
+            **_GRANITE,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 4,
+            "shared_intermediate_size": 48,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 24,
+        },
     ),
     "flex-olmo": (FlexOlmoForCausalLM, FlexOlmoConfig, {"num_experts": 4, "num_experts_per_tok": 2}),
     "minimax-m2": (

@@ -108,7 +108,7 @@ class DecoderBuilder:
         """An embedding of each token for each layer (`LayerEmbeddings`)."""
         self.lora = LoraGraph(precision, self._add_input) if lora else None
         self._tap = tap
-        self._recurrent = RecurrentLayers(spec, weights, self._inputs, self._add_input, self._linear)
+        self._recurrent = RecurrentLayers(spec, weights, precision, self._inputs, self._add_input, self._linear)
 
     def build(self) -> ov.Model:
         spec = self._spec

@@ -14,7 +14,7 @@ _LAYERS = "its layers give each other keys and values, or embeddings of their ow
 _BY_REASON = {
     _STATE: (
         "BailingHybridForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM",
-        "GraniteMoeHybridForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
+        "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
         "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM",
         "Lfm3ForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
         "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM",

@@ -146,7 +146,6 @@ def test_states_have_one_type() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"kv_offload_dir": "kept"}, "--kv-offload-dir: recurrent states cannot be kept outside"),
         ({"speculative": "ngram"}, "--speculative: this engine cannot verify guesses"),
     ],
 )

@@ -45,6 +45,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     GenerationConfig,
@@ -232,6 +234,8 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     "gemma3": (
         Gemma3ForCausalLM,
         Gemma3TextConfig,
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
         {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 24},
     ),
     "lfm2": (
@@ -267,6 +271,21 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
             "tie_word_embeddings": False,
             "attn_logit_softcapping": 2.0,
             "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma4": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        {
+            "num_hidden_layers": 6,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
         },
     ),
     "exaone4": (Exaone4ForCausalLM, Exaone4Config, {"num_hidden_layers": 4, "sliding_window": 24}),
@@ -424,6 +443,8 @@ def make_model(
     for name, values in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             values.copy_(torch.linspace(0.2, -0.2, values.numel()).reshape(values.shape))
+        elif name.endswith("layer_scalar"):
+            values.fill_(0.7)
     model = model.to(dtype)
     model.generation_config = GenerationConfig(eos_token_id=EOS_TOKEN_ID, pad_token_id=0)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())

@@ -156,23 +156,40 @@ class LayerGroup(NamedTuple):
 
     window: int
     layers: tuple[int, ...]
-    """The n-th of them lives in slot n of the cache: memory that all groups share, since a block belongs to one group
-    at a time."""
+    """They live in the slots of the cache, from the first on: memory that all groups share, since a block belongs to
+    one group at a time."""
+    per_slot: int = 1
+    """Layers in one slot: several, where layers of other groups have that much larger keys and values."""
+
+    @property
+    def num_slots(self) -> int:
+        return -(-len(self.layers) // self.per_slot)
+
+    def in_slot(self, slot: int) -> tuple[int, ...]:
+        """The layers that live there."""
+        return self.layers[slot * self.per_slot : (slot + 1) * self.per_slot]
+
+    def place(self, layer: int) -> int:
+        """Which one of its slot's layers it is."""
+        return self.layers.index(layer) % self.per_slot
 
 
-def group_layers(windows: Sequence[int]) -> list[LayerGroup]:
+def group_layers(windows: Sequence[int], sizes: Sequence[int] = ()) -> list[LayerGroup]:
     """Deals the layers out to groups of about equal size, so that a block is as large in all of them; `windows` as in
-    `KVGroup.window`, for each layer. One kind of layer is one group. (The rule of vLLM's hybrid KV cache manager.)"""
-    kinds: dict[int, list[int]] = {}
-    for layer, window in enumerate(windows):
-        kinds.setdefault(window, []).append(layer)
-    counts = [len(layers) for layers in kinds.values()]
+    `KVGroup.window`, for each layer. One kind of layer is one group. (The rule of vLLM's hybrid KV cache manager.)
+    `sizes`: of a token's keys in each layer; (): all the same."""
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for layer, kind in enumerate(zip(windows, sizes or [1] * len(windows), strict=True)):
+        kinds.setdefault(kind, []).append(layer)
+    largest = max(size for _, size in kinds)
+    per_slot = {kind: largest // kind[1] if largest % kind[1] == 0 else 1 for kind in kinds}
+    counts = [-(-len(layers) // per_slot[kind]) for kind, layers in kinds.items()]
     # Where the kinds have about as many layers, a few empty slots cost less than more groups.
     size = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
     groups = []
-    for window, layers in kinds.items():
-        parts = -(-len(layers) // size)
-        groups += [LayerGroup(window, tuple(layers[part::parts])) for part in range(parts)]
+    for (kind, layers), slots in zip(kinds.items(), counts, strict=True):
+        parts = -(-slots // size)
+        groups += [LayerGroup(kind[0], tuple(layers[part::parts]), per_slot[kind]) for part in range(parts)]
     return groups
 
 

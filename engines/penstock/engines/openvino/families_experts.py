@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.decoder_spec import MLP, Clamp, DecoderSpec, Experts, QueryGrowth, TensorNames
+from penstock.engines.openvino.decoder_spec import (
+    MLP,
+    Clamp,
+    DecoderSpec,
+    ExpertGroups,
+    Experts,
+    QueryGrowth,
+    TensorNames,
+)
 from penstock.engines.openvino.families_dense import NORMS_BEHIND, granite, mistral
 from penstock.engines.openvino.family import (
     LIMIT,
@@ -293,6 +301,19 @@ def experts_of(spec: DecoderSpec, c: Settings, size: int, *, normalized: bool) -
     mlp = spec.layers[0].mlp
     assert isinstance(mlp, MLP)
     return Experts(number, chosen, replace(mlp, intermediate_size=size), normalized)
+
+
+def in_groups(experts: Experts, c: Settings, best: int) -> Experts:
+    """With n_group and topk_group, if there are any. `best`: as `ExpertGroups.best`."""
+    number, chosen = c.get("n_group") or 1, c.get("topk_group") or 1
+    known = type(number) is int and type(chosen) is int and 0 < chosen <= number and experts.count % number == 0
+    size = experts.count // number if known else 0
+    if not known or (number > 1 and size < best) or experts.per_token > chosen * size:
+        raise UnsupportedError(
+            f"config.json has n_group={str(number)[:20]} and topk_group={str(chosen)[:20]}, and chooses"
+            f" {experts.per_token} of {experts.count} experts: these do not go together"
+        )
+    return experts if number == 1 else replace(experts, groups=ExpertGroups(number, chosen, best))
 
 
 def size_of_expert(c: Settings, key: str) -> int:

@@ -43,8 +43,8 @@ _BY_REASON = {
         "MusicgenMelodyForCausalLM", "Phi4MultimodalForCausalLM",
     ),
     _LAYERS: (
-        "DoryForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "Gemma4ForCausalLM",
-        "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
+        "DoryForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration",
+        "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
         "HrmTextForCausalLM",
     ),
     _OLD: (

@@ -31,7 +31,16 @@ class Settings:
     ],
 )
 def test_groups_are_about_equally_large(windows: list[int], expected: list[tuple[int, tuple[int, ...]]]) -> None:
-    assert group_layers(windows) == expected
+    assert [group[:2] for group in group_layers(windows)] == expected
+
+
+def test_layers_with_smaller_keys_share_a_slot() -> None:
+    groups = group_layers([8, 8, 8, 0] * 2, [16, 16, 16, 32] * 2)
+    assert groups == [(8, (0, 2, 5), 2), (8, (1, 4, 6), 2), (0, (3, 7), 1)]
+    assert [groups[0].in_slot(slot) for slot in range(2)] == [(0, 2), (5,)]
+    assert [groups[0].place(layer) for layer in (0, 2, 5)] == [0, 1, 0]
+    assert [group.num_slots for group in groups] == [2, 2, 2]
+    assert [group.per_slot for group in group_layers([8, 0], [24, 16])] == [1, 1]
 
 
 @pytest.mark.parametrize(

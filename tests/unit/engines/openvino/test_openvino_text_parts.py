@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Llama4Config,
     Llama4ForConditionalGeneration,
     Mistral3Config,
@@ -57,6 +59,12 @@ GROWING = {
 }
 MODELS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "gemma3": (Gemma3ForConditionalGeneration, Gemma3Config, {"head_dim": 16, "sliding_window": 24}, VISION),
+    "gemma4": (
+        Gemma4ForConditionalGeneration,
+        Gemma4Config,
+        OTHER_FAMILIES["gemma4"][2],
+        VISION | {"head_dim": 8, "position_embedding_size": 16},
+    ),
     "llama4": (
         Llama4ForConditionalGeneration,
         Llama4Config,

@@ -27,12 +27,13 @@ from penstock.engines.openvino.numerics import Dtype, Numerics
 from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.vision_gemma3 import Gemma3Vision
 from penstock.engines.openvino.vision_idefics3 import Idefics3Vision
+from penstock.engines.openvino.vision_lfm2 import Lfm2Vision
 from penstock.engines.openvino.vision_pixtral import PixtralVision
 from penstock.engines.openvino.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-_MODELS: tuple[type[VisionModel], ...] = (Gemma3Vision, Idefics3Vision, PixtralVision)
+_MODELS: tuple[type[VisionModel], ...] = (Gemma3Vision, Idefics3Vision, Lfm2Vision, PixtralVision)
 
 
 def vision_model(settings: Mapping[str, Any]) -> VisionModel | None:
@@ -95,7 +96,7 @@ class ImageEncoder:
         return np.concatenate(rows)
 
     def _encode_tile(self, tile: np.ndarray[Any, Any]) -> ImageRows:
-        self._request.infer([tile])
+        self._request.infer([tile, *self._source.vision.beside(*tile.shape[1:3])])
         return np.array(self._request.get_output_tensor(0).data, np.float32)
 
 

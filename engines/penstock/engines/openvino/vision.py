@@ -12,10 +12,13 @@ import openvino.opset15 as ops
 
 from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
+from penstock.engines.kit.batch import Floats
 from penstock.engines.openvino.decoder_spec import Activation
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, f32, i64
 from penstock.engines.openvino.weights import Weights
 
+HALVES = (0.5,) * 3
+"""Mean and deviation of pixels with most encoders."""
 UNEVEN = "config.json has an image encoder whose tiles, patches or heads do not divide evenly"
 _MOST = 1 << 20
 """Larger sizes in config.json are mistakes."""
@@ -46,7 +49,12 @@ class VisionModel(ABC):
 
     @abstractmethod
     def graph(self, weights: Weights) -> ov.Model:
-        """From a tile [1, height, width, 3] u8 to [tokens, width of the decoder] f32."""
+        """From a tile [1, height, width, 3] u8, and what `beside` gives, to [tokens, width of the decoder] f32."""
+
+    def beside(self, height: int, width: int) -> list[Floats]:
+        """What the graph is given beside a tile of so many pixels, in the order of its inputs. In the graph it would be
+        computed in bf16, which is not exact enough for positions."""
+        return []
 
 
 def inner_settings(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -115,3 +123,10 @@ def attention(q: Node, k: Node, v: Node, size: int) -> Node:
     """All patches attend to all: [1, heads, patches, size of a head] to [patches, size]."""
     y = ops.scaled_dot_product_attention(q, k, v)
     return ops.reshape(ops.transpose(y, i64([0, 2, 1, 3])), i64([-1, size]), False)
+
+
+def joined_squares(x: Node, columns: Node, few: int, size: int) -> Node:
+    """[patches, size] to [tokens, few * few * size]: the patches of a square of few x few make one vector, line by line
+    (pixel shuffle). `columns` [1]: of such squares."""
+    x = ops.reshape(x, ops.concat([i64([-1, few]), columns, i64([few * size])], 0), False)
+    return ops.reshape(ops.transpose(x, i64([0, 2, 1, 3])), i64([-1, few * few * size]), False)

@@ -7,9 +7,10 @@ from typing import Any
 from penstock.gateway.models.language.images.family import ImageFamily
 from penstock.gateway.models.language.images.gemma3 import Gemma3Images
 from penstock.gateway.models.language.images.idefics3 import Idefics3Images
+from penstock.gateway.models.language.images.lfm2 import Lfm2Images
 from penstock.gateway.models.language.images.pixtral import PixtralImages
 
-FAMILIES: tuple[type[ImageFamily], ...] = (Gemma3Images, Idefics3Images, PixtralImages)
+FAMILIES: tuple[type[ImageFamily], ...] = (Gemma3Images, Idefics3Images, Lfm2Images, PixtralImages)
 
 
 def family_of(architectures: Any) -> type[ImageFamily] | None:

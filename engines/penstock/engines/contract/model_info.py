@@ -81,6 +81,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may name logits processors (`SamplingParams.processors`)."""
     image_grid: ImageGrid | None = None
     """Requests may have images (`AddRequest.images`), made of such tiles. None: the model reads text only."""
+    has_grid_positions: bool = False
+    """Tokens of images have positions of three dimensions, as their tiles lie (`NewRequest.tiles`). Each tile has one
+    span of tokens."""
     whole_tiles: bool = False
     """Tokens of a tile attend to later ones of it, too: no step ends between them."""
     supports_resume: bool = False

@@ -29,11 +29,13 @@ from penstock.engines.openvino.vision_gemma3 import Gemma3Vision
 from penstock.engines.openvino.vision_idefics3 import Idefics3Vision
 from penstock.engines.openvino.vision_lfm2 import Lfm2Vision
 from penstock.engines.openvino.vision_pixtral import PixtralVision
+from penstock.engines.openvino.vision_qwen import Qwen3Vision, Qwen25Vision, Qwen35Vision, QwenVision
 from penstock.engines.openvino.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-_MODELS: tuple[type[VisionModel], ...] = (Gemma3Vision, Idefics3Vision, Lfm2Vision, PixtralVision)
+_QWEN = (QwenVision, Qwen25Vision, Qwen3Vision, Qwen35Vision)
+_MODELS: tuple[type[VisionModel], ...] = (Gemma3Vision, Idefics3Vision, Lfm2Vision, PixtralVision, *_QWEN)
 
 
 def vision_model(settings: Mapping[str, Any]) -> VisionModel | None:
@@ -53,7 +55,7 @@ def open_with_images(
         with _logged(config):
             vision = vision_model(read_json_if_any(config.model_dir / "config.json"))
     source = open_decoder(config, report, tap, vision)
-    if vision is None or not source.embedding_width:  # an exported graph has no inputs for it
+    if vision is None or source.images is None:  # an exported graph has no inputs for it
         return source, None
     with _logged(config):
         return source, ImageEncoder(config, vision, source.numerics.dtype, report)
@@ -77,6 +79,7 @@ class ImageEncoder:
         a broken one."""
         self.grid = vision.grid
         self.whole_tiles = vision.whole_tiles
+        self._vision = vision
         self._source = _open(config, vision, dtype, report)
         plan = ThreadPlan(config.threads or all_threads(usable_cores()))
         with compiled(self._source, [plan], report) as [model]:
@@ -96,7 +99,7 @@ class ImageEncoder:
         return np.concatenate(rows)
 
     def _encode_tile(self, tile: np.ndarray[Any, Any]) -> ImageRows:
-        self._request.infer([tile, *self._source.vision.beside(*tile.shape[1:3])])
+        self._request.infer(self._vision.inputs(tile))
         return np.array(self._request.get_output_tensor(0).data, np.float32)
 
 

@@ -60,7 +60,8 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             kv_groups,
             source.model_len,
             block_bytes + space.bytes_beside(loaded.block_size),
-            free=free - space.working_bytes,
+            free=free,
+            beside=space.working_bytes,
             share=_SHARE_OF_FREE_MEMORY,
         )
         states = space.group(count * loaded.block_size)
@@ -84,6 +85,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             supports_grammars=True,
             supports_processors=True,
             image_grid=None if images is None else images.grid,
+            has_grid_positions=source.images is not None and source.images.has_grid_positions,
             whole_tiles=images is not None and images.whole_tiles,
             work=loaded.work,
         )

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 import openvino.opset15 as ops
 
 from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.kit.batch import Floats
+from penstock.engines.openvino.decoder_inputs import ImageInputs
 from penstock.engines.openvino.decoder_spec import Activation
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, f32, i64
 from penstock.engines.openvino.weights import Weights
@@ -33,6 +34,11 @@ class VisionModel(ABC):
     whole_tiles: ClassVar[bool] = False
     """In the decoder, the tokens of a tile attend to each other in both directions (`ModelInfo.whole_tiles`)."""
 
+    deepstack: int = 0
+    """As `ImageInputs` has it: rows for the decoder are so many hidden states wider."""
+    has_grid_positions: ClassVar[bool] = False
+    """As `ModelInfo` has it."""
+
     @classmethod
     @abstractmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -47,14 +53,17 @@ class VisionModel(ABC):
         name = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
         return name if name.startswith(self.prefixes) else None
 
+    def inputs(self, tile: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
+        """Of the graph, for a tile [1, height, width, 3]."""
+        return [tile]
+
+    def decoder_inputs(self, width: int) -> ImageInputs:
+        """`width`: of the decoder's hidden state."""
+        return ImageInputs(width, self.deepstack, self.has_grid_positions)
+
     @abstractmethod
     def graph(self, weights: Weights) -> ov.Model:
-        """From a tile [1, height, width, 3] u8, and what `beside` gives, to [tokens, width of the decoder] f32."""
-
-    def beside(self, height: int, width: int) -> list[Floats]:
-        """What the graph is given beside a tile of so many pixels, in the order of its inputs. In the graph it would be
-        computed in bf16, which is not exact enough for positions."""
-        return []
+        """From `inputs` to [tokens, width of rows for the decoder] f32."""
 
 
 def inner_settings(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 import openvino.opset15 as ops
 
@@ -73,9 +74,9 @@ class Lfm2Vision(VisionModel):
     def grid(self) -> ImageGrid:
         return ImageGrid(self.siglip.patch * self.joined)
 
-    def beside(self, height: int, width: int) -> list[Floats]:
-        """How positions are mixed of those that there are weights for: [rows, places], [columns, places]."""
-        return [_mixture(length // self.siglip.patch, self.siglip.patches) for length in (height, width)]
+    def inputs(self, tile: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
+        """Behind it how positions are mixed of those that there are weights for: [rows, places], [columns, places]."""
+        return [tile, *(_mixture(length // self.siglip.patch, self.siglip.patches) for length in tile.shape[1:3])]
 
     def graph(self, weights: Weights) -> ov.Model:
         tile = ops.parameter(ov.PartialShape([1, -1, -1, 3]), np.uint8)
@@ -95,7 +96,7 @@ class Lfm2Vision(VisionModel):
 class _Siglip2Graph(SiglipGraph):
     def of_any_size(self, tile: Node, rows: Node, columns: Node) -> tuple[Node, Node]:
         """[patches, hidden size], of a tile [1, height, width, 3] u8, and [1], how many columns of them there are.
-        `rows`, `columns`: as `Lfm2Vision.beside` gives them."""
+        `rows`, `columns`: as `Lfm2Vision.inputs` has them."""
         spec, prefix, size = self._spec, self._prefix + "embeddings.", self._spec.hidden_size
         counts = [parts(ops.shape_of(mixture), (1, 1), 0)[0] for mixture in (rows, columns)]
         patch = i64([spec.patch])

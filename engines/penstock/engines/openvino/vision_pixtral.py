@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 import openvino.opset15 as ops
 
 from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.kit.batch import Floats
 from penstock.engines.openvino.decoder_spec import Activation
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, i64, parts
 from penstock.engines.openvino.vision import (
@@ -87,13 +87,14 @@ class PixtralVision(VisionModel):
     def grid(self) -> ImageGrid:
         return ImageGrid(self.patch * (self.joined or 1))
 
-    def beside(self, height: int, width: int) -> list[Floats]:
-        """cos and sin of every patch's angles, [patches, size of a head]."""
+    def inputs(self, tile: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
+        """Behind it cos and sin of every patch's angles, [patches, size of a head]: in the graph they would be computed
+        in bf16, which is not exact enough."""
         d = self.hidden_size // self.num_heads
         frequencies = self.theta ** (-np.arange(0, d, 2) / d)
-        rows, columns = np.indices((height // self.patch, width // self.patch)).reshape(2, -1, 1)
+        rows, columns = np.indices((tile.shape[1] // self.patch, tile.shape[2] // self.patch)).reshape(2, -1, 1)
         angles = np.concatenate([rows * frequencies[0::2], columns * frequencies[1::2]] * 2, axis=1)
-        return [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+        return [tile, np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
 
     def graph(self, weights: Weights) -> ov.Model:
         tile = ops.parameter(ov.PartialShape([1, -1, -1, 3]), np.uint8)
@@ -120,7 +121,7 @@ class PixtralVision(VisionModel):
 
 class _PixtralGraph(VisionGraph):
     def __init__(self, spec: PixtralVision, weights: Weights, turns: Sequence[Node]) -> None:
-        """`turns`: what `PixtralVision.beside` gives."""
+        """`turns`: the last of `PixtralVision.inputs`."""
         super().__init__(weights)
         self._spec = spec
         self._turns = turns

@@ -157,6 +157,8 @@ class QueueIntake:
             size = sum(3 * height * width for height, width in image.tiles)
             if not all(tokens) or size != len(image.pixels) or sum(count for _, count in image.spans) != sum(tokens):
                 return InvalidRequestError("an image does not fit the places that it has in the prompt")
+            if self.info.has_grid_positions and [count for _, count in image.spans] != tokens:
+                return InvalidRequestError("an image's tokens must stand one after the other")
         end = 0
         for start, count in [span for image in message.images for span in image.spans]:
             if start < end or count < 1:

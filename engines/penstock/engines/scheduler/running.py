@@ -235,4 +235,5 @@ def _new_request(run: Run) -> NewRequest:
         adapter=request.adapter,
         grammar=None if request.grammar is None else request.grammar.compiled,
         embeddings=[] if request.images is None else request.images.embeddings,
+        tiles=[] if request.images is None else request.images.tiles,
     )

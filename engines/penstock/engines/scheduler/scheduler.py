@@ -398,11 +398,13 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment; the same object is updated by the next call."""
-        stats, pool = self.intake.snapshot(), self.kv.pool
+        stats, pool, rows = self.intake.snapshot(), self.kv.pool, self.kv.rows
         stats.num_running = len(self.running.runs)
         stats.num_waiting = self.num_waiting
         stats.num_free_blocks = pool.num_free
         stats.num_cached_blocks = pool.num_cached
+        if rows is not None:
+            stats.num_state_rows, stats.num_free_state_rows = rows.num_blocks, rows.num_free
         return stats
 
     def check_idle(self) -> None:

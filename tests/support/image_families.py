@@ -14,6 +14,8 @@ import torch
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
     Lfm2VlConfig,
     Lfm2VlForConditionalGeneration,
     LlavaConfig,
@@ -22,7 +24,7 @@ from transformers import (
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
 )
-from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from penstock.engines.contract.messages import ImageInput
 from support.models import SHAPE, make_tokenizer, spread
@@ -160,6 +162,8 @@ def in_patches(tiles: Sequence[Tile], patch: int = 4) -> dict[str, Any]:
 
 MEAN, DEVIATION = (torch.tensor(x)[:, None, None] for x in (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
 _PIXTRAL = {"model_type": "pixtral", "patch_size": 4, "image_size": 64}
+_IMAGENET = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+_MEAN, _DEVIATION = (torch.tensor(x)[:, None, None] for x in _IMAGENET)
 _TILES = ["<image>", *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11))]
 _BREAKS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 _SIGLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -178,6 +182,18 @@ SEEING_FAMILIES = {
         inputs=stacked,
         words=["\n" * count for count in range(2, 6)],
         extra=lambda ids: {"token_type_ids": (ids == IMAGE_TOKEN).long()},
+    ),
+    "internvl": SeeingFamily(
+        InternVLForConditionalGeneration,
+        InternVLConfig,
+        {"model_type": "qwen2", "tie_word_embeddings": False},
+        _SIGLIP | {"image_size": [32, 32], "patch_size": [4, 4], "use_qk_norm": True, "layer_scale_init_value": 0.5},
+        {"image_token_id": IMAGE_TOKEN, "tie_word_embeddings": False},
+        ["<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
+        cell=8,
+        sizes=[(32, 32)],
+        processor={"size": {"height": 32, "width": 32}, "image_mean": _IMAGENET[0], "image_std": _IMAGENET[1]},
+        inputs=lambda tiles: {"pixel_values": (stacked(tiles)["pixel_values"] / 2 + 0.5 - _MEAN) / _DEVIATION},
     ),
     "lfm2-vl": SeeingFamily(
         Lfm2VlForConditionalGeneration,

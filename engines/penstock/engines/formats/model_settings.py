@@ -25,6 +25,7 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
     "Idefics3ForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
+    "InternVLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
     "Lfm2VlForConditionalGeneration": ("Lfm2ForCausalLM", {}),
     "LlavaForConditionalGeneration": ("LlamaForCausalLM", {}),
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
@@ -40,6 +41,7 @@ TEXT_PARTS = tuple(_TEXT_PARTS)
 _MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
 _SEVERAL = {**_MISTRALS, "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _BY_TYPE = {
+    "InternVLForConditionalGeneration": _SEVERAL,
     "Lfm2VlForConditionalGeneration": {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"},
     "LlavaForConditionalGeneration": _SEVERAL,
     "Mistral3ForConditionalGeneration": _MISTRALS,

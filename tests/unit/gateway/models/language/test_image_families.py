@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Gemma3Processor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
@@ -51,6 +52,16 @@ def pixtral(folder: Path, settings: dict[str, Any], text: str, pictures: list[Im
     return tokenizer.encode(first, add_special_tokens=False), torch.cat(tiles)
 
 
+def internvl(folder: Path, settings: dict[str, Any], text: str, pictures: list[Image.Image]) -> Prepared:
+    tensors = GotOcr2ImageProcessorPil(**settings)(pictures, crop_to_patches=True, return_tensors="pt")
+    first, *rest = text.split("<IMG_CONTEXT>")
+    for count, behind in zip(tensors["num_patches"], rest, strict=True):
+        first += "<img>" + "<IMG_CONTEXT>" * 16 * count + "</img>" + behind
+    mean, deviation = (torch.tensor(settings[name])[:, None, None] for name in ("image_mean", "image_std"))
+    values = (tensors["pixel_values"] * deviation + mean).permute(0, 2, 3, 1).reshape(-1) * 2 - 1
+    return AutoTokenizer.from_pretrained(folder).encode(first, add_special_tokens=False), values
+
+
 LAYOUTS = {(100, 60): (3, 2, 40, 24), (33, 90): (1, 3, 16, 48), (20, 20): (1, 1, 16, 16), (3, 41): (1, 1, 8, 40)}
 """By a picture's size: columns and rows of tiles, width and height of the whole picture."""
 
@@ -84,6 +95,7 @@ def resized(picture: Image.Image, width: int, height: int) -> torch.Tensor:
 
 PROCESSORS: dict[str, tuple[Callable[..., Prepared], str]] = {
     "gemma3": (gemma3, "<start_of_image>"),
+    "internvl": (internvl, "<IMG_CONTEXT>"),
     "lfm2-vl": (lfm2, "<image>"),
     "pixtral": (pixtral, "[IMG]"),
     "mistral3": (partial(pixtral, cell=8), "[IMG]"),

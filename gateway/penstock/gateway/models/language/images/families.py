@@ -7,6 +7,7 @@ from typing import Any
 from penstock.gateway.models.language.images.family import ImageFamily
 from penstock.gateway.models.language.images.gemma3 import Gemma3Images
 from penstock.gateway.models.language.images.idefics3 import Idefics3Images
+from penstock.gateway.models.language.images.internvl import InternVLImages
 from penstock.gateway.models.language.images.lfm2 import Lfm2Images
 from penstock.gateway.models.language.images.pixtral import PixtralImages
 from penstock.gateway.models.language.images.qwen import Qwen3Images, QwenImages
@@ -14,6 +15,7 @@ from penstock.gateway.models.language.images.qwen import Qwen3Images, QwenImages
 FAMILIES: tuple[type[ImageFamily], ...] = (
     Gemma3Images,
     Idefics3Images,
+    InternVLImages,
     Lfm2Images,
     PixtralImages,
     QwenImages,

@@ -26,6 +26,8 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
     "Idefics3ForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
+    "InternVLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
+    "Lfm2VlForConditionalGeneration": ("Lfm2ForCausalLM", {}),
     "LlavaForConditionalGeneration": ("LlamaForCausalLM", {}),
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
     "SmolVLMForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
@@ -39,7 +41,12 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
 TEXT_PARTS = tuple(_TEXT_PARTS)
 _MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
 _SEVERAL = {**_MISTRALS, "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_BY_TYPE = {"LlavaForConditionalGeneration": _SEVERAL, "Mistral3ForConditionalGeneration": _MISTRALS}
+_BY_TYPE = {
+    "InternVLForConditionalGeneration": _SEVERAL,
+    "Lfm2VlForConditionalGeneration": {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"},
+    "LlavaForConditionalGeneration": _SEVERAL,
+    "Mistral3ForConditionalGeneration": _MISTRALS,
+}
 """By architecture, and by model_type of the language model where there are several."""
 
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")

@@ -156,6 +156,58 @@ async def test_all_apis_show_the_same(model: LoadedModel) -> None:
 
 
 @pytest.mark.asyncio
+async def test_ollama_s_images(model: LoadedModel) -> None:
+    one, two = picture(4), picture(5)
+    options = {"temperature": 0, "num_predict": COUNT}
+    _, expected = await chat(model, part(one), text("see"))
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "see", "images": [encoded(one)]}]
+    status, answer = await ask(model, "/api/chat", messages=messages, options=options, stream=False)
+    assert status == 200, answer
+    assert answer["prompt_eval_count"] == expected["usage"]["prompt_tokens"]
+    assert answer["message"]["content"] == expected["choices"][0]["message"]["content"]
+    status, answer = await ask(
+        model, "/api/generate", prompt="see", images=[encoded(one)], options=options, stream=False
+    )
+    assert answer["response"] == expected["choices"][0]["message"]["content"]
+    assert "context" not in answer
+    messages[0] |= {"content": "a[img]b", "images": [encoded(one), encoded(two)]}
+    _, placed = await ask(model, "/api/chat", messages=messages, options=options, stream=False)
+    _, expected = await chat(model, part(two), text("a"), part(one), text("b"))
+    assert placed["message"]["content"] == expected["choices"][0]["message"]["content"]
+    _, shown = await ask(model, "/api/show")
+    assert "vision" in shown["capabilities"]
+
+
+@pytest.mark.asyncio
+async def test_a_context_of_ollama_s_stands_before_an_image(model: LoadedModel) -> None:
+    options = {"temperature": 0, "num_predict": COUNT}
+    fields = {"prompt": "see", "images": [encoded(picture(4))], "options": options, "stream": False}
+    _, first = await ask(model, "/api/generate", prompt="hi", options=options, stream=False)
+    _, alone = await ask(model, "/api/generate", **fields)
+    status, behind = await ask(model, "/api/generate", context=first["context"], **fields)
+    assert status == 200, behind
+    assert behind["prompt_eval_count"] == len(first["context"]) + alone["prompt_eval_count"]
+
+
+@pytest.mark.asyncio
+async def test_a_long_conversation_of_ollama_s_loses_its_oldest_images(model: LoadedModel) -> None:
+    turn = {"role": "user", "content": "see", "images": [encoded(picture(4))]}
+    counts = []
+    for count in (1, 2, 20):
+        status, answer = await ask(model, "/api/chat", messages=[turn] * count, stream=False)
+        assert status == 200, answer
+        counts.append(answer["prompt_eval_count"])
+    one, two, cut = counts
+    assert cut > two
+    assert (cut - one) % (two - one) == 0  # whole messages are left
+    images = [encoded(picture(4))] * 20
+    status, answer = await ask(model, "/api/chat", messages=[{**turn, "images": images}], stream=False)
+    assert (status, answer["error"][:26]) == (400, "The images of this prompt ")
+    status, answer = await ask(model, "/api/chat", messages=[{**turn, "images": [7]}], stream=False)
+    assert (status, answer["error"]) == (400, "messages[0].images[0] must be an image in base64.")
+
+
+@pytest.mark.asyncio
 async def test_a_tool_s_result_may_be_an_image(model: LoadedModel) -> None:
     """An agent that looks at a picture."""
     source = {"type": "base64", "media_type": "image/png", "data": encoded(picture(5))}

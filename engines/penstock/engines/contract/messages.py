@@ -146,6 +146,10 @@ class ImageInput(msgspec.Struct, frozen=True, array_like=True):
     spans: tuple[tuple[int, int], ...]
     """(position in the prompt, how many): where the rows that the encoder gives stand, in their order."""
 
+    def moved(self, by: int) -> ImageInput:
+        """In a prompt that has so many more tokens before it."""
+        return msgspec.structs.replace(self, spans=tuple((start + by, count) for start, count in self.spans))
+
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """One prompt and its n parallel samples."""

@@ -9,7 +9,7 @@ import hashlib
 import logging
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import groupby
@@ -47,6 +47,8 @@ class RequestImage:
     """The client's name for it, for errors."""
     coarse: bool = False
     """One tile is enough."""
+    prepared: dict[Preparation, tuple[PreparedImage, bytes]] = field(default_factory=dict, compare=False, repr=False)
+    """With `ImageInput.key`: a conversation that is too long is rendered several times."""
 
     def file(self) -> bytes:
         """Raises InvalidRequestError."""
@@ -123,8 +125,11 @@ class ImageReader:
 
     def _prepare(self, image: RequestImage, how: Preparation) -> tuple[PreparedImage, bytes]:
         """With `ImageInput.key`. In a thread: hashing many megabytes takes long, too."""
-        prepared = PROCESSES.prepare(image.file(), how, image.where)
-        return prepared, hashlib.blake2b(prepared.pixels, digest_size=32).digest()
+        known = image.prepared.get(how)
+        if known is None:
+            prepared = PROCESSES.prepare(image.file(), how, image.where)
+            known = image.prepared[how] = prepared, hashlib.blake2b(prepared.pixels, digest_size=32).digest()
+        return known
 
     def _joined(
         self, prompt: list[int], prepared: Sequence[tuple[PreparedImage, bytes]]

@@ -17,11 +17,13 @@ from transformers import AutoTokenizer
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
+from penstock.engines.errors import NotFoundError
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.images.reader import image_reader
+from penstock.gateway.models.language.images.sources import ImageSources
 from penstock.gateway.models.language.model_metrics import ModelMetrics
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.server.ports.http_apps import build_app
@@ -76,8 +78,8 @@ async def model(seeing: tuple[Path, Any]) -> AsyncIterator[LoadedModel]:
     await engine.stop()
 
 
-async def ask(model: LoadedModel, path: str, **fields: Any) -> Any:
-    plane = DataPlane()
+async def ask(model: LoadedModel, path: str, sources: ImageSources | None = None, **fields: Any) -> Any:
+    plane = DataPlane(image_sources=sources)
     plane.models.add(model)
     done = await call(build_app(plane, AppSettings()), path, BODY | fields)
     return done.status, done.json()
@@ -207,6 +209,115 @@ async def test_a_long_conversation_of_ollama_s_loses_its_oldest_images(model: Lo
     assert (status, answer["error"]) == (400, "messages[0].images[0] must be an image in base64.")
 
 
+class Outside:
+    """Images that are not in requests, by their URLs or the ids of their files."""
+
+    def __init__(self, **images: Image.Image) -> None:
+        self._images = {name: base64.b64decode(encoded(image)) for name, image in images.items()}
+        self.read: list[str] = []
+
+    async def fetch(self, url: str, most: int, where: str) -> bytes:
+        self.read.append(url)
+        return self._images[url.rpartition("/")[2]]
+
+    async def image(self, tenant: str, file_id: str, most: int, where: str) -> bytes:
+        self.read.append(file_id)
+        try:
+            return self._images[file_id]
+        except KeyError:
+            raise NotFoundError("no") from None
+
+
+@pytest.fixture
+def outside() -> tuple[Outside, ImageSources]:
+    images = Outside(a=picture(4))
+    sources = ImageSources(images)
+    sources.files = images
+    return images, sources
+
+
+@pytest.mark.asyncio
+async def test_images_of_other_servers(model: LoadedModel, outside: tuple[Outside, ImageSources]) -> None:
+    images, sources = outside
+    _, answer = await chat(model, text("see"), part(picture(4)))
+    expected = answer["usage"]["prompt_tokens"], answer["choices"][0]["message"]["content"]
+    url = "https://pictures.test/a"
+    content: list[dict[str, Any]] = [text("see"), {"type": "image_url", "image_url": {"url": url}}]
+    messages = [{"role": "user", "content": content}]
+    status, answer = await ask(model, "/v1/chat/completions", sources, messages=messages)
+    assert status == 200, answer
+    assert (answer["usage"]["prompt_tokens"], answer["choices"][0]["message"]["content"]) == expected
+    content = [text("see"), {"type": "image", "source": {"type": "url", "url": url}}]
+    status, message = await ask(model, "/v1/messages", sources, messages=[{"role": "user", "content": content}])
+    assert message["content"][0]["text"] == expected[1]
+    content = [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": url}]
+    fields = {"max_tokens": None, "max_output_tokens": COUNT, "truncation": "auto"}
+    items = [{"role": "user", "content": content}]
+    status, response = await ask(model, "/v1/responses", sources, input=items, **fields)
+    assert response["output"][0]["content"][0]["text"] == expected[1]
+    assert images.read == [url] * 3
+    status, answer = await ask(model, "/v1/responses", input=items, **fields)
+    assert (status, answer["error"]["param"]) == (400, "input[0].content[1].image_url")
+
+
+@pytest.mark.asyncio
+async def test_images_in_files(model: LoadedModel, outside: tuple[Outside, ImageSources]) -> None:
+    images, sources = outside
+    _, answer = await chat(model, text("see"), part(picture(4)))
+    expected = answer["choices"][0]["message"]["content"]
+    fields = {"max_tokens": None, "max_output_tokens": COUNT}
+    content = [{"type": "input_text", "text": "see"}, {"type": "input_image", "file_id": "a"}]
+    items = [{"role": "user", "content": content}]
+    status, response = await ask(model, "/v1/responses", sources, input=items, **fields)
+    assert response["output"][0]["content"][0]["text"] == expected
+    source = {"type": "file", "file_id": "a"}
+    blocks = [{"role": "user", "content": [text("see"), {"type": "image", "source": source}]}]
+    status, message = await ask(model, "/v1/messages", sources, messages=blocks)
+    assert message["content"][0]["text"] == expected
+    assert images.read == ["a"] * 2
+    content[1]["file_id"] = "b"
+    status, answer = await ask(model, "/v1/responses", sources, input=items, **fields)
+    assert (status, answer["error"]["message"]) == (400, "input[0].content[1].file_id: there is no file with this id.")
+    status, answer = await ask(model, "/v1/responses", input=items, **fields)
+    assert status == 400
+    assert answer["error"]["message"].endswith(".file_id: this server keeps no files (--data-dir, --data-memory).")
+    del content[1]["file_id"]
+    status, answer = await ask(model, "/v1/responses", sources, input=items, **fields)
+    assert (status, answer["error"]["param"]) == (400, "input[0].content[1].image_url")
+
+
+@pytest.mark.asyncio
+async def test_images_from_outside_are_bounded(
+    model: LoadedModel, outside: tuple[Outside, ImageSources], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, sources = outside
+    content = [{"type": "image_url", "image_url": {"url": "https://pictures.test/a"}}] * 65
+    messages = [{"role": "user", "content": content}]
+    status, answer = await ask(model, "/v1/chat/completions", sources, messages=messages)
+    assert (status, answer["error"]["message"][:28], images.read) == (400, "A request can have 64 images", [])
+    limits: list[int] = []
+
+    async def fetch(url: str, most: int, where: str) -> bytes:
+        limits.append(most)
+        return bytes(most)
+
+    monkeypatch.setattr(images, "fetch", fetch)
+    messages = [{"role": "user", "content": content[:5]}]
+    status, answer = await ask(model, "/v1/chat/completions", sources, messages=messages)
+    assert (status, limits) == (400, [20 << 20, 20 << 20, 20 << 20, 4 << 20])
+    assert "more than 64 MiB together" in answer["error"]["message"]
+
+
+@pytest.mark.asyncio
+async def test_what_reads_text_only_fetches_nothing(model: LoadedModel, outside: tuple[Outside, ImageSources]) -> None:
+    images, sources = outside
+    model.images = None
+    content = [text("see"), {"type": "image_url", "image_url": {"url": "https://pictures.test/a"}}]
+    messages = [{"role": "user", "content": content}]
+    status, _ = await ask(model, "/v1/chat/completions", sources, messages=messages)
+    assert (status, images.read) == (200, [])
+
+
 @pytest.mark.asyncio
 async def test_a_tool_s_result_may_be_an_image(model: LoadedModel) -> None:
     """An agent that looks at a picture."""
@@ -245,6 +356,7 @@ async def test_text_that_looks_like_an_image_is_text(model: LoadedModel) -> None
     ("image", "message"),
     [
         ({"url": "https://example.com/a.png"}, "does not fetch images"),
+        ({"url": "file:///etc/passwd"}, "does not fetch images"),
         ({"url": "data:image/png;base64,AAAA"}, "no JPEG, PNG, WebP or GIF"),
         ({"url": "data:image/png;base64,?"}, "not in base64"),
         ({"url": "data:image/png,abc"}, "must be in base64"),
@@ -255,7 +367,7 @@ async def test_text_that_looks_like_an_image_is_text(model: LoadedModel) -> None
 async def test_images_that_cannot_be_shown(
     image: dict[str, Any], message: str, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.gateway.models.language.images.reader._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("penstock.gateway.models.language.images.reader.MOST_BYTES", 1 << 20)
     status, answer = await chat(model, {"type": "image_url", "image_url": image})
     assert status == 400
     assert message in answer["error"]["message"]

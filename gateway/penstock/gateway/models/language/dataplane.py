@@ -27,6 +27,7 @@ from penstock.gateway.models.language.choice_output import Candidate, ChoiceDelt
 from penstock.gateway.models.language.generate_request import GenerateRequest, prompt_tokens, tokenized_params
 from penstock.gateway.models.language.generation import AcceptedCall, Generation, Usage
 from penstock.gateway.models.language.images.reader import RequestImage
+from penstock.gateway.models.language.images.sources import ImageSources
 from penstock.gateway.models.language.models import LoadedModel, ServedModel
 from penstock.gateway.models.language.prompts import ChatValues, chat_text, encode_prompts
 from penstock.gateway.requests.context import RequestContext, deadline_exceeded, until
@@ -71,12 +72,14 @@ class DataPlane:
         clamp_max_tokens: bool = True,
         text_pool: WorkPool | None = None,
         salt_key: bytes | None = None,
+        image_sources: ImageSources | None = None,
     ) -> None:
         """`clamp_max_tokens`: False: no request for more tokens than the context leaves gets what it leaves (`clamps`).
         `salt_key` makes the salts of tenants; None: a new one."""
         self.models = Catalogue() if models is None else models
         self._text_pool = text_pool or WorkPools().text
         self._image_pool = WorkPool("image data", _IMAGE_COST)
+        self.image_sources = image_sources or ImageSources()
         self._request_timeout = request_timeout
         self._clamp_max_tokens = clamp_max_tokens
         self.salt_key = salt_key or secrets.token_bytes(32)
@@ -129,6 +132,7 @@ class DataPlane:
                 )
                 if not chat.images:
                     return ChatPrompt(token_ids, chat.end)
+                await self.image_sources.load(chat.images, context)
                 return await self._with_images(loaded, ChatPrompt(token_ids, chat.end), chat.images, cut=cut)
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from None

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -17,13 +18,17 @@ from transformers import AutoTokenizer
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from penstock.engines.errors import NotFoundError
+from penstock.classic.messages import InferRequest
+from penstock.classic.tensors import Tensor
+from penstock.engines.errors import InvalidRequestError, NotFoundError, UnsupportedError
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.scheduler.config import SchedulerConfig
+from penstock.gateway.commands.offline.parameters import chat_request
 from penstock.gateway.models.language.dataplane import DataPlane
 from penstock.gateway.models.language.images.reader import image_reader
 from penstock.gateway.models.language.images.sources import ImageSources
+from penstock.gateway.models.language.kserve.language_model import LanguageModel
 from penstock.gateway.models.language.model_metrics import ModelMetrics
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.server.ports.http_apps import build_app
@@ -316,6 +321,62 @@ async def test_what_reads_text_only_fetches_nothing(model: LoadedModel, outside:
     messages = [{"role": "user", "content": content}]
     status, _ = await ask(model, "/v1/chat/completions", sources, messages=messages)
     assert (status, images.read) == (200, [])
+
+
+def infer_request(prompt: str, *images: str) -> InferRequest:
+    inputs = {"text_input": Tensor("text_input", "BYTES", np.array([prompt.encode()], np.object_))}
+    if images:
+        array = np.array([image.encode() for image in images], np.object_)
+        inputs["image"] = Tensor("image", "BYTES", array)
+    return InferRequest(inputs=inputs, parameters={"temperature": 0, "max_tokens": COUNT})
+
+
+@pytest.mark.asyncio
+async def test_kserve_s_input_for_images(model: LoadedModel) -> None:
+    one, two = picture(4), picture(5)
+    _, answer = await chat(model, text("a"), part(one), text("b"), part(two))
+    prompt = "<|im_start|>user:a<image>b<image><|im_end|>\n<|im_start|>assistant:"
+    kserve = LanguageModel(DataPlane(), model, "seeing", policy="fcfs")
+    [listed] = [item for item in kserve.config.input if item.name == "image"]
+    assert (listed.optional, list(listed.dims)) == (True, [-1])
+    response = await kserve.infer(infer_request(prompt, encoded(one), encoded(two)))
+    assert response.outputs is not None
+    assert response.outputs[0].array.tolist() == [(prompt + answer["choices"][0]["message"]["content"]).encode()]
+    refused = {"must have a place for each image": (prompt, encoded(one)), "not in base64": ("<image>", "?")}
+    for message, request in refused.items():
+        with pytest.raises(InvalidRequestError, match=message):
+            await kserve.infer(infer_request(*request))
+
+
+@pytest.mark.asyncio
+async def test_kserve_has_no_such_input_without_a_reader(model: LoadedModel) -> None:
+    model.images = None
+    kserve = LanguageModel(DataPlane(), model, "seeing", policy="fcfs")
+    assert "image" not in [item.name for item in kserve.config.input]
+    with pytest.raises(UnsupportedError, match="this model reads text only"):
+        await kserve.infer(infer_request("<image>", encoded(picture(4))))
+
+
+@pytest.mark.asyncio
+async def test_pictures_of_pillow_in_a_program(model: LoadedModel) -> None:
+    one = picture(4)
+    _, answer = await chat(model, text("see"), part(one))
+    for shown in ({"type": "image", "image": one}, {"type": "image_pil", "image_pil": one}, one):
+        [message] = chat_request("seeing", [{"role": "user", "content": [text("see"), shown]}], {}).messages
+        assert isinstance(message.content, list)
+        found = [msgspec.to_builtins(item) for item in message.content]
+        _, again = await chat(model, *found)
+        assert again["prompt_token_ids"] == answer["prompt_token_ids"]
+        assert again["choices"] == answer["choices"]
+    turned = one.copy()
+    turned.getexif()[0x0112] = 3
+    content = [{"type": "image", "image": turned, "detail": "low"}, {"type": "image", "image": one.convert("CMYK")}]
+    [message] = chat_request("seeing", [{"role": "user", "content": content}], {}).messages
+    assert isinstance(message.content, list)
+    upright, _ = (item.image_url for item in message.content)
+    assert upright["detail"] == "low"
+    file = io.BytesIO(base64.b64decode(upright["url"].partition(",")[2]))
+    assert Image.open(file).tobytes() == one.rotate(180).tobytes()
 
 
 @pytest.mark.asyncio

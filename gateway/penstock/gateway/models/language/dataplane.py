@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -218,6 +219,8 @@ class DataPlane:
             async with self._until_deadline(request.context):
                 await model.sleep.awake()
                 prompts = await prompt_tokens(model, request, self._text_pool)
+                if request.unread_images:
+                    request, prompts = await self._placed(model, request, prompts)
                 params = await tokenized_params(model, request, self._text_pool)
             info = model.engine.info  # if it has just woken up, its cache may be smaller than before
             adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]
@@ -250,6 +253,13 @@ class DataPlane:
         except BaseException:
             generation.close()
             raise
+
+    async def _placed(
+        self, model: LoadedModel, request: GenerateRequest, prompts: list[list[int]]
+    ) -> tuple[GenerateRequest, list[list[int]]]:
+        [token_ids] = prompts
+        prompt = await self._with_images(model, ChatPrompt(token_ids, ""), request.unread_images, cut=False)
+        return replace(request, images=prompt.images, unread_images=()), [prompt.token_ids]
 
     def _add(
         self,

@@ -124,7 +124,7 @@ class ImageReader:
         if len(images) > MOST_IMAGES:
             raise too_many(len(images))
         if prompt.count(self._token) != len(images):
-            message = "The model's chat template does not show each image of these messages once."
+            message = "The model's chat template, or a prompt without one, must have a place for each image."
             raise InvalidRequestError(message, param="messages")
         if len(prompt) + len(images) * self.tile.tokens > context_length:
             message = f"This model's maximum context length is {context_length} tokens; the images do not fit into it."

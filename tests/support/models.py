@@ -639,13 +639,15 @@ def load_reference(directory: Path, attention: str = "eager") -> PreTrainedModel
     return model.eval()
 
 
-def reference_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int, guess: Sequence[int] = ()) -> list[int]:
+def reference_tokens(
+    model: PreTrainedModel, prompt: Sequence[int], count: int, guess: Sequence[int] = (), **inputs: Any
+) -> list[int]:
     """`count` greedy tokens after the prompt, EOS or not. What is right in `guess` takes one step in all, instead of
-    one for each token; the answer does not depend on it."""
+    one for each token; the answer does not depend on it. `inputs`: of the model, beside its tokens."""
     tokens: list[int] = []
     with torch.inference_mode():
         if guess:
-            logits = model(torch.tensor([[*prompt, *guess[: count - 1]]]), use_cache=False).logits[0]
+            logits = model(torch.tensor([[*prompt, *guess[: count - 1]]]), use_cache=False, **inputs).logits[0]
             best = logits[len(prompt) - 1 :].argmax(-1).tolist()
             right = next((n for n, pair in enumerate(zip(best, guess, strict=False)) if pair[0] != pair[1]), len(best))
             tokens = best[: right + 1]
@@ -653,7 +655,8 @@ def reference_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int, 
             ids = torch.tensor([[*prompt, *tokens]])
             # Without a mask, generate() hides every token of the prompt that equals the pad token.
             mask = torch.ones_like(ids)
-            output = model.generate(ids, attention_mask=mask, max_new_tokens=count - len(tokens), do_sample=False)
+            left = count - len(tokens)
+            output = model.generate(ids, attention_mask=mask, max_new_tokens=left, do_sample=False, **inputs)
             tokens = output[0, len(prompt) :].tolist()
     return tokens
 

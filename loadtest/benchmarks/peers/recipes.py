@@ -177,12 +177,16 @@ def _to_openvino(peers_folder: PeersFolder, model: str, weights: str, part: Path
     """Half precision in the files, or a smaller type; what is computed in is the plugin's choice for the CPU."""
     stored = "fp16" if weights == "native" else weights
     task = ["--task", "text-generation-with-past", "--weight-format", stored]
+    if weights == "int4":
+        task += ["--group-size-fallback", "ignore"]  # of what is too small for a group: rotary positions of Qwen3.5
     tool = peers_folder.program("openvino", "optimum-cli")
     run([tool, "export", "openvino", "-m", peers_folder.model(model), *task, part], log, env=OFFLINE)
 
 
 def _to_gguf(peers_folder: PeersFolder, model: str, part: Path, log: Path, *flags: str) -> None:
     script = [peers_folder.program("llamacpp"), FOREIGN / "convert_gguf.py", llama_tree(peers_folder, log)]
+    if SHAPES[model].delta is not None:
+        script.append("--no-mtp")  # random weights predict nothing
     run([*script, peers_folder.model(model), *flags, "--outtype", "bf16", "--outfile", part], log, env=OFFLINE)
 
 

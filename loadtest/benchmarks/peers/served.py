@@ -51,7 +51,7 @@ class Served:
 
     def measure(self, case: Case, settings: PeersSettings, seed: int) -> Run:
         """Raises LoadTestError when nothing can be measured, KeyboardInterrupt when the user ended it."""
-        with _messages(case, seed) as dataset:
+        with messages(case, seed) as dataset:
             options = options_of(self, case, settings, seed=seed, dataset=dataset)
             meter = Meter(self.pid)
             report, samples = self._report(options)
@@ -111,7 +111,7 @@ def options_of(
     `requests`: a trial, with so many."""
     trial, timed = requests is not None, False
     if requests is None:
-        timed = not case.model or case.table in _TIMED
+        timed = case.table in _TIMED
         requests = None if timed else requests_of(case, settings)
     workload = WorkloadOptions(requests=requests, seed=seed)
     if dataset is not None:
@@ -133,7 +133,7 @@ def options_of(
         )
     load = LoadOptions(
         concurrency=case.concurrency,
-        duration=settings.seconds if timed else settings.longest,
+        duration=None if case.table in ORDERED else settings.seconds if timed else settings.longest,
         grace=settings.timeout,
         warmup=0,
         metrics_url="none",
@@ -169,7 +169,7 @@ _WAVES = 6
 
 
 @contextmanager
-def _messages(case: Case, seed: int) -> Iterator[str | None]:
+def messages(case: Case, seed: int) -> Iterator[str | None]:
     """The file of a run with images: the same request twice, with a picture that no other seed has."""
     if case.table != "images":
         yield None

@@ -79,7 +79,12 @@ def test_penstock_gets_the_weights_of_the_group(weights: str, flag: str, tmp_pat
 
 
 def test_several_peers_in_one_table_meet_penstock_once() -> None:
-    chosen = {"tables": ["generation"], "only": ["llamacpp", "openvino", "triton"], "models": ["tiny"], "together": True}
+    chosen = {
+        "tables": ["generation"],
+        "only": ["llamacpp", "openvino", "triton"],
+        "models": ["tiny"],
+        "together": True,
+    }
     assert groups(**chosen, weights=["int8"], concurrency=["1"], sampled=[]) == [
         ("generation", "tiny", ("llamacpp", "openvino", "penstock"), 1)
     ]

@@ -184,7 +184,11 @@ def _to_openvino(peers_folder: PeersFolder, model: str, weights: str, part: Path
 
 
 def _to_gguf(peers_folder: PeersFolder, model: str, part: Path, log: Path, *flags: str) -> None:
-    script = [peers_folder.program("llamacpp"), FOREIGN / "convert_gguf.py", llama_tree(peers_folder, log)]
+    script: list[str | Path] = [
+        peers_folder.program("llamacpp"),
+        FOREIGN / "convert_gguf.py",
+        llama_tree(peers_folder, log),
+    ]
     if SHAPES[model].delta is not None:
         script.append("--no-mtp")  # random weights predict nothing
     run([*script, peers_folder.model(model), *flags, "--outtype", "bf16", "--outfile", part], log, env=OFFLINE)

@@ -23,7 +23,6 @@ import openvino.opset1 as opset1
 import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from penstock.engines.errors import InvalidRequestError
 from penstock.engines.kit.batch import GroupTables, Int32s, StepBatch
 from penstock.engines.openvino.decoder_inputs import Input
 from penstock.engines.openvino.graph_nodes import Node, f32, i64
@@ -205,22 +204,3 @@ def state_inputs(batch: StepBatch, tables: GroupTables, interval: int) -> dict[s
     rows[~is_read] = tables.block_ids[written] + 1
     intervals = np.full(len(last), interval, np.int32)
     return {_INDICES: rows, _BEGINS: begins, _PAST: batch.computed.astype(np.int32), _INTERVAL: intervals}
-
-
-def state_interval(setting: int | None, row_bytes: int, block_bytes: int, block_size: int) -> int:
-    """Tokens between checkpoints. None: a few whole blocks, so that states take no more memory than keys and values.
-    Raises InvalidRequestError for a setting that does not fit the blocks."""
-    if setting is None:
-        interval = block_size
-        while interval < _LONGEST_INTERVAL and row_bytes * block_size > interval * block_bytes:
-            interval *= 2
-        return interval
-    if setting % block_size:
-        raise InvalidRequestError(
-            f"state_interval={setting} is not a multiple of the {block_size} tokens of a block", param="state_interval"
-        )
-    return setting
-
-
-_LONGEST_INTERVAL = 1024
-"""Tokens that may have to be computed again, at most, behind a prefix hit."""

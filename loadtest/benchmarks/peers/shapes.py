@@ -277,7 +277,7 @@ SHAPES = {
         attends=(3, 7, 11, 15, 19, 23),
         delta=DeltaNet(heads=16, head=128, kernel=4),
         waves=1,
-        least_requests=2,
+        least_requests=1,
     ),
     "qwen3-4b-shape": Shape(
         architecture="Qwen3ForCausalLM",

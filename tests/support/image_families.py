@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedModel
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PreTrainedModel,
+)
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from penstock.engines.contract.messages import ImageInput
 from support.models import SHAPE, make_tokenizer, spread
@@ -125,6 +134,19 @@ def stacked(tiles: Sequence[Tile]) -> dict[str, Any]:
     return {"pixel_values": torch.from_numpy(np.stack(tiles)).permute(0, 3, 1, 2).float() / 255 * 2 - 1}
 
 
+def padded(tiles: Sequence[Tile]) -> dict[str, Any]:
+    """Pictures of several sizes, with Pixtral's mean and deviation."""
+    height, width = (max(tile.shape[n] for tile in tiles) for n in (0, 1))
+    values = torch.zeros(len(tiles), 3, height, width)
+    for number, tile in enumerate(tiles):
+        one = (torch.from_numpy(tile).permute(2, 0, 1).float() / 255 - MEAN) / DEVIATION
+        values[number, :, : tile.shape[0], : tile.shape[1]] = one
+    return {"pixel_values": values, "image_sizes": torch.tensor([tile.shape[:2] for tile in tiles])}
+
+
+MEAN, DEVIATION = (torch.tensor(x)[:, None, None] for x in (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
+_PIXTRAL = {"model_type": "pixtral", "patch_size": 4, "image_size": 64}
+_BREAKS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 _SIGLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 SEEING_FAMILIES = {
@@ -141,5 +163,31 @@ SEEING_FAMILIES = {
         inputs=stacked,
         words=["\n" * count for count in range(2, 6)],
         extra=lambda ids: {"token_type_ids": (ids == IMAGE_TOKEN).long()},
+    ),
+    "pixtral": SeeingFamily(
+        LlavaForConditionalGeneration,
+        LlavaConfig,
+        {"model_type": "mistral", "head_dim": 16, "sliding_window": None, "tie_word_embeddings": False},
+        _SIGLIP | _PIXTRAL,
+        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "image_token_index": IMAGE_TOKEN},
+        _BREAKS,
+        cell=4,
+        sizes=[(8, 20), (16, 4), (12, 12)],
+        processor={"size": {"longest_edge": 24}, "patch_size": 4},
+        inputs=padded,
+        newline=260,
+    ),
+    "mistral3": SeeingFamily(
+        Mistral3ForConditionalGeneration,
+        Mistral3Config,
+        {"model_type": "ministral3", "head_dim": 16},
+        _SIGLIP | _PIXTRAL,
+        {"image_token_index": IMAGE_TOKEN, "tie_word_embeddings": False},
+        _BREAKS,
+        cell=8,
+        sizes=[(16, 40), (32, 8), (24, 24)],
+        processor={"size": {"longest_edge": 48}, "patch_size": 4},
+        inputs=padded,
+        newline=260,
     ),
 }

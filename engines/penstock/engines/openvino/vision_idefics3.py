@@ -14,15 +14,8 @@ import openvino.opset15 as ops
 from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.graph_nodes import Node, i64
-from penstock.engines.openvino.vision import (
-    SIGLIP_DEFAULTS,
-    UNEVEN,
-    Siglip,
-    SiglipGraph,
-    VisionModel,
-    checked_size,
-    inner_settings,
-)
+from penstock.engines.openvino.vision import UNEVEN, VisionModel, checked_size, inner_settings
+from penstock.engines.openvino.vision_siglip import SIGLIP_DEFAULTS, Siglip, SiglipGraph
 from penstock.engines.openvino.weights import Weights
 
 _VISION, _PROJECTION = "vision_model.", "connector.modality_projection.proj.weight"

@@ -25,8 +25,9 @@ from penstock.engines.kit.cache_size import LayerGroup, check_model_sizes, max_m
 from penstock.engines.kit.features import FeatureStore
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import OpenVINOConfig
-from penstock.engines.openvino.decoder import FeatureTap, build_decoder
+from penstock.engines.openvino.decoder import FeatureTap
 from penstock.engines.openvino.decoder_inputs import ImageInputs
+from penstock.engines.openvino.decoder_kinds import build_decoder
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.device import ThreadPlan, compiled, plan_threads, with_large_steps
 from penstock.engines.openvino.exported import context_of, read_exported

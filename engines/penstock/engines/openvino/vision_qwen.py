@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,7 @@ class _Names(NamedTuple):
 class QwenVision(VisionModel):
     """Qwen2-VL's, and what the others have in common with it."""
 
-    architectures = ("Qwen2VLForConditionalGeneration",)
+    architectures: ClassVar[tuple[str, ...]] = ("Qwen2VLForConditionalGeneration",)
     prefixes = (_PREFIX,)
     names = _Names(("mlp.fc1", "mlp.fc2"), "ln_q", ("mlp.0", "mlp.2"))
     has_grid_positions = True
@@ -125,7 +125,7 @@ class QwenVision(VisionModel):
         x = tile.reshape(rows // few, few, patch, columns // few, few, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
         places = np.indices((rows, columns)).reshape(2, rows // few, few, columns // few, few)
         places = places.transpose(1, 3, 2, 4, 0).reshape(-1, 2)
-        inputs = [np.ascontiguousarray(x).reshape(rows * columns, -1), *self._turns(places)]
+        inputs: list[npt.NDArray[Any]] = [np.ascontiguousarray(x).reshape(rows * columns, -1), *self._turns(places)]
         if self.window:
             inputs += windows(rows // few, columns // few, self.window, few**2)
         if self.positions:
@@ -242,7 +242,7 @@ _QUICK = "quick_gelu"
 def _activated(x: Node, activation: str) -> Node:
     if activation == _QUICK:
         return ops.multiply(x, ops.sigmoid(ops.multiply(x, f32(1.702))))
-    return ACTIVATIONS[activation](x)  # type: ignore[index]  # checked with the settings
+    return ACTIVATIONS[activation](x)
 
 
 class _Graph:

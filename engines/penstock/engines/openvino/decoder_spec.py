@@ -54,6 +54,7 @@ class TensorNames:
     o: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    head_gate: str = "gate_proj"
     convolution: str = "conv"
     delta_net: str = "linear_attn"
     state_space: str = "mamba"
@@ -128,6 +129,8 @@ class Attention:
     """Each head has one more score among those of all tokens, which draws attention to nothing."""
     gated: bool = False
     """Behind each head's queries, their matrix has a gate: the head's result is multiplied by its sigmoid."""
+    gates_heads: bool = False
+    """The head's result is multiplied by the sigmoid of a number of its own (`TensorNames.head_gate`)."""
     latent: Latent | None = None
     limit: float = 0.0
     """Values of queries (behind a norm of all heads), keys and values are no farther from zero; 0: there is none."""

@@ -217,14 +217,13 @@ def qwen3_next(c: Settings) -> DecoderSpec:
 
 def _qwen_mixed(c: Settings, normalized: bool) -> DecoderSpec:
     """A mixture with an expert that every token has, by a share of its own, in each layer, or in those that
-    decoder_sparse_step and mlp_only_layers say. Matrices of the experts may be stored in pairs."""
+    decoder_sparse_step and mlp_only_layers say."""
     c = filled(c, moe_intermediate_size=512, shared_expert_intermediate_size=512)
     c = filled(c, decoder_sparse_step=1, intermediate_size=c["moe_intermediate_size"])
     spec = _qwen(c)
     experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=normalized)
     shared = replace(experts.expert, intermediate_size=size_of_expert(c, "shared_expert_intermediate_size"))
-    spec = mixed(spec, replace(experts, shared=shared), layers_with_experts(c))
-    return replace(spec, names=replace(spec.names, expert_pair="gate_up_proj"))
+    return mixed(spec, replace(experts, shared=shared), layers_with_experts(c))
 
 
 def _qwen(c: Settings) -> DecoderSpec:

@@ -34,6 +34,7 @@ _ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "granitemoeshared": "granitemoe",
     "glm4_moe": "glm4moe",
+    "lfm2_moe": "lfm2moe",
     "ernie4_5_moe": "ernie4_5-moe",
 }
 """By model_type, where they are called otherwise."""
@@ -142,6 +143,12 @@ def _converted(
     if ".block_sparse_moe.experts." in name:
         name = name.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
     name = name.replace("e_score_correction_bias", "e_score_correction.bias").replace("moe_statics", "gate")
+    if name.endswith("conv.conv.weight"):
+        values = values.squeeze(1)
+    if ".feed_forward.experts." in name:
+        name = name.removeprefix("model.")
+    if name.endswith(".expert_bias"):
+        name += ".bias"
     if name.endswith(".sinks"):
         name += ".weight"
     if "_linear" in name and family.startswith("granitemoe"):
@@ -206,6 +213,13 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
     for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
         if key in config:
             writer.add_layer_norm_eps(config[key])
+    if family.startswith("lfm2"):
+        writer.add_layer_norm_rms_eps(config["norm_eps"])
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+        attends = [kind == "full_attention" for kind in config["layer_types"]]
+        _write_value(
+            writer, f"{writer.arch}.attention.head_count_kv", [config["num_key_value_heads"] * n for n in attends]
+        )
     if family == "olmo":
         writer.add_layer_norm_eps(1e-5)
     if "rms_norm_eps" in config:
@@ -227,6 +241,7 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         ("use_parallel_residual", writer.add_parallel_residual),
         ("logit_scale", writer.add_logit_scale),
         ("clip_qkv", writer.add_clamp_kqv),
+        ("num_dense_layers", writer.add_leading_dense_block_count),
         ("moe_layer_start_index", writer.add_leading_dense_block_count),
         ("first_k_dense_replace", writer.add_leading_dense_block_count),
         ("moe_layer_interval", writer.add_interleave_moe_layer_step),

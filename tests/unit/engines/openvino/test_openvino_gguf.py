@@ -107,6 +107,8 @@ LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_m
         ("gemma", {}),
         ("olmo", {"clip_qkv": 0.5}),
         ("phi-moe", {"lm_head_bias": True, "router_jitter_noise": 0.01}),
+        ("lfm2", {"block_auto_adjust_ff_dim": False}),
+        ("lfm2-moe", {}),
         ("stablelm", {}),
         ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": False}),
         ("stablelm", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}),

@@ -231,6 +231,28 @@ def bloom(settings: FileSettings, config: Config) -> Config:
     return {"seq_length": config["max_position_embeddings"]}
 
 
+def lfm2(settings: FileSettings, config: Config) -> Config:
+    """Layers with a short convolution have no heads of keys."""
+    heads, layers = settings.get("attention.head_count_kv"), config["num_hidden_layers"]
+    heads = heads if isinstance(heads, list) else [heads] * layers
+    return {
+        "norm_eps": config["rms_norm_eps"],
+        "conv_L_cache": settings.count("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv" if number == 0 else "full_attention" for number in heads],
+    }
+
+
+def lfm2moe(settings: FileSettings, config: Config) -> Config:
+    return {
+        **lfm2(settings, config),
+        **_qwen(settings),
+        "num_dense_layers": settings.count("leading_dense_block_count"),
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in settings.tensors),
+        "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
+    }
+
+
 def _qwen(settings: FileSettings) -> Config:
     return {**_experts(settings, "num_experts"), "moe_intermediate_size": settings.rows_of("ffn_gate_exps")}
 
@@ -325,6 +347,27 @@ _MIXTRAL_EXPERTS = _of_experts(
 )
 _ROUTED = _named(_ATTENTION, _TWO_NORMS, _SHARED_EXPERT, {"ffn_gate_inp": "mlp.gate"})
 _LLAMA = Architecture("LlamaForCausalLM", pairs_interleaved=True)
+_LFM2_PARTS = _named(
+    _ATTENTION,
+    {
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "attn_norm": "operator_norm",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+        **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")},
+    },
+)
+_LFM2 = Architecture(
+    "Lfm2ForCausalLM",
+    _LFM2_PARTS,
+    norm="model.embedding_norm",
+    other_parts=MappingProxyType({"token_embd_norm": "model.embedding_norm"}),
+    settings=lfm2,
+)
 _FALCON = Architecture(
     "FalconForCausalLM",
     _named(_DENSE, {"attn_norm": "input_layernorm"}),
@@ -488,6 +531,18 @@ ARCHITECTURES = {
         other_parts=MappingProxyType({"position_embd": "transformer.wpe"}),
         eps_key="layer_norm_epsilon",
         settings=gpt2,
+    ),
+    "lfm2": _LFM2,
+    "lfm2moe": replace(
+        _LFM2,
+        hugging_face="Lfm2MoeForCausalLM",
+        block_parts=_named(
+            _LFM2_PARTS, {"ffn_gate_inp": "feed_forward.gate", "exp_probs_b": "feed_forward.expert_bias"}
+        ),
+        expert_parts=_of_experts(
+            {part: f"feed_forward.experts.{{}}.{name}" for part, name in zip(_MLP, ("w1", "w3", "w2"), strict=True)}
+        ),
+        settings=lfm2moe,
     ),
     "gptneox": Architecture(
         "GPTNeoXForCausalLM",

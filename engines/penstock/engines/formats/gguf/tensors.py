@@ -22,7 +22,7 @@ from penstock.engines.formats.safetensors_file import Shape, StoredTensor
 _FLOATS = ("F32", "F16", "BF16")
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _FUSED, _SEPARATE = "attn_qkv", ("attn_q", "attn_k", "attn_v")
-_PARAMETERS = ("self_attn.sinks.weight", "e_score_correction_bias.bias")
+_PARAMETERS = ("self_attn.sinks.weight", "e_score_correction_bias.bias", "feed_forward.expert_bias.bias")
 """Which Hugging Face calls parameters of their own."""
 ROPE_FACTORS = "rope_freqs.weight"
 """What the frequencies of rotary embedding are divided by: settings, that llama.cpp writes as a tensor."""
@@ -142,6 +142,8 @@ def _tensor(
         rows = rows[order]
     if part.endswith("shared_expert_gate") and len(shape) == 1:
         shape = (1, *shape)
+    if part.endswith(".conv.conv") and len(shape) == 2:
+        shape = (shape[0], 1, shape[1])
     if architecture.norms_plus_one and name.endswith("norm.weight"):
         values = StoredTensor(blocks.dtype, shape, rows.reshape(-1)).f32() - np.float32(1)
         return StoredTensor("F32", shape, values.view(np.uint8))

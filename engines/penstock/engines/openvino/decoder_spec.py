@@ -260,6 +260,9 @@ class GatedDelta:
     by_key_head: bool = False
     """The matrix `DeltaNames.qkv` has for each head of keys its query, its key, and its values and their gates;
     `DeltaNames.beta` likewise has betas and decays."""
+    tiled: bool = False
+    """Heads of values that have the same head of keys are not neighbours: they are as many apart as there are heads of
+    keys (llama.cpp's order)."""
     strength: float = 1.0
     """The largest beta."""
     norm_eps: float = 0.0

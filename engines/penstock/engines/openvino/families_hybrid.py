@@ -25,6 +25,7 @@ from penstock.engines.openvino.family import (
     count,
     family,
     filled,
+    in_gguf,
     kinds_of_layers,
     mixed,
     plain,
@@ -240,7 +241,10 @@ def _qwen(c: Settings) -> DecoderSpec:
         partial_rotary_factor=0.25,
     )
     spec = plain(c, may_be_partial=True).with_attention(qk_norm="each head", gated=True)
-    return replace(with_recurrent(spec, _qwen_kinds(c), "linear_attention", _delta(c)), norm_offset=1.0)
+    delta = replace(_delta(c), tiled=in_gguf(c))
+    further = count(filled(c, num_nextn_predict_layers=0), "num_nextn_predict_layers")
+    spec = with_recurrent(spec, _qwen_kinds(c), "linear_attention", delta)
+    return replace(spec, norm_offset=1.0, further_layers=further)
 
 
 @family("OlmoHybridForCausalLM")

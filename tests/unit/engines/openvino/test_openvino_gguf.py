@@ -109,6 +109,8 @@ LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_m
         ("phi-moe", {"lm_head_bias": True, "router_jitter_noise": 0.01}),
         ("lfm2", {"block_auto_adjust_ff_dim": False}),
         ("lfm2-moe", {}),
+        ("qwen3.5", {}),
+        ("qwen3.5-moe", {"layer_types": None, "num_hidden_layers": 4}),
         ("stablelm", {}),
         ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": False}),
         ("stablelm", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}),

@@ -253,6 +253,25 @@ def lfm2moe(settings: FileSettings, config: Config) -> Config:
     }
 
 
+def qwen35(settings: FileSettings, config: Config) -> Config:
+    heads, further = settings.count("ssm.time_step_rank"), settings.count("nextn_predict_layers", 0)
+    return {
+        "num_hidden_layers": max(config["num_hidden_layers"] - further, 0),
+        "num_nextn_predict_layers": further,
+        "full_attention_interval": settings.count("full_attention_interval", _USUAL_PATTERN),
+        "linear_conv_kernel_dim": settings.count("ssm.conv_kernel"),
+        "linear_key_head_dim": settings.count("ssm.state_size"),
+        "linear_num_key_heads": settings.count("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": settings.count("ssm.inner_size") // heads,
+    }
+
+
+def qwen35moe(settings: FileSettings, config: Config) -> Config:
+    shared = settings.rows_of("ffn_gate_shexp")
+    return {**qwen35(settings, config), **_qwen(settings), "shared_expert_intermediate_size": shared}
+
+
 def _qwen(settings: FileSettings) -> Config:
     return {**_experts(settings, "num_experts"), "moe_intermediate_size": settings.rows_of("ffn_gate_exps")}
 
@@ -367,6 +386,23 @@ _LFM2 = Architecture(
     norm="model.embedding_norm",
     other_parts=MappingProxyType({"token_embd_norm": "model.embedding_norm"}),
     settings=lfm2,
+)
+_DELTA_NETS = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_QWEN35 = Architecture(
+    "Qwen3_5ForCausalLM",
+    _named(_ATTENTION, _MLP, _NORMS_OF_SEED, _DELTA_NETS),
+    norms_plus_one=True,
+    settings=qwen35,
 )
 _FALCON = Architecture(
     "FalconForCausalLM",
@@ -531,6 +567,14 @@ ARCHITECTURES = {
         other_parts=MappingProxyType({"position_embd": "transformer.wpe"}),
         eps_key="layer_norm_epsilon",
         settings=gpt2,
+    ),
+    "qwen35": _QWEN35,
+    "qwen35moe": replace(
+        _QWEN35,
+        hugging_face="Qwen3_5MoeForCausalLM",
+        block_parts=_named(_ROUTED, _NORMS_OF_SEED, _DELTA_NETS),
+        expert_parts=_EXPERTS,
+        settings=qwen35moe,
     ),
     "lfm2": _LFM2,
     "lfm2moe": replace(

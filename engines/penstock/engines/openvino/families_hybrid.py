@@ -177,9 +177,9 @@ def _lfm2_kinds(c: Settings) -> list[str]:
     return layers_with_attention(kinds, layers, "conv")
 
 
-def layers_with_attention(kinds: Any, layers: int, *others: str) -> list[str]:
+def layers_with_attention(kinds: Any, layers: int, *allowed: str) -> list[str]:
     """As `kinds_of_layers`; some have attention."""
-    known = kinds_of_layers(kinds, layers, *others)
+    known = kinds_of_layers(kinds, layers, *allowed)
     if "full_attention" not in known:
         raise UnsupportedError("no layer has full_attention: a model of recurrent layers alone is not supported")
     return known

@@ -295,7 +295,8 @@ def _whole(c: Settings, **defaults: int) -> Settings:
 
 
 def _delta(c: Settings) -> GatedDelta:
-    delta = GatedDelta(*(small_size(c, f"linear_{name}") for name in _DELTA_SIZES))
+    key_heads, heads, key_dim, value_dim, kernel = (small_size(c, f"linear_{name}") for name in _DELTA_SIZES)
+    delta = GatedDelta(key_heads, heads, key_dim, value_dim, kernel)
     if delta.value_heads % delta.key_heads:
         raise UnsupportedError(f"{delta.value_heads} heads of values do not go together with {delta.key_heads} of keys")
     return delta

@@ -102,6 +102,8 @@ from transformers import (
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
     Lfm2MoeForCausalLM,
+    Lfm3Config,
+    Lfm3ForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -371,6 +373,11 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
             "linear_key_head_dim": 16,
             "linear_num_value_heads": 4,
         },
+    ),
+    "lfm3": (
+        Lfm3ForCausalLM,
+        Lfm3Config,
+        {"layer_types": ["conv", "sliding_attention", "full_attention"], "head_dim": 16, "sliding_window": 24},
     ),
     "llama4": (
         Llama4ForCausalLM,

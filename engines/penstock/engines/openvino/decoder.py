@@ -283,6 +283,9 @@ class DecoderBuilder:
         y = self._paged_attention((q, k, limited(v, layer.limit)), n, prefix)
         if layer.gated:
             y = ops.multiply(y, ops.sigmoid(gate))
+        if layer.gates_heads:
+            gates = self._linear(x, prefix + names.head_gate, layer.num_heads, hidden, False)
+            y = _gated_heads(y, ops.sigmoid(gates), layer)
         return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
 
     def _latent_attention(self, x: Node, n: int, prefix: str, latent: Latent) -> Node:
@@ -525,6 +528,12 @@ def _by_head(y: Node, layer: Attention) -> list[Node]:
     """Queries and gates [T, heads * head_dim] out of rows that have each head's one after the other."""
     both = ops.reshape(y, i64([0, layer.num_heads, 2 * layer.head_dim]), True)
     return [ops.reshape(x, i64([0, layer.q_size]), True) for x in parts(both, (layer.head_dim,) * 2, 2)]
+
+
+def _gated_heads(y: Node, gates: Node, layer: Attention) -> Node:
+    """y [T, heads * head_dim] with each head times its gate, [T, heads]."""
+    heads = ops.reshape(y, i64([0, layer.num_heads, layer.head_dim]), True)
+    return ops.reshape(ops.multiply(heads, ops.unsqueeze(gates, i64(2))), i64([0, layer.q_size]), True)
 
 
 def _by_key_head(y: Node, layer: Attention) -> list[Node]:

@@ -57,6 +57,7 @@ class TensorNames:
     k_norm: str = "k_norm"
     attention_gate: str = ""
     """Of the matrix that gives gates (`Attention.gated`); "": that of queries does."""
+    head_gate: str = "gate_proj"
     convolution: str = "conv"
     delta_net: str = "linear_attn"
     state_space: str = "mamba"
@@ -130,6 +131,8 @@ class Attention:
     gated: bool = False
     """The result of each head is multiplied by the sigmoid of a gate. Without a matrix for gates, that of queries has
     them behind each head's queries."""
+    gates_heads: bool = False
+    """The head's result is multiplied by the sigmoid of a number of its own (`TensorNames.head_gate`)."""
     latent: Latent | None = None
     limit: float = 0.0
     """Values of queries (behind a norm of all heads), keys and values are no farther from zero; 0: there is none."""
@@ -257,6 +260,9 @@ class GatedDelta:
     by_key_head: bool = False
     """The matrix `DeltaNames.qkv` has for each head of keys its query, its key, and its values and their gates;
     `DeltaNames.beta` likewise has betas and decays."""
+    tiled: bool = False
+    """Heads of values that have the same head of keys are not neighbours: they are as many apart as there are heads of
+    keys (llama.cpp's order)."""
     strength: float = 1.0
     """The largest beta."""
     norm_eps: float = 0.0

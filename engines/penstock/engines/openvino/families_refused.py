@@ -16,7 +16,7 @@ _BY_REASON = {
         "BailingHybridForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM",
         "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
         "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM",
-        "Lfm3ForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
+        "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
         "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM",
         "ZambaForCausalLM", "ZayaForCausalLM", "xLSTMForCausalLM",
     ),

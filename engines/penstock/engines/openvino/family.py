@@ -198,12 +198,13 @@ def layers_by_type(kinds: Any, layers: int, window: int) -> list[int]:
     return [window if kind == "sliding_attention" else 0 for kind in kinds]
 
 
-def kinds_of_layers(kinds: Any, layers: int, other: str) -> list[str]:
-    """What layer_types has for each layer: full_attention, or the `other` kind."""
-    known = isinstance(kinds, list) and all(kind in ("full_attention", other) for kind in kinds)
+def kinds_of_layers(kinds: Any, layers: int, *allowed: str) -> list[str]:
+    """What layer_types has for each layer: full_attention, or one of the `allowed`."""
+    known = isinstance(kinds, list) and all(kind in ("full_attention", *allowed) for kind in kinds)
     if not known or len(kinds) != layers:
         problem = f"{len(kinds)} entries for {layers} layers" if known else str(kinds)[:200]
-        raise UnsupportedError(f"layer_types is not understood: {problem}; each layer has full_attention or {other}")
+        names = " or ".join(("full_attention", *allowed))
+        raise UnsupportedError(f"layer_types is not understood: {problem}; each layer has {names}")
     return list(kinds)
 
 

@@ -17,6 +17,9 @@ from penstock.engines.errors import UnsupportedError
 
 _LLAMA3 = {"rms_norm_eps": 1e-5}
 _GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8}
+_QWEN2 = {"mrope_section": [16, 24, 24]}
+_QWEN3 = {"rope_theta": 500000.0, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+_QWEN3_5 = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
     "Gemma3nForConditionalGeneration": ("Gemma3nForCausalLM", {}),
@@ -25,10 +28,11 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
     "SmolVLMForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
-    "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
-    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
-    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", {}),
-    "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", {}),
+    "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", _QWEN2),
+    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", _QWEN2),
+    "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", _QWEN3),
+    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", _QWEN3_5),
+    "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", _QWEN3_5),
 }
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)

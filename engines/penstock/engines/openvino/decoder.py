@@ -15,7 +15,9 @@ from penstock.engines.openvino.decoder_inputs import (
     EMBEDDINGS,
     EMBEDDINGS_AT,
     FEATURES,
+    GRID_POSITIONS,
     GROUP_INPUTS,
+    ImageInputs,
     group_suffix,
     step_inputs,
 )
@@ -49,7 +51,8 @@ from penstock.engines.openvino.graph_nodes import (
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.recurrent import STATE_INPUTS
 from penstock.engines.openvino.recurrent_layers import RecurrentLayers
-from penstock.engines.openvino.rope import Rope
+from penstock.engines.openvino.rope import Frequencies, Rope
+from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.weights import Weights, round_to
 
 
@@ -74,16 +77,30 @@ def build_decoder(
     *,
     lora: bool = False,
     tap: FeatureTap | None = None,
-    takes_embeddings: bool = False,
+    vision: VisionModel | None = None,
 ) -> tuple[ov.Model, dict[str, Projection]]:
     """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
-    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `takes_embeddings`: there are inputs for
-    those of images. Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
-    plain = DecoderBuilder if spec.altup is None else AltUpDecoderBuilder
-    builder = (EmbeddingDecoderBuilder if takes_embeddings else plain)(spec, weights, precision, lora, tap)
+    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `vision`: there are inputs for what
+    this makes of images. Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
+    builder = _builder_for(vision, spec, weights, precision, lora, tap)
     model = builder.build()
     check_all_used(spec, weights)
     return model, builder.lora.projections if builder.lora else {}
+
+
+def _builder_for(
+    vision: VisionModel | None,
+    spec: DecoderSpec,
+    weights: Weights,
+    precision: str,
+    lora: bool,
+    tap: FeatureTap | None,
+) -> DecoderBuilder:
+    if vision is None:
+        plain = DecoderBuilder if spec.altup is None else AltUpDecoderBuilder
+        return plain(spec, weights, precision, lora, tap)
+    kind = WholeTileDecoderBuilder if vision.whole_tiles else EmbeddingDecoderBuilder
+    return kind(vision.decoder_inputs(spec.hidden_size), spec, weights, precision, lora, tap)
 
 
 def check_all_used(spec: DecoderSpec, weights: Weights) -> None:
@@ -117,6 +134,8 @@ class DecoderBuilder:
         self._weights = weights
         self._inputs: dict[str, Node] = {}
         self._turns: dict[Rope, tuple[Node, Node]] = {}
+        self._kinds: Node | None = None
+        """As `paged_attention` has them."""
         self._groups = spec.groups
         self._num_groups = len(self._groups)
         self._group_of = {layer: number for number, group in enumerate(self._groups) for layer in group.layers}
@@ -349,12 +368,12 @@ class DecoderBuilder:
         if layer.sinks:
             values = self._weights.vector(prefix + "sinks", layer.num_heads)
             sinks = ops.reshape(values, i64([1, layer.num_heads, 1, 1]), False)
-        return paged_attention(qkv, caches, self._tables_of(n), layer, sinks)
+        return paged_attention(qkv, caches, self._tables_of(n), layer, sinks, self._kinds)
 
     def _shared_attention(self, q: Node, n: int, source: int) -> Node:
         """The operation writes what it attends to: the same keys and values once more, in the same places."""
         caches, k, v = self._caches[source]
-        return paged_attention((q, k, v), caches, self._tables_of(source), self._spec.attention[n])
+        return paged_attention((q, k, v), caches, self._tables_of(source), self._spec.attention[n], None, self._kinds)
 
     def _tables_of(self, n: int) -> dict[str, Node]:
         """Inputs of attention in this layer's group. `LayerGroup.per_slot` layers share a block: the parts of block b
@@ -494,8 +513,8 @@ class DecoderBuilder:
 
     def _rotations(self, rope: Rope) -> tuple[Node, Node]:
         """cos and sin of every token's angles, [T, 1, 1, head_dim]: the two halves of a head turn together."""
-        positions = ops.unsqueeze(ops.convert(self._inputs["position_ids"], "f32"), i64([1, 2]))
-        half = ops.matmul(f32(rope.inv_freq[None, :, None]), positions, False, False)
+        positions, by_position = self._turning(rope)
+        half = ops.matmul(f32(by_position[None]), ops.convert(positions, "f32"), False, False)
         angles = ops.transpose(half, i64([0, 2, 1]))
         angles = ops.concat([angles, angles], -1)
         cos, sin = ops.cos(angles), ops.sin(angles)
@@ -503,6 +522,10 @@ class DecoderBuilder:
             factor = f32(rope.attention_factor)
             cos, sin = ops.multiply(cos, factor), ops.multiply(sin, factor)
         return ops.unsqueeze(cos, i64(1)), ops.unsqueeze(sin, i64(1))
+
+    def _turning(self, rope: Rope) -> tuple[Node, Frequencies]:
+        """Positions [T, n, 1] i64, and by how much each of these turns each pair, [pairs, n]."""
+        return ops.unsqueeze(self._inputs["position_ids"], i64([1, 2])), rope.inv_freq[:, None]
 
     def _rotate(self, x: Node, layer: Attention, heads: int, norm: str) -> Node:
         """[T, heads * head_dim] rotated, behind a norm where the family has one."""
@@ -538,13 +561,54 @@ class DecoderBuilder:
 class EmbeddingDecoderBuilder(DecoderBuilder):
     """Some of its tokens are read as embeddings that the step has."""
 
+    def __init__(
+        self,
+        images: ImageInputs,
+        spec: DecoderSpec,
+        weights: Weights,
+        precision: str,
+        lora: bool,
+        tap: FeatureTap | None,
+    ) -> None:
+        super().__init__(spec, weights, precision, lora, tap)
+        self._images = images
+
     def _begin(self) -> None:
+        for name, (dtype, shape) in self._images.kinds.items():
+            self._add_input(name, dtype, shape)
         super()._begin()
-        self._add_input(EMBEDDINGS, np.float32, [-1, self._spec.hidden_size])
-        self._add_input(EMBEDDINGS_AT, np.int64, [-1])
 
     def _embed(self) -> Node:
-        return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._inputs[EMBEDDINGS], i64(0))
+        return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._rows_of_images(0), i64(0))
+
+    def _layer(self, x: Node, n: int) -> Node:
+        x = super()._layer(x, n)
+        if n >= self._images.deepstack:
+            return x
+        places = self._inputs[EMBEDDINGS_AT]
+        added = ops.add(ops.gather(x, places, i64(0)), self._rows_of_images(1 + n))
+        return ops.scatter_update(x, places, added, i64(0))
+
+    def _rows_of_images(self, number: int) -> Node:
+        """[E, hidden size]: those of the embeddings, or of a layer behind them."""
+        rows, count = self._inputs[EMBEDDINGS], self._images.deepstack
+        return parts(rows, (self._spec.hidden_size,) * (1 + count), 1)[number] if count else rows
+
+    def _turning(self, rope: Rope) -> tuple[Node, Frequencies]:
+        if not self._images.has_grid_positions:
+            return super()._turning(rope)
+        by_position = np.where(np.arange(3) == np.array(rope.axes)[:, None], rope.inv_freq[:, None], np.float32(0))
+        return ops.unsqueeze(self._inputs[GRID_POSITIONS], i64(2)), by_position
+
+
+class WholeTileDecoderBuilder(EmbeddingDecoderBuilder):
+    """Tokens of a tile attend to each other in both directions."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        tokens, places = self._inputs["input_ids"], self._inputs[EMBEDDINGS_AT]
+        none, ones = (ops.broadcast(i32(n), ops.shape_of(x)) for n, x in enumerate((tokens, places)))
+        self._kinds = ops.scatter_update(none, places, ones, i64(0))
 
 
 class AltUpDecoderBuilder(DecoderBuilder):

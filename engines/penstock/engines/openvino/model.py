@@ -15,7 +15,9 @@ from penstock.engines.openvino.decoder_inputs import (
     EMBEDDINGS,
     EMBEDDINGS_AT,
     FEATURES,
+    GRID_POSITIONS,
     GROUP_INPUTS,
+    ImageInputs,
     Input,
     group_suffix,
     step_inputs,
@@ -45,12 +47,12 @@ class BufferedDecoder:
         adapters: OpenVINOAdapters | None,
         features: int = 0,
         state_interval: int = 0,
-        embeddings: int = 0,
+        images: ImageInputs | None = None,
     ) -> None:
         """`compiled`: the fewest tokens for which a compiled model is used, and the model, by ascending tokens;
         `capacity`: tokens for which there is room at the start; `adapters`: None where the models have no inputs for
-        them; `features`, `embeddings`: width of those that batches have, 0: none; `state_interval`: tokens between
-        checkpoints of states, 0: there are none."""
+        them; `features`: width of those that batches have, 0: none; `state_interval`: tokens between checkpoints of
+        states, 0: there are none."""
         self._least_tokens = [least for least, _ in compiled]
         self._block_size = block_size
         self._adapters = adapters
@@ -62,11 +64,11 @@ class BufferedDecoder:
             inputs |= STATE_INPUTS
         if features:
             inputs[FEATURES] = (np.float32, [-1, features])
-        self._no_embeddings: tuple[Ints, Floats] | None = None
-        """What batches without images have; None: there are no inputs for them."""
-        if embeddings:
-            inputs |= {EMBEDDINGS: (np.float32, [-1, embeddings]), EMBEDDINGS_AT: (np.int64, [-1])}
-            self._no_embeddings = NO_INTS, np.zeros((0, embeddings), np.float32)
+        self._images = images
+        if images is not None:
+            inputs |= images.kinds
+            self._no_embeddings: tuple[Ints, Floats] = NO_INTS, np.zeros((0, *inputs[EMBEDDINGS][1][1:]), np.float32)
+            """What batches without images have."""
         self._buffers = [
             _Buffer([model.create_infer_request() for _, model in compiled], inputs, num_groups, capacity)
             for _ in range(self.num_buffers)
@@ -109,14 +111,20 @@ class BufferedDecoder:
                 inputs[name].put(values)
         if batch.features is not None:
             inputs[FEATURES].put(batch.features)
-        if self._no_embeddings is not None:
-            places, rows = batch.embeddings or self._no_embeddings
-            inputs[EMBEDDINGS_AT].put(places)
-            inputs[EMBEDDINGS].put(rows)
+        if self._images is not None:
+            self._put_images(self._images, inputs, batch)
         if self.cache.features is not None:
             target.places = places_of(batch, self._block_size)
         if self._adapters is not None:
             self._put_adapters(self._adapters, target, batch)
+
+    def _put_images(self, images: ImageInputs, inputs: Mapping[str, _Input], batch: StepBatch) -> None:
+        places, rows = batch.embeddings or self._no_embeddings
+        inputs[EMBEDDINGS_AT].put(places)
+        inputs[EMBEDDINGS].put(rows)
+        if images.has_grid_positions:
+            positions = batch.positions[:, None] if batch.grid_positions is None else batch.grid_positions
+            inputs[GRID_POSITIONS].put(positions)
 
     def _put_adapters(self, adapters: OpenVINOAdapters, target: _Buffer, batch: StepBatch) -> None:
         slots = batch.adapter_slots

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,9 @@ class Rope:
     """[head_dim / 2], or less: then the last values of a head stay as they are."""
     attention_factor: float = 1.0
     """Multiplies cos and sin."""
+    axes: tuple[int, ...] = ()
+    """Where tokens of images have three positions (time, row, column): the one that turns each pair; (): there is only
+    one."""
 
 
 def parse_rope(config: Mapping[str, Any], head_dim: int, *, may_be_partial: bool = False) -> Rope:
@@ -54,9 +57,10 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, *, may_be_partial: bool
     try:
         theta = float(settings.get("rope_theta") or config.get("rope_theta") or 10000.0)
         with np.errstate(divide="raise", over="raise", invalid="raise"):
-            return _KINDS[kind](
+            rope = _KINDS[kind](
                 known_settings, _base_frequencies(theta, head_dim if whole else int(head_dim * partial)), theta
             )
+        return replace(rope, axes=_axes(settings, config, len(rope.inv_freq)))
     except KeyError as e:
         raise UnsupportedError(f"RoPE type {kind!r} needs {e.args[0]!r} in config.json") from None
     except (TypeError, ValueError, ArithmeticError) as e:
@@ -87,6 +91,20 @@ def settings_in(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(settings, Mapping):
         raise UnsupportedError(f"config.json has {key}={str(settings)[:50]}, which is not an object")
     return settings
+
+
+def _axes(settings: Mapping[str, Any], config: Mapping[str, Any], num_pairs: int) -> tuple[int, ...]:
+    """`Rope.axes`, by Qwen2-VL's sections (arXiv:2409.12191). Interleaved, as Qwen3-VL has them: time, row, column,
+    time ..., as far as each has pairs; what is left is time's."""
+    sections = settings.get("mrope_section") or config.get("mrope_section")
+    if not isinstance(sections, list | tuple) or len(sections) != 3:
+        return ()
+    if not all(type(count) is int and 0 <= count <= num_pairs for count in sections):
+        return ()
+    if config.get("mrope_interleaved"):
+        return tuple(n % 3 if n < 3 * sections[n % 3] else 0 for n in range(num_pairs))
+    axes = tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    return axes if len(axes) == num_pairs else ()
 
 
 def _base_frequencies(theta: float, head_dim: int) -> Frequencies:

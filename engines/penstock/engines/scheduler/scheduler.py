@@ -51,6 +51,8 @@ class Scheduler:
         chunk = largest_chunk(info.kv_groups, config.max_num_batched_tokens, config.steps_in_flight)
         if info.states is not None:
             chunk = info.states.largest_chunk(chunk, config.steps_in_flight)
+        if info.whole_tiles and info.image_grid is not None:
+            chunk = max(chunk, info.image_grid.tokens(info.image_grid.side, info.image_grid.side))
         self.info = msgspec.structs.replace(info, chunk=chunk, supports_resume=True)
         self.intake = QueueIntake(config, self.info)
         self.budget = StepBudget(config, chunk)

@@ -654,19 +654,19 @@ class AltUpDecoderBuilder(DecoderBuilder):
 
     def _predicted(self, x: Node, prefix: str) -> Node:
         count = self._altup.count
-        kinds = self._kinds(self._states(x)[self._altup.active], prefix)
-        shares = self._table(kinds, prefix + "prediction_coefs", count * count, count)
+        modalities = self._modalities(self._states(x)[self._altup.active], prefix)
+        shares = self._table(modalities, prefix + "prediction_coefs", count * count, count)
         shares = ops.reshape(shares, i64([0, count, count]), True)
         return ops.add(x, ops.matmul(shares, x, False, False))
 
     def _corrected(self, predicted: Node, y: Node, active: Node, prefix: str) -> Node:
         """`y`: what has become of the `active` one."""
         count = self._altup.count
-        shares = self._table(self._kinds(y, prefix), prefix + "correction_coefs", count, count)
+        shares = self._table(self._modalities(y, prefix), prefix + "correction_coefs", count, count)
         shares = ops.unsqueeze(ops.add(shares, f32(1.0)), i64(2))
         return ops.add(predicted, ops.multiply(shares, ops.unsqueeze(ops.subtract(y, active), i64(1))))
 
-    def _kinds(self, x: Node, prefix: str) -> Node:
+    def _modalities(self, x: Node, prefix: str) -> Node:
         """[T, count]"""
         hidden = self._spec.hidden_size
         normed = scaled(self._norm(x, prefix + "router_norm", hidden), 1 / hidden)

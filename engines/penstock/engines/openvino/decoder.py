@@ -214,8 +214,11 @@ class DecoderBuilder:
             # Models were trained with the factor in their own precision: 55.5 in place of 55.43.
             x = ops.multiply(x, f32(round_to(np.float32(spec.embedding_scale), self._precision)))
         if names.positions:
-            shape = (spec.max_position_embeddings, spec.hidden_size)
-            x = ops.add(x, self._weights.look_up(self._inputs["position_ids"], names.positions + ".weight", shape))
+            shape = (spec.position_offset + spec.max_position_embeddings, spec.hidden_size)
+            places = self._inputs["position_ids"]
+            if spec.position_offset:
+                places = ops.add(places, i64(spec.position_offset))
+            x = ops.add(x, self._weights.look_up(places, names.positions + ".weight", shape))
         return self._norm(x, names.embedding_norm, spec.hidden_size)
 
     def _first_state(self, x: Node) -> Node:

@@ -317,6 +317,8 @@ class DecoderSpec:
     max_position_embeddings: int
     layers: tuple[LayerSpec, ...]
     tie_word_embeddings: bool = False
+    position_offset: int = 0
+    """Where position embeddings are learned: rows in front of that of the first position."""
     embedding_scale: float = 1.0
     """Of the embeddings, not of a head that is tied to them."""
     norm: NormKind = "rms"

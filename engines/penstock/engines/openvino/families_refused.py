@@ -47,8 +47,8 @@ _BY_REASON = {
         "HrmTextForCausalLM",
     ),
     _OLD: (
-        "BioGptForCausalLM", "CTRLLMHeadModel", "CodeGenForCausalLM", "GPTBigCodeForCausalLM", "GPTJForCausalLM",
-        "GPTNeoForCausalLM", "GPTNeoXJapaneseForCausalLM", "MptForCausalLM", "OPTForCausalLM",
+        "BioGptForCausalLM", "CTRLLMHeadModel", "CodeGenForCausalLM",
+        "GPTNeoXJapaneseForCausalLM", "MptForCausalLM",
         "OpenAIGPTLMHeadModel", "PersimmonForCausalLM", "ReformerModelWithLMHead", "XGLMForCausalLM",
     ),
     _RARE: (

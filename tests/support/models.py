@@ -49,6 +49,8 @@ from transformers import (
     FalconForCausalLM,
     FlexOlmoConfig,
     FlexOlmoForCausalLM,
+    FlintConfig,
+    FlintForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -110,6 +112,10 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MellumConfig,
+    MellumForCausalLM,
+    MiMoV2FlashConfig,
+    MiMoV2FlashForCausalLM,
     MiniCPM3Config,
     MiniCPM3ForCausalLM,
     MiniMaxM2Config,
@@ -226,6 +232,13 @@ _GRANITE = {
 }
 _SHARED = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _SIGMOIDS = {**_SHARED, "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1}
+_SLIDING_EXPERTS = {
+    **_SHARED,
+    "num_experts": 6,
+    "head_dim": 16,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 _LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
@@ -510,6 +523,22 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
             "attention_types": [[["local", "global"], 1], [["local"], 1]],
             "window_size": 24,
         },
+    ),
+    "flint": (
+        FlintForCausalLM,
+        FlintConfig,
+        {
+            **_SLIDING_EXPERTS,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [0],
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "mellum": (MellumForCausalLM, MellumConfig, {**_SLIDING_EXPERTS, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "mimo-v2": (
+        MiMoV2FlashForCausalLM,
+        MiMoV2FlashConfig,
+        {**_SLIDING_EXPERTS, "n_routed_experts": 6, "head_dim": 24, "v_head_dim": 16},
     ),
     "vaultgemma": (
         VaultGemmaForCausalLM,

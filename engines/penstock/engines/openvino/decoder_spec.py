@@ -55,6 +55,7 @@ class TensorNames:
     o: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    sinks: str = "sinks"
     attention_gate: str = ""
     """Of the matrix that gives gates (`Attention.gated`); "": that of queries does."""
     convolution: str = "conv"
@@ -130,6 +131,9 @@ class Attention:
     """The result of each head is multiplied by the sigmoid of a gate. Without a matrix for gates, that of queries has
     them behind each head's queries."""
     latent: Latent | None = None
+    value_size: int = 0
+    """Of a head's value, which is kept with zeros behind it up to the size of a head; 0: that is its size."""
+    value_scale: float = 1.0
     limit: float = 0.0
     """Values of queries (behind a norm of all heads), keys and values are no farther from zero; 0: there is none."""
     norms_values: bool = False
@@ -144,6 +148,10 @@ class Attention:
     @property
     def q_size(self) -> int:
         return self.num_heads * self.head_dim
+
+    @property
+    def result_size(self) -> int:
+        return self.num_heads * (self.value_size or self.head_dim)
 
     @property
     def kv_size(self) -> int:

@@ -19,6 +19,7 @@ from penstock.engines.openvino import (  # noqa: F401  they register themselves
     families_kin,
     families_latent,
     families_shared_experts,
+    families_sliding_experts,
 )
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.families_refused import REFUSED_FAMILIES

@@ -11,6 +11,8 @@ _OLD = "there is no family for it: models before 2023, with positions or layers 
 _RARE = "there is no family for it yet"
 _LAYERS = "its layers give each other keys and values, or embeddings of their own"
 
+_HEADS = "its layers differ in their number of queries' heads, which OpenVINO's paged attention gets wrong"
+
 _BY_REASON = {
     _STATE: (
         "BailingHybridForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM",
@@ -46,6 +48,7 @@ _BY_REASON = {
         "DoryForCausalLM", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
         "HrmTextForCausalLM",
     ),
+    _HEADS: ("LagunaForCausalLM",),
     _OLD: (
         "BioGptForCausalLM", "CTRLLMHeadModel", "CodeGenForCausalLM",
         "GPTNeoXJapaneseForCausalLM", "MptForCausalLM",
@@ -54,9 +57,9 @@ _BY_REASON = {
     _RARE: (
         "BeamForCausalLM", "BitNetForCausalLM", "BltForCausalLM",
         "DbrxForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM",
-        "FlintForCausalLM",
+
         "JetMoeForCausalLM", "Kolibri1ForCausalLM",
-        "LagunaForCausalLM", "MellumForCausalLM", "MiMoV2FlashForCausalLM", "ModernBertDecoderForCausalLM",
+        "ModernBertDecoderForCausalLM",
 
     ),
 }  # fmt: skip

@@ -26,7 +26,7 @@ FILE = "model.safetensors"
 SAME_MATRICES = (
     "ministral3", "ministral", "glm4", "ernie4.5", "hunyuan", "seed-oss", "cohere", "cohere2", "arcee", "gemma", "olmo",
     "flex-olmo", "minimax-m2", "dots1", "solar-open", "exaone-moe", "hy-v3", "hunyuan-moe", "granite-moe",
-    "opt", "gpt-bigcode", "gptj", "gpt-neo",
+    "flint", "mellum", "opt", "gpt-bigcode", "gptj", "gpt-neo",
     "vaultgemma", "jais2", "apertus", "cwm", "nanochat", "helium", "hyperclovax", "granite-swa", "granite-moe-swa",
     "afmoe", "cohere2-moe",
 )  # fmt: skip
@@ -157,6 +157,9 @@ GROWING = DEFAULT | {"original_max_position_embeddings": 8, "llama_4_scaling_bet
         ("minicpm3", {}),
         ("minicpm3", {"v_head_dim": None, "scale_depth": None, "dim_model_base": None, "mlp_bias": True}),
         ("youtu", {"attention_bias": True}),
+        ("flint", {}),
+        ("mellum", {}),
+        ("mimo-v2", {}),
         ("opt", {}),
         ("gpt-bigcode", {}),
         ("gpt-bigcode", {"multi_query": False}),
@@ -252,6 +255,7 @@ def test_no_list_and_an_empty_one_of_layers_without_rope_mean_the_same() -> None
         ("cohere2-moe", {"expert_selection_fn": "x"}, "expert_selection_fn"),
         ("opt", {"do_layer_norm_before": False}, "OPT with norms behind"),
         ("gpt-neo", {"attention_layers": None, "attention_types": [[["x"], 3]]}, "attention_types is not understood"),
+        ("mimo-v2", {"v_head_dim": 32}, "values of 32: they do not fit"),
         ("hunyuan", {"use_cla": True}, "use_cla"),
         ("hunyuan", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
         ("cohere", {"logit_scale": 0}, "logit_scale"),

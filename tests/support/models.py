@@ -21,6 +21,8 @@ from transformers import (
     ApertusForCausalLM,
     ArceeConfig,
     ArceeForCausalLM,
+    AXK1Config,
+    AXK1ForCausalLM,
     BloomConfig,
     BloomForCausalLM,
     Cohere2Config,
@@ -535,6 +537,7 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
         },
     ),
     "mellum": (MellumForCausalLM, MellumConfig, {**_SLIDING_EXPERTS, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "axk1": (AXK1ForCausalLM, AXK1Config, {**_LATENT, **_SIGMOIDS, "n_group": 2, "topk_group": 1}),
     "mimo-v2": (
         MiMoV2FlashForCausalLM,
         MiMoV2FlashConfig,

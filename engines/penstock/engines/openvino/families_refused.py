@@ -22,7 +22,7 @@ _BY_REASON = {
         "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM",
         "ZambaForCausalLM", "ZayaForCausalLM", "xLSTMForCausalLM",
     ),
-    _LATENT: ("AXK1ForCausalLM", "LongcatFlashForCausalLM"),
+    _LATENT: ("LongcatFlashForCausalLM"),
     _INDEXED: (
         "AXK2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "Dots3NoteForCausalLM",
         "GlmMoeDsaForCausalLM", "HYV4ForCausalLM", "MiniMaxM3VLForCausalLM",
@@ -45,7 +45,7 @@ _BY_REASON = {
         "MusicgenMelodyForCausalLM", "Phi4MultimodalForCausalLM",
     ),
     _LAYERS: (
-        "DoryForCausalLM", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
+        "DoryForCausalLM",
         "HrmTextForCausalLM",
     ),
     _HEADS: ("LagunaForCausalLM",),

@@ -26,7 +26,7 @@ FILE = "model.safetensors"
 SAME_MATRICES = (
     "ministral3", "ministral", "glm4", "ernie4.5", "hunyuan", "seed-oss", "cohere", "cohere2", "arcee", "gemma", "olmo",
     "flex-olmo", "minimax-m2", "dots1", "solar-open", "exaone-moe", "hy-v3", "hunyuan-moe", "granite-moe",
-    "flint", "mellum", "opt", "gpt-bigcode", "gptj", "gpt-neo",
+    "flint", "mellum", "axk1", "opt", "gpt-bigcode", "gptj", "gpt-neo",
     "vaultgemma", "jais2", "apertus", "cwm", "nanochat", "helium", "hyperclovax", "granite-swa", "granite-moe-swa",
     "afmoe", "cohere2-moe",
 )  # fmt: skip
@@ -160,6 +160,7 @@ GROWING = DEFAULT | {"original_max_position_embeddings": 8, "llama_4_scaling_bet
         ("flint", {}),
         ("mellum", {}),
         ("mimo-v2", {}),
+        ("axk1", {}),
         ("opt", {}),
         ("gpt-bigcode", {}),
         ("gpt-bigcode", {"multi_query": False}),
